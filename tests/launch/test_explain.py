@@ -12,9 +12,8 @@ import pytest
 
 import farandole
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
-from farandole.launch.agents.registry import SILENT
 from farandole.launch.explain import Event, describe, exit_status, explain, with_lines
-from farandole.report.outcome import Outcome
+from farandole.report.outcome import SILENT, Outcome
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 VICTIM = Outcome(status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0")

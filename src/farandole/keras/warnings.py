@@ -23,8 +23,8 @@ def uneven(steps: str) -> None:
     say(
         "uneven",
         f"the ranks took different numbers of steps in an epoch ({steps}): those with fewer waited, counting as zero "
-        "in averages, and go on from the weights of those with more. Give all ranks equally much data, unless a callback "
-        "has stopped training on one of them",
+        "in averages, and go on from the weights of those with more. Give all ranks equally much data, unless a "
+        "callback has stopped training on one of them",
     )
 
 

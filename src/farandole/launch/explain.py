@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError, StalledError
-from farandole.report.outcome import Outcome, tells_of_loss
+from farandole.report.outcome import SILENT, Outcome, tells_of_loss
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 ENDED_PATIENCE = 1.0  # the same if all that victims have lost is seen to have ended: what ended with it is seen by then
@@ -199,7 +199,7 @@ def _blame(
 
 def _silent(rank: _Rank) -> bool:
     """Did its host vanish without a word, as the driver saw it?"""
-    return rank.outcome is not None and " was lost: it does not answer any more" in rank.outcome.message
+    return rank.outcome is not None and SILENT in rank.outcome.message
 
 
 def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:

@@ -16,6 +16,7 @@ from farandole.errors import (
 )
 
 _TEXT_LIMIT = 64 << 10
+SILENT = "it does not answer any more: it is down, or the network between"  # of a host, as the driver sees it
 STATUSES = ("ok", "error", "victim")
 _OF_A_VICTIM = PeerLostError, ShutDownError
 

@@ -20,13 +20,12 @@ from typing import Any
 
 from farandole.log import logger
 from farandole.report import keys
-from farandole.report.outcome import Outcome, parsed
+from farandole.report.outcome import SILENT, Outcome, parsed
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
 ROOM = 1 << 20  # bytes of output on their way to the driver's main thread, for each stream
 WHY = 2.0  # seconds in which the cluster says why an agent was lost
-SILENT = "it does not answer any more: it is down, or the network between"  # the cluster may notice that later than we
 Gone = Callable[[int], "str | None"]
 
 
