@@ -100,6 +100,10 @@ def test_a_row_that_fails_is_named_by_its_key() -> None:
         DataError, match="failed on row 2 of partition 0: partition 0, row 2, column 'x': null; give fill"
     ):
         run([(column(0.0, 1.0, None),)], Function(failing), how(["x"], "double"))
+    with pytest.raises(DataError, match=r"five is odd\. Rows like it become null, .* with errors='column'$"):
+        run([(column(5.0),)], Function(failing), how(["x"], "double"))
+    with pytest.raises(DataError, match=r"five is odd\. Do without$"):  # of a caller that has no errors=
+        run([(column(5.0),)], Function(failing), how(["x"], "double", cure="Do without"))
 
 
 def test_rows_that_fail_become_null_beside_their_errors() -> None:

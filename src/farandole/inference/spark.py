@@ -57,6 +57,7 @@ class _Job(NamedTuple):
     stack: bool
     threads: int | None
     device: str | None
+    cure: str = ""
 
 
 def predict_udf(
@@ -95,12 +96,27 @@ def predict_udf(
         None if inputs is None else tuple(inputs), {name: value for name, value in given.items() if value is not None},
         errors, key, stack, threads, device,
     )  # fmt: skip
-    if inputs is not None:
-        _how(job, len(inputs) + key, 1)  # here, so that what is wrong is told early
+    return _function(job, packed.content)
+
+
+def predict_udf_of(loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any) -> Any:
+    """``predict_udf`` for those who say themselves, as ``cure``, what to do about a row that fails, for their users
+    cannot give ``errors``. ``read``: shapes, dtypes, fill and decode."""
+    packed, read = pack(loader), {name: value for name, value in read.items() if value is not None}
+    job = _Job(
+        packed._replace(content=b""), parse(returns), whole("batch_size", batch_size, 1), tuple(inputs), read, "raise",
+        False, False, None, None, cure,
+    )  # fmt: skip
+    return _function(job, packed.content)
+
+
+def _function(job: _Job, content: bytes) -> Any:
+    if job.inputs is not None:
+        _how(job, len(job.inputs) + job.key, 1)  # here, so that what is wrong is told early
     kind = str(job.returns)
-    column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
-    facts = dumps(job), _sent(packed.content), sent_archive()
-    return _udf(lambda masked: _task(*facts, masked), column, once=errors == "column")
+    column = kind if job.errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
+    facts = dumps(job), _sent(content), sent_archive()
+    return _udf(lambda masked: _task(*facts, masked), column, once=job.errors == "column")
 
 
 def transform(
@@ -184,7 +200,7 @@ def _how(job: _Job, columns: int, threads: int) -> How:
     options = {name: _by_name(name, job.options.get(name, {}), names) for name in Wanted._fields}
     wanted = Wanted(**options)
     check_names(wanted, names)
-    return How(names, job.returns, job.batch_size, wanted, job.errors, job.key, job.stack, threads)
+    return How(names, job.returns, job.batch_size, wanted, job.errors, job.key, job.stack, threads, job.cure)
 
 
 def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:

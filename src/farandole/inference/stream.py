@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _PURPOSE = "inference"
 BATCH_SIZE = 256  # rows, unless the user says
 ERROR, PREDICTION = "error", "prediction"  # the fields of a column with errors
+_CURE = "Rows like it become null, with the error beside, with errors='column'"
 
 
 class Predictor(Protocol):
@@ -54,7 +55,7 @@ class Predictor(Protocol):
 class How(NamedTuple):
     """What to do with columns. ``inputs``: their names, for messages and for models whose inputs have names.
     ``errors``: "raise" or "column". ``key``: one more column comes last, which names rows in errors. ``stack``: all
-    columns are numbers, and one array [rows, columns] for the model."""
+    columns are numbers, and one array [rows, columns] for the model. ``cure``: what to do about a row that fails."""
 
     inputs: tuple[str, ...]
     returns: Type
@@ -64,6 +65,7 @@ class How(NamedTuple):
     key: bool = False
     stack: bool = False
     threads: int = 1  # that decode
+    cure: str = ""  # errors='column'
 
     @property
     def type(self) -> Any:
@@ -194,10 +196,7 @@ class _Stream:
         place = f"row {row} of {self._source}"
         if self._how.key:
             place = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({place})"
-        return DataError(
-            f"prediction failed on {place}: {_text(part.error)}. Rows like it become null, with the error beside, with "
-            "errors='column'"
-        )
+        return DataError(f"prediction failed on {place}: {_text(part.error)}. {self._how.cure or _CURE}")
 
     # Arrow columns as the model's arrays.
 

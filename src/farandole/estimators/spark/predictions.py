@@ -13,10 +13,14 @@ from pyspark.sql import types as T
 
 from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive, quote
-from farandole.inference import predict_udf
-from farandole.inference.spark import sent_archive, unused
+from farandole.inference.spark import predict_udf_of, sent_archive, unused
 from farandole.pickled import dumps
 
+_CURE = (
+    "A fitted model has fill, decode and shapes from the estimator's data_options={...}. farandole.inference.transform("
+    "df, model.getModel(), inputs=...) takes them, and errors='column': rows like this one become null there, with the "
+    "error beside"
+)
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
@@ -29,7 +33,9 @@ def predicted(
     each."""
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
     held = unused(frame)
-    function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, inputs=[*columns], **options)
+    function = predict_udf_of(
+        loader, returns=f"struct<{fields}>", batch_size=rows, inputs=[*columns], cure=_CURE, **options
+    )
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
     return whole.drop(*added).withColumns(added).drop(held)  # no select: names of other columns may be there twice
