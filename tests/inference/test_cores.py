@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,3 +87,19 @@ def test_an_error_of_the_model_ends_the_search() -> None:
     with pytest.raises(WholeError):
         list(parts(call, 0, 10))
     assert calls == [(0, 10)]
+
+
+class Preempted(Exception):
+    pass
+
+
+def test_what_a_handler_of_a_signal_raises_is_no_fault_of_a_row() -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            list(parts(lambda *_: signal.raise_signal(signal.SIGUSR1), 0, 2))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

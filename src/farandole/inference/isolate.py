@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from farandole.interrupts import interrupts
+
 
 class Part(NamedTuple):
     """Rows ``begin`` to ``end - 1``, with what the call gave for them, or the error of the one row."""
@@ -31,6 +33,8 @@ def parts(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[Par
     except WholeError:
         raise
     except Exception as error:
+        if interrupts(error):
+            raise
         if end - begin == 1:
             yield Part(begin, end, error=error)
             return

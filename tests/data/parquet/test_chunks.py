@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
-from farandole.data.order import Order
-from farandole.data.parquet.chunks import Chunks
+from farandole.data.order import Order, Piece
+from farandole.data.parquet.chunks import Chunks, _Loaded, _Need, _Reading
 from farandole.data.parquet.columns import Column
 from farandole.errors import DataError
 
@@ -93,6 +94,18 @@ def test_what_a_handler_of_a_signal_raises_comes_out_at_once() -> None:
     finally:
         helping.set()
         taken.close()
+
+
+def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Future[Any], found: Any) -> None:
+        given(self, found)
+        raise Preempted
+
+    given = Future.set_result
+    monkeypatch.setattr(Future, "set_result", interrupted)
+    reading: Any = _Reading(_Need(0, 0, Piece(0, 0, 0, 1, 0)), lambda: _Loaded((), np.arange(1)))
+    with pytest.raises(Preempted):
+        reading.run()
 
 
 def test_functions_of_values_run_here_too_and_the_first_error_is_raised() -> None:

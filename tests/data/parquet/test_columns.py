@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import io
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,28 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
     for size in (1, 3):
         with pytest.raises(DataError, match=r"d\.parquet, row 70, column 'x': decode failed"):
             all_ranks(from_parquet(str(tmp_path / "d.parquet"), decode={"x": load}), size, 1 << 10)
+
+
+class Preempted(Exception):
+    pass
+
+
+def test_what_a_handler_of_a_signal_raises_is_no_fault_of_decode(tmp_path: Path) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise Preempted
+
+    def decode(value: bytes) -> Any:
+        if value == b"signal":
+            signal.raise_signal(signal.SIGUSR1)
+        return [len(value)]
+
+    pq.write_table(pa.table({"x": [b"a", b"signal"]}), tmp_path / "rows.parquet")
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            list(from_parquet(tmp_path / "rows.parquet", decode={"x": decode}).numpy(2, threads=0))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_error_of_the_interpreter_in_decode_is_tried_again(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class _Reading:
         try:
             self.loaded.set_result(self._read())
         except BaseException as error:
-            self.loaded.set_exception(error)
+            if not self.loaded.done():  # a handler may raise behind set_result, too
+                self.loaded.set_exception(error)
             if not isinstance(error, DataError):
                 raise
 

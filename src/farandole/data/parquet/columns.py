@@ -14,6 +14,7 @@ from farandole.data.parquet.casts import cast, is_number, rule
 from farandole.data.parquet.kinds import cure, innermost, is_bytes, is_list, number_dtype
 from farandole.data.parquet.places import Where, null_error
 from farandole.errors import DataError, did_you_mean
+from farandole.interrupts import interrupts
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -151,6 +152,8 @@ def decoded(value: bytes, column: Column) -> Array:
     try:
         found = np.asarray(_called(column, value))
     except Exception as error:  # the user's function
+        if interrupts(error):
+            raise
         raise DataError(f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}") from error
     if column.shape and found.shape != column.shape:
         raise DataError(f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode")
