@@ -153,3 +153,17 @@ def test_a_loader_without_batches_says_so() -> None:
         len(BaseDataLoader())
     with pytest.raises(NotImplementedError):
         list(BaseDataLoader())
+
+
+def test_a_thread_ends_whose_start_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: threading.Thread) -> None:
+        started.append(self)
+        start(self)
+        raise KeyboardInterrupt  # as from within start(), which waits for the thread to run
+
+    start, started = threading.Thread.start, list[threading.Thread]()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(Ahead(async_loader_queue_size=1)))
+    started[0].join(60)
+    assert not started[0].is_alive()

@@ -82,7 +82,11 @@ class _Ahead:
         self._ended = False  # nothing comes any more
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._load, args=(loader,), name="farandole-loader", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # a handler of a signal may raise where it waits for the thread, which runs then
+            self._give_up()
+            raise
 
     def batches(self) -> Iterator[Any]:
         while True:
@@ -99,12 +103,15 @@ class _Ahead:
             raise self._error
 
     def close(self) -> None:
+        self._give_up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _give_up(self) -> None:
         with self._changed:
             self._closed = True
             self.ready.clear()
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
 
     def _load(self, loader: Any) -> None:
         try:
