@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from farandole.data.order import Order, Piece
-from farandole.data.parquet.chunks import Chunks, _Loaded, _Need, _Reading
+from farandole.data.parquet.chunks import Chunks, Slots, _Loaded, _Need, _Reading
 from farandole.data.parquet.columns import Column
 from farandole.errors import DataError
 
@@ -19,14 +19,16 @@ BLOCKS, ROWS = 6, 10
 SECONDS = 20.0
 
 
-def chunks(read: Callable[[int], dict[str, Any]], threads: int, lanes: int = 1) -> Chunks:
+def chunks(
+    read: Callable[[int], dict[str, Any]], threads: int, lanes: int = 1, spare: list[Slots] | None = None
+) -> Chunks:
     order = Order([ROWS] * BLOCKS, lanes, seed=0, epoch=0, shuffle=lanes > 1)
 
     def parts(block: int) -> Iterator[dict[str, Any]]:
         yield read(block)
 
     columns = [Column("id", "number", "int64", ())]
-    return Chunks(order, order.strands(0, 0, 1), columns, read, parts, threads, 4, [])
+    return Chunks(order, order.strands(0, 0, 1), columns, read, parts, threads, 4, [] if spare is None else spare)
 
 
 def block(number: int) -> dict[str, Any]:
@@ -106,6 +108,32 @@ def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyP
     reading: Any = _Reading(_Need(0, 0, Piece(0, 0, 0, 1, 0)), lambda: _Loaded((), np.arange(1)))
     with pytest.raises(Preempted):
         reading.run()
+
+
+def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        assert reads.wait(SECONDS)
+        raise Preempted  # in start(), which waits for the thread: the pool does not know of it
+
+    def read(number: int) -> dict[str, Any]:
+        reads.set()
+        assert closed.wait(SECONDS)
+        return block(number)
+
+    start, reads, closed, spare = threading.Thread.start, threading.Event(), threading.Event(), list[Slots]()
+    taken = chunks(read, threads=1, lanes=3, spare=spare)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(Preempted):
+            taken.take(ROWS)
+    taken.close()
+    closed.set()
+    assert not spare
+    ended = chunks(block, threads=1, lanes=3, spare=spare)
+    ended.take(ROWS)
+    ended.close()
+    assert spare
 
 
 def test_functions_of_values_run_here_too_and_the_first_error_is_raised() -> None:

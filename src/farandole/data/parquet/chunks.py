@@ -70,6 +70,10 @@ class _Reading:
             if not isinstance(error, DataError):
                 raise
 
+    def is_over(self) -> bool:
+        """Whether nobody reads it, now or later."""
+        return self._begun.acquire(blocking=False) or self.loaded.done()
+
 
 class Slots:
     """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each column, so that a
@@ -155,7 +159,9 @@ class Chunks:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        if self._slots is not None and not self._spare and not self._slots.has_objects:
+        # A thread whose start was interrupted (a handler raised) is none of the pool's, which has not waited for it.
+        over = all(reading.is_over() for reading in self._ahead)
+        if over and self._slots is not None and not self._spare and not self._slots.has_objects:
             self._spare.append(self._slots)
 
     def map(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
