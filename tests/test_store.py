@@ -259,6 +259,30 @@ class TestNobodyThere:
         silent.close()
         assert wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
 
+    def test_closing_waits_for_who_is_about_to_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rank that left just before had a thread and a socket in the driver still."""
+        ending: list[threading.Thread] = []
+        ended, awaited, close = threading.Event(), threading.Event(), socket.socket.close
+
+        def slowly(sock: socket.socket) -> None:
+            me = threading.current_thread()
+            if me.name == "farandole-store-peer" and not ending:
+                monkeypatch.setattr(me, "join", lambda seconds: (awaited.set(), threading.Thread.join(me, seconds)))
+                ending.append(me)
+                ended.set()
+                awaited.wait(60)
+            close(sock)
+
+        server = StoreServer(SECRET)
+        client = StoreClient(server.address, SECRET)
+        monkeypatch.setattr(socket.socket, "close", slowly)
+        client.close()
+        assert ended.wait(60)
+        server.close()
+        left = ending[0].is_alive()
+        awaited.set()
+        assert not left
+
 
 class TestStrangers:
     """Refused, logged once, the job unharmed."""

@@ -90,6 +90,7 @@ class StoreServer:
         self._gathered: dict[str, _Wait] = {}  # by request: all ranks ask for the same
         self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
+        self._ending: list[threading.Thread] = []  # those that are about to end
         self._closed = self._complained = False
         self._listener = network.listening(host, backlog=512)
         name, port = self._listener.getsockname()[:2]
@@ -148,11 +149,12 @@ class StoreServer:
             for wait in [wait for waits in self._awaited.values() for wait in waits]:
                 wait.ready.set()
             sessions = list(self._sessions)
-            threads = list(self._threads)
         for sock in (self._listener, *(session.sock for session in sessions)):
             hang_up(sock)
         self._acceptor.join(2.0)
         self.newcomers.close()
+        with self._changed:
+            threads = [*self._threads, *self._ending]
         for thread in threads:
             thread.join(2.0)
         self._listener.close()
@@ -176,9 +178,10 @@ class StoreServer:
             if not self._closed:
                 logger.debug("the store lost a connection: %s", error)
         finally:
-            with self._changed:
-                self._threads.discard(threading.current_thread())
             sock.close()
+            with self._changed:
+                self._threads.discard(me := threading.current_thread())
+                self._ending = [each for each in self._ending if each.is_alive()] + [me]
 
     def _converse(self, session: Session) -> None:
         with self._changed:
