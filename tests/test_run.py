@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,13 +164,22 @@ if __name__ == "__main__":
         assert farandole.run(lambda: sys.exit(0), np=2) == [None, None]
 
     def test_a_thread_that_does_not_end_is_named(self, capfd: pytest.CaptureFixture[str]) -> None:
-        def leave(seconds: float) -> int:
-            threading.Thread(target=time.sleep, args=(seconds,), name="heartbeat").start()
+        def leave(soon: bool) -> int:
+            """A thread that ends just before this rank would tell of it, or when it has."""
+            from farandole.report import left
+
+            over, tell = threading.Event(), left._tell
+            heartbeat = threading.Thread(target=over.wait, args=(60,), name="heartbeat")
+            left.time = types.SimpleNamespace(  # type: ignore[assignment]
+                sleep=lambda seconds: soon and (over.set(), heartbeat.join())
+            )
+            left._tell = lambda: (tell(), over.set())  # type: ignore[assignment, return-value]
+            heartbeat.start()
             return 5
 
-        assert farandole.run(leave, (1.0,)) == [5]
+        assert farandole.run(leave, (True,)) == [5]
         assert capfd.readouterr().err == ""
-        assert farandole.run(leave, (7.0,)) == [5]
+        assert farandole.run(leave, (False,)) == [5]
         assert "waits for the end of what it has started: heartbeat. Have it end" in capfd.readouterr().err
 
     def test_a_job_inside_a_job(self) -> None:
