@@ -573,7 +573,8 @@ def test_the_store_tells_the_time() -> None:
         assert before <= now <= time.monotonic()
         assert name == clock_name() != ""
         assert ahead(client.clock, clock_name()) == 0.0
-        assert abs(ahead(client.clock, "another host's")) < 0.05
+        begin = time.monotonic()
+        assert abs(ahead(client.clock, "another host's")) <= time.monotonic() - begin
     finally:
         client.close()
         server.close()
