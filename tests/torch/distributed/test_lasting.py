@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from farandole.errors import PeerLostError
+from tests.kits.worlds import until
 from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
@@ -313,10 +315,11 @@ def test_memory_that_the_program_holds_without_a_tensor_is_kept() -> None:
     assert members(2, fn) == [[False, False, True]] * 2
 
 
-def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up() -> None:
+def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up(tmp_path: Path) -> None:
+    given_up = tmp_path / "rank 0 has given up"
+
     def fn(rank: int) -> Any:
         import importlib
-        import time
         from datetime import timedelta
 
         import torch
@@ -325,22 +328,25 @@ def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up()
         from farandole.errors import HorovodInternalError
 
         remapped: Any = importlib.import_module("farandole.transports.shm.remapped")
-        group = dist.new_group(timeout=timedelta(seconds=1))
+        group = dist.new_group()
         tensor, reduce = torch.empty(LENGTH), remapped.reduce_shares
         for _ in range(TIMES):
             dist.all_reduce(tensor.fill_(rank), group=group)
         assert tensor.untyped_storage()._cdata in regions(group)
 
         def late(*args: Any) -> None:
-            time.sleep(4)
+            until(given_up.exists, "that rank 0 gives up")
             reduce(*args)
 
         if rank == 1:
             remapped.reduce_shares = late
+        else:
+            group.set_timeout(timedelta(seconds=1))
         try:
             dist.all_reduce(tensor.fill_(1), group=group)
         except HorovodInternalError:
             tensor.fill_(7)
+            given_up.touch()
         finally:
             remapped.reduce_shares = reduce
         dist.barrier()

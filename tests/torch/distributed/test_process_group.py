@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import farandole
 from tests import pool
+from tests.kits.worlds import until
 from tests.pool import Died
 from tests.torch.distributed.tools import members
 
@@ -398,35 +398,38 @@ def test_groups_begin_end_and_begin_again() -> None:
         members(3, life_of_groups)
 
 
-def left_barrier(rank: int) -> str:
-    """On 3 ranks: a handler of a signal raises on rank 0, which waits for rank 2."""
+def left_barrier(rank: int, left: Path) -> str:
+    """On 3 ranks: a handler of a signal raises on rank 0, which waits for rank 2; then ``left`` exists."""
     from torch import distributed as dist
 
     from farandole.torch.distributed import monitored_barrier
 
     def preempt(number: int, frame: Any) -> None:
-        raise ValueError("preempted")
+        while frame is not None and frame.f_code is not monitored_barrier.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise ValueError("preempted")
 
     before = signal.signal(signal.SIGALRM, preempt) if rank == 0 else None
     try:
         if rank == 0:
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         if rank == 2:
-            time.sleep(1.5)
-        begin = time.monotonic()
-        text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=20)))
-        assert time.monotonic() - begin < 10
+            until(left.exists, "the end of rank 0's wait")
+        text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=600)))  # longer than a test may take
     finally:
         if rank == 0:
             signal.signal(signal.SIGALRM, before)
+            left.touch()
     dist.barrier()
     monitored_barrier()
     return text
 
 
-def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it() -> None:
+def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it(tmp_path: Path) -> None:
     """Whether it waits already or comes later. It waited twice the timeout."""
-    texts = members(3, left_barrier)
+    texts = members(3, lambda rank: left_barrier(rank, tmp_path / "left"))
     assert texts[0] == "preempted"
     assert ["it left the barrier: ValueError: preempted" in text for text in texts] == [False, True, True]
 
