@@ -6,6 +6,7 @@ import contextlib
 import queue
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,20 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
     assert any("does nothing, and lets in no connection" in text and "--replicas 2" in text for text in told)
 
 
-def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, queue.Queue[str]]]:
+    """Ranks with a server that soon warns, and its warnings."""
     monkeypatch.setattr(server_module, "LOOK", 0.02)
     told = queue.Queue[str]()
     monkeypatch.setattr(server_module.logger, "warning", lambda text, *values: told.put(text % values))
     with serving() as ranks:
         (server,) = ranks.servers[0]
         server._warning = 0.05
+        yield ranks, told
+
+
+def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with impatient(monkeypatch) as (ranks, told):
 
         def fn(rank: int, servers: Servers) -> None:
             centre = group_of(servers, 3, Rule(sync=True), [np.zeros(1)])
@@ -86,12 +94,7 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rank_that_alone_has_begun_another_centre_is_told_why_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "LOOK", 0.02)
-    told = queue.Queue[str]()
-    monkeypatch.setattr(server_module.logger, "warning", lambda text, *values: told.put(text % values))
-    with serving() as ranks:
-        (server,) = ranks.servers[0]
-        server._warning = 0.05
+    with impatient(monkeypatch) as (ranks, told):
 
         def fn(rank: int, servers: Servers) -> None:
             if rank == 0:
