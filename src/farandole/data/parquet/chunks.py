@@ -48,6 +48,24 @@ class _Loaded(NamedTuple):
         return part, begin, end
 
 
+class _Part(NamedTuple):
+    """``rows`` rows of what was read at once, from row ``begin`` on."""
+
+    arrays: Arrays
+    begin: int
+    rows: int
+
+    def own(self, rows: int) -> dict[str, Array] | None:
+        """The first of them, in their memory; None if that may not be written."""
+        found = {name: array[self.begin : self.begin + rows] for name, array in self.arrays.items()}
+        try:
+            for array in found.values():
+                array.flags.writeable = True
+        except ValueError:
+            return None
+        return found
+
+
 class _Reading:
     """A piece that is read by the first thread that comes."""
 
@@ -189,17 +207,15 @@ class Chunks:
 
     def in_one_part(self) -> int | None:
         """How many rows can be taken next in the memory into which they were read; None: all rows are copied."""
-        if self._kept or self._order.shuffled or self._strands[0].stride > 1:
-            return None
-        until, piece = self._load(), self._loaded[0]
-        if piece is None:
-            return 0
-        row = int(piece.rows[self._taken[0]])
-        return min(until - self._place, piece.part_of(row)[2] - row)
+        part = self._part()
+        return None if part is None else part.rows
 
     def take(self, rows: int) -> dict[str, Array]:
         """The next ``rows`` rows, which nobody else has."""
-        if 0 < rows <= (self.in_one_part() or 0) and (own := self._cut(rows)):
+        part = self._part()
+        if part is not None and 0 < rows <= part.rows and (own := part.own(rows)):
+            self._rows(0, self._place + rows)
+            self._place += rows
             return own
         begin, end = self._place, self._place + rows
         found = {column.name: _empty(column, rows) for column in self._columns}
@@ -209,21 +225,16 @@ class Chunks:
             self._place = until
         return found
 
-    def _cut(self, rows: int) -> dict[str, Array] | None:
-        """The next rows where they were read, if they may be written there."""
-        piece = self._loaded[0]
-        assert piece is not None
-        first = int(piece.rows[self._taken[0]])
-        part, begin, _ = piece.part_of(first)
-        found = {name: array[first - begin : first - begin + rows] for name, array in part.items()}
-        try:
-            for array in found.values():
-                array.flags.writeable = True
-        except ValueError:
+    def _part(self) -> _Part | None:
+        """Where the next rows were read, if they may leave there, one after the other."""
+        if self._kept or self._order.shuffled or self._strands[0].stride > 1:
             return None
-        self._rows(0, self._place + rows)
-        self._place += rows
-        return found
+        until, piece = self._load(), self._loaded[0]
+        if piece is None:  # no row is this rank's
+            return None
+        row = int(piece.rows[self._taken[0]])
+        arrays, begin, end = piece.part_of(row)
+        return _Part(arrays, row - begin, min(until - self._place, end - row))
 
     def _gather(self, out: Arrays, end: int) -> None:
         """The rows up to the rank's row ``end``, all of loaded pieces."""
@@ -235,10 +246,16 @@ class Chunks:
             begin = self._next[number] - self._place
             if self._next[number] < end:
                 rows[begin :: strand.period] = self._rows(number, end)
-        piece = self._loaded[0]
-        arrays = self._slots.arrays if self._slots is not None else piece.parts[0] if piece is not None else {}
         for name, array in out.items():
-            _take(arrays[name], rows, array)
+            _take(self._memory()[name], rows, array)
+
+    def _memory(self) -> Arrays:
+        """Of the rows that are shuffled."""
+        if self._slots is not None:
+            return self._slots.arrays
+        piece = self._loaded[0]
+        assert piece is not None
+        return piece.parts[0]
 
     def _copy(self, rows: Array, out: Arrays) -> None:
         """Rows of a piece, in its order."""
