@@ -433,6 +433,13 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
         estimator(net(1, inputs=1), feature_cols=["z"], backend=Never(1)).fit(vectors)
 
 
+def test_text_where_training_had_numbers_is_named_before_spark_computes(spark: Any) -> None:
+    rows = frame(spark)
+    model = estimator(net(1, inputs=1), feature_cols=["z"], input_shapes=[[-1, 1]], epochs=1).fit(rows)
+    with pytest.raises(DataError, match=r"Feature column z holds text, and the model was trained on numbers there"):
+        model.transform(rows.selectExpr("string(z) as z", "y"))
+
+
 def test_too_few_task_slots_are_told_before_spark_computes(spark: Any) -> None:
     computed = spark.sparkContext.accumulator(0)
     rows = frame(spark).withColumn("y", F.udf(lambda y: computed.add(1) or y, "double")("y"))

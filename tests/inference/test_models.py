@@ -344,6 +344,8 @@ def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> 
         pack(parametrized)
     with pytest.raises(RuntimeError, match=r"\('x' comes as int64: dtypes=\{'x': ...\}"):
         called(pack(layers()), X.astype("int64"))
+    with pytest.raises(TypeError, match=r"\('x' comes as text: cast it to a number, or index it\)"):
+        called(pack(layers()), np.array(["1", "2"], object))
 
 
 def twice(x: Any) -> Any:

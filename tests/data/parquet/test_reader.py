@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,27 @@ def test_epochs_use_memory_again_and_loops_at_once_have_their_own(data: ParquetD
     reader.set_epoch(0)
     assert [batch["id"].tolist() for batch in reader] == [batch.tolist() for batch in kept]
     assert slots.size == reader._spare[0].size
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+@pytest.mark.parametrize(("memory", "threads"), [(SMALL, 1), (1 << 30, 1), (SMALL, 0)])
+def test_a_loop_that_goes_on_in_a_fork_is_told_where_it_has_no_threads(
+    data: ParquetData, memory: int, threads: int
+) -> None:
+    """It waited for ever."""
+    loop = iter(data.numpy(5, memory=memory, threads=threads, rank=0, size=1))
+    next(loop)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        told = ""
+        try:
+            list(loop)
+        except DataError as error:
+            told = str(error)
+        os._exit(0 if ("begin a loop of its own here" in told) is (threads > 0) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sum(len(batch["id"]) for batch in loop) == ROWS - 5
 
 
 @pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["read anew", "kept"])

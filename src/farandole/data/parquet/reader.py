@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +110,7 @@ class Reader:
                 f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than a batch of {self.batch_size} "
                 f"on each of {epoch.size} ranks, and even='drop' leaves them out: use smaller batches, or another even="
             )
-        done = 0
+        done, process = 0, os.getpid()
         for batches in self._ahead(epoch):
             for batch in batches:
                 done += 1
@@ -117,6 +118,11 @@ class Reader:
                 if done == epoch.steps.count:  # before it is handed out: nobody need ask for one more
                     self.epoch, self.position = epoch.number + 1, 0
                 yield batch
+                if self._threads != 0 and os.getpid() != process:
+                    raise DataError(
+                        "this loop began in another process, whose threads read for it, and a fork has none of them: "
+                        "begin a loop of its own here, or read without threads (threads=0)"
+                    )
 
     # Where training stands.
 

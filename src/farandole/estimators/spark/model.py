@@ -60,6 +60,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         for name in features:
             if field_of(dataset, name) is None:
                 raise unfound(dataset, "Feature", name)
+        self._check_texts(dataset, features)
         outputs = self.getOutputCols()
         if len(outputs) != len(labels):
             raise SettingsError(f"output_cols={outputs} must have one for each label: {labels}")
@@ -72,6 +73,16 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
             name: self._finished(dataset, label, kind)
             for name, label, kind in zip(outputs, labels, returns, strict=True)
         }, (self.getOrDefault("_metadata") or {}).get("options", {}))  # fmt: skip
+
+    def _check_texts(self, dataset: Any, features: Sequence[str]) -> None:
+        """DataError for texts where the model was trained on numbers."""
+        dtypes = (self.getOrDefault("_metadata") or {}).get("dtypes", {})
+        for name in features:
+            if isinstance(field_of(dataset, name).dataType, T.StringType) and dtypes.get(name, "object") != "object":
+                raise DataError(
+                    f"Feature column {name} holds text, and the model was trained on numbers there ({dtypes[name]}): "
+                    "cast it, or have the same stages before the model as in training (a StringIndexer, say)"
+                )
 
     def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:
         """The shape of a row of each output: as training saw them, or that of the first row."""

@@ -57,6 +57,11 @@ class TorchPredictor:
         tensors = [self._tensor(array) for array in inputs.values()]
         try:
             return self._module(*tensors)
+        except TypeError as error:
+            texts = [name for name, array in inputs.items() if array.dtype == object]
+            if not texts:
+                raise
+            raise TypeError(f"{error} ({texts[0]!r} comes as text: cast it to a number, or index it)") from error
         except RuntimeError as error:  # torch does not say which input, and converts none
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
             if not whole or not any(word in str(error) for word in ("dtype", "type")):
