@@ -236,7 +236,7 @@ def say(text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     chosen = checked(arguments)
-    from benchmarks import report
+    from benchmarks import cores, report
     from benchmarks.crew import BenchmarkError
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves through every finally
@@ -244,16 +244,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
     say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks{where}; keep the machine quiet")
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores / 2:
-        say(f"other programs are at work here (load {load:.1f} on {cores} cores): the numbers will suffer")
+    load, count = os.getloadavg()[0], os.cpu_count() or 1
+    if load > count / 2:
+        say(f"other programs are at work here (load {load:.1f} on {count} cores): the numbers will suffer")
     try:
+        before = cores.between()
         # Lines, no animation: a spinner would take its share of the cores that are being measured.
         for case in run(chosen):
             if not isinstance(case, str):
                 cases.append(case)
             said = case if isinstance(case, str) else f"{case.title} done"
             say(f"{time.monotonic() - begin:5.0f} s  {said}")
+        after = cores.between()
     except BenchmarkError as error:
         say(f"farandole bench: {error}")
         return 1
@@ -261,8 +263,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("farandole bench: interrupted")
         return 128 + signal.SIGINT
     report.show(cases)
+    if line := cores.told(before, after):
+        say(line)
     if chosen.json:
-        report.write_json(chosen.json, report.document(cases, chosen.size, arguments, chosen.framework))
+        report.write_json(
+            chosen.json, report.document(cases, chosen.size, arguments, chosen.framework, between=(before, after))
+        )
     if chosen.plot:
         from benchmarks import plot
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ LONGEST = 600  # seconds
 REPETITIONS = 15
 WORK = 64 << 20  # bytes that the operations of one sample move, at most
 MOST = 50  # operations of one sample
+OPTIONS = {"": {}, ", gradient_as_bucket_view": {"gradient_as_bucket_view": True}}  # of DDP
 
 
 def cases(size: int, quick: bool) -> Iterator[Case]:
@@ -69,9 +71,10 @@ def measure(rank: int, size: int, folder: str, quick: bool) -> None:
             often = max(1, min(MOST, WORK // nbytes // 4)) if not quick else 1
             samples = interleave(turns, repetitions=repetitions, per_sample=often, before=before)
             tell(rank, Case("c10d", f"{what}, {title}", samples, often, nbytes))
-    for model in () if quick else ("mlp", "conv_net"):
-        samples = interleave(steps(model, groups, rank), repetitions=repetitions, per_sample=4, before=before)
-        tell(rank, Case("step", f"DDP, {model}", samples, 4))
+    for model, options in () if quick else itertools.product(("mlp", "conv_net"), OPTIONS):
+        turns = steps(model, groups, rank, OPTIONS[options])
+        samples = interleave(turns, repetitions=repetitions, per_sample=4, before=before)
+        tell(rank, Case("step", f"DDP, {model}{options}", samples, 4))
     for what, turns in () if quick else split_models(groups, rank, size).items():
         samples = interleave(turns, repetitions=repetitions, per_sample=4, before=before)
         tell(rank, Case("c10d", what, samples, 4))
@@ -111,7 +114,10 @@ def operations(
     }
 
 
-def steps(model: str, groups: Mapping[str, Any], rank: int) -> dict[str, Callable[[], object]]:
+def steps(
+    model: str, groups: Mapping[str, Any], rank: int, options: Mapping[str, Any]
+) -> dict[str, Callable[[], object]]:
+    """What each contender does. ``options``: of DDP."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -133,7 +139,7 @@ def steps(model: str, groups: Mapping[str, Any], rank: int) -> dict[str, Callabl
         return step
 
     wrapped = {
-        name: trainer(DistributedDataParallel(copy.deepcopy(net), process_group=group))
+        name: trainer(DistributedDataParallel(copy.deepcopy(net), process_group=group, **options))
         for name, group in groups.items()
     }
     alone = trainer(copy.deepcopy(net))

@@ -250,11 +250,16 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def document(cases: Sequence[Found], size: int, command: Sequence[str], framework: str = "torch") -> dict[str, Any]:
+def document(
+    cases: Sequence[Found], size: int, command: Sequence[str], framework: str = "torch",
+    between: Sequence[float | None] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """``between``: see ``cores.between``, before and after."""
     return {
         "command": ["farandole", "bench", *command],
         "np": size,
         "machine": machine(framework, *dict.fromkeys(case.benchmark for case in cases)),
+        "bytes_per_second_between_cores": list(between),
         "unit": "seconds",
         "cases": [case.record() for case in cases],
     }

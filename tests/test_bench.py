@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import crew, hosts, report
+from benchmarks import cores, crew, hosts, report
 from benchmarks.__main__ import ALL, checked, main
 from benchmarks.samples import (
     ALONE,
@@ -180,6 +182,11 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
     assert found["np"] == 2
     assert found["unit"] == "seconds"
     assert found["machine"]["versions"]["torch"]
+    between = found["bytes_per_second_between_cores"]
+    assert len(between) == 2
+    if len(os.sched_getaffinity(0)) > 1:
+        assert min(between) > 0
+        assert cores.told(*between) in done.stderr
     assert [each["name"] for each in found["cases"]] == names
     for each in found["cases"]:
         expected = {ALONE, TOGETHER, OURS, DDP} if each["benchmark"] == "step" else {OURS, GLOO}
@@ -191,6 +198,21 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
             assert 0 < contender["p10"] <= contender["median"] <= contender["p90"]
     assert GLOO_FLAT in found["cases"][3]["contenders"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_of_two_states_of_the_machine_are_told() -> None:
+    assert cores.told(36e9, 35e9).endswith("at 36 GB/s before, 35 GB/s after")
+    assert "the machine's cores moved meanwhile" in cores.told(36e9, 11e9)
+    assert cores.told(None, None) == ""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_way_between_two_cores_is_measured_and_this_process_may_use_all_again() -> None:
+    allowed, threads = os.sched_getaffinity(0), threading.active_count()
+    assert (cores.between() or 0) > 1e8
+    assert os.sched_getaffinity(0) == allowed
+    assert threading.active_count() == threads
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
