@@ -150,6 +150,14 @@ def test_onebit_is_its_model() -> None:
         assert (np.sign(got) == np.sign(want))[close].all()
 
 
+@pytest.mark.parametrize("most", [1e37, 2.5e38])
+def test_onebit_sends_numbers_as_large_as_they_come(most: float) -> None:
+    """Neither the sum of a block nor the difference of its two means is a float32."""
+    given = np.where(flat(0, 0) < 0, -most, most)
+    (got,) = sums("onebit", lambda rank, number: given if rank else 0 * given, size=2, steps=1)
+    assert np.allclose(got, given, rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [3, 4])
 def test_sign_is_the_vote_of_the_majority(size: int) -> None:
     for number, got in enumerate(sums("sign", flat, size)):

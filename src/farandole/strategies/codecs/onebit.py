@@ -31,14 +31,27 @@ class OneBit(PushQuantized):
         counts = np.count_nonzero(positive, axis=1)
         counts[-1:] -= blocks.size - len(values)
         means = np.empty((len(blocks), 2), np.float32)
-        means[:, 0] = np.maximum(blocks, 0).sum(axis=1) / np.maximum(counts, 1)
-        means[:, 1] = np.minimum(blocks, 0).sum(axis=1) / np.maximum(lengths - counts, 1)
+        means[:, 0] = _means(np.maximum(blocks, 0), np.maximum(counts, 1))
+        means[:, 1] = _means(np.minimum(blocks, 0), np.maximum(lengths - counts, 1))
         return np.concatenate([np.packbits(positive), means.reshape(-1).view(np.uint8)])
 
     def decode(self, payload: Array, out: Array) -> None:
         rows = len(payload) // (self.block // 8 + 8)
         bits = np.unpackbits(payload[: rows * self.block // 8]).reshape(rows, self.block)
         means = payload[rows * self.block // 8 :].copy().view(np.float32).reshape(rows, 2)
-        numbers = bits * (means[:, :1] - means[:, 1:])  # several times as fast as np.where
-        numbers += means[:, 1:]
+        apart = means[:, :1] - means[:, 1:]
+        if np.isfinite(apart).all():
+            numbers = bits * apart  # several times as fast as np.where
+            numbers += means[:, 1:]
+        else:
+            numbers = np.where(bits, means[:, :1], means[:, 1:])
         out[:] = numbers.reshape(-1)[: len(out)]
+
+
+def _means(blocks: Array, counts: Array) -> Array:
+    """Of each row, the sum by its count. A sum may have no float32 where the mean has one."""
+    means: Array = blocks.sum(axis=1) / counts
+    large = ~np.isfinite(means)
+    if large.any():
+        means[large] = blocks[large].sum(axis=1, dtype=np.float64) / counts[large]
+    return means
