@@ -70,6 +70,44 @@ def test_ranks_that_join_or_leave_do_not_hold_the_others() -> None:
     assert bounded.ready(0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "shows"),
+    [(Rule(sync=True), 1), (Rule(sync=True, backup=1), 1), (Rule(bound=0), 1), (Rule(bound=2), 3), (Rule(), 0)],
+)
+def test_a_rank_that_goes_on_where_another_has_moved_after_fewer_pushes_strays(rule: Rule, shows: int) -> None:
+    """``shows``: after so many pushes more; 0: only when it is late, or when all flush."""
+    clocks = Clocks(range(2), rule)
+    for rank in range(2):
+        clocks.push(rank, 1, 0)
+    clocks.moved.add(1)
+    clocks.leave(1, for_good=True)
+    assert clocks.stray(late=True) is None
+    for number in range(1, 5):
+        clocks.push(0, 1 + number, clocks.version)
+        assert clocks.ready(0), "nobody waits for one that has moved"
+        assert clocks.stray() == ((0, 1) if 0 < shows <= number else None)
+        assert clocks.stray(late=True) == (0, 1)
+    clocks.settled.add(0)
+    assert clocks.stray() == (0, 1)
+
+
+def test_ranks_that_move_after_a_flush_may_have_taken_fewer_steps() -> None:
+    clocks = synchronous(backup=0)
+    for rank in range(3):
+        clocks.push(rank, 1, 0)
+    clocks.leave(1, for_good=False)  # it has joined
+    for rank in (0, 2):
+        clocks.push(rank, 2, 1)
+    for rank in range(3):
+        clocks.settled.add(rank)
+        clocks.leave(rank, for_good=False)
+    clocks.moved.add(1)
+    clocks.leave(1, for_good=True)
+    assert clocks.stray(late=True) is None
+    clocks.push(0, 3, 2)
+    assert clocks.stray() == (0, 1), "rank 0 has not moved"
+
+
 def test_the_first_push_after_a_join_brings_all_back() -> None:
     clocks = synchronous(backup=0)
     for rank in (2, 1):

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from farandole.errors import AuthenticationError, PeerLostError
 from farandole.ps import client as client_module
 from farandole.ps import server as server_module
-from farandole.ps.client import Servers
+from farandole.ps.client import Group, Servers
 from farandole.ps.clocks import Rule
 from tests.ps.test_server import group_of, serving
 
@@ -91,6 +91,83 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
             servers.close()
 
         ranks.run(3, fn)
+
+
+@pytest.mark.parametrize("servers_of_each", [1, 2], ids=["alone", "replicas"])
+@pytest.mark.parametrize(
+    ("rule", "pushes", "flush"),
+    [(Rule(sync=True), 1, False), (Rule(bound=2), 3, False), (Rule(), 3, True), (Rule(sync=True), 0, True)],
+)
+def test_a_rank_that_alone_has_other_weights_is_told_on_all(
+    rule: Rule, pushes: int, flush: bool, servers_of_each: int
+) -> None:
+    """It adds some and leaves out others, and rank ``odd`` does so. Others wait for it, or flush in the end."""
+
+    def body(odd: int) -> Callable[[int, Servers], str]:
+        def fn(rank: int, servers: Servers) -> str:
+            first = [np.zeros(1), np.zeros(2)]
+            centre = group_of(servers, 2, rule, first)
+            centre.push(first, [np.ones(1), np.ones(2)])
+            try:
+                if rank == odd:
+                    first = [np.zeros(1), np.zeros((2, 3))]
+                    centre = servers.group(
+                        "test.weights.1.2", range(2), rule, "spec", first, ["w0", "new"], after=centre
+                    )
+                for _ in range(1 if rank == odd else pushes):
+                    centre.push(first, [np.ones_like(one) for one in first])
+                if flush:
+                    centre.flush(first, [np.ones_like(one) for one in first])
+                both_flush.wait(60.0)  # a barrier of both
+                centre.push(first, [np.ones_like(one) for one in first])
+            except ValueError as error:
+                both_flush.abort()
+                return str(error)
+            except threading.BrokenBarrierError:
+                return "in consequence"
+            return ""
+
+        return fn
+
+    for odd in range(2):
+        both_flush = threading.Barrier(2)
+        with serving(count=2, replicas=servers_of_each) as ranks:
+            told = ranks.run(2, body(odd))
+        assert [text for text in told if text != "in consequence"], told
+        for text in told:
+            assert text == "in consequence" or re.match(
+                rf"test: all ranks must train the same weights, but rank {odd} has frozen or left out w1 of shape "
+                rf"\(2,\) and type float64 and has added new of shape \(2, 3\) .* after exchange 1, and rank {1 - odd} "
+                r"has gone on .* in the same step; .* call average_weights\(\) before$",
+                text,
+            ), text
+
+
+def test_who_pushes_where_another_has_other_weights_for_long_is_told() -> None:
+    """Nobody waits there, and ranks need not take as many steps."""
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+        server._warning = 0.0
+        moved = threading.Event()
+
+        def fn(rank: int, servers: Servers) -> None:
+            first = [np.zeros(1)]
+            centre = group_of(servers, 2, Rule(), first)
+            centre.push(first, [np.ones(1)])
+            if rank == 0:
+                centre = servers.group("test.weights.1.2", range(2), Rule(), "spec", first, ["other"], after=centre)
+                centre.push(first, [np.ones(1)])
+                moved.set()
+            else:
+                assert moved.wait(60.0)
+            with pytest.raises(ValueError, match=r"rank 0 has frozen or left out w0 .* and rank 1 has gone on"):
+                push_on(centre, first)
+
+        def push_on(centre: Group, first: list[Any]) -> None:
+            while True:
+                centre.push(first, [np.ones(1)])
+
+        ranks.run(2, fn)
 
 
 def test_a_rank_that_alone_has_begun_another_centre_is_told_why_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class Centre:
             scale = (share if self.rule.sync else 1.0) * (1.0 if self.rule.optimizer == "add" else self.rule.lr)
             for place, (value, change) in enumerate(zip(self.values, changes, strict=True)):
                 value += (scale if place < self._trained else share) * change
+        self.clocks.settled.add(rank)
         self.leave(rank, for_good=False)  # also if it bears the number of a push that was interrupted
 
     def _finish(self, count: int) -> None:

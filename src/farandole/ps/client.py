@@ -200,12 +200,13 @@ class Servers:
 
     def group(
         self, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array], names: Sequence[str],
-        statistics: Sequence[Array] = (), codec: PushCodec | None = None,
+        statistics: Sequence[Array] = (), codec: PushCodec | None = None, after: Group | None = None,
     ) -> Group:  # fmt: skip
         """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those of the first of
-        ``ranks``. ``codec``: compresses pushes. Raises ValueError if this rank's are not like those of another."""
+        ``ranks``. ``codec``: compresses pushes; ``after``: that of the optimizer so far. Raises ValueError if this
+        rank's are not like those of another."""
         name += f"/{','.join(map(str, ranks))}"  # process sets count their optimizers each for itself
-        found = Group(self, name, ranks, rule, spec, weights, names, statistics, codec)
+        found = Group(self, name, ranks, rule, spec, weights, names, statistics, codec, after)
         self._groups.append(found)
         return found
 
@@ -261,7 +262,7 @@ class Group:
 
     def __init__(
         self, servers: Servers, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array],
-        names: Sequence[str], statistics: Sequence[Array], codec: PushCodec | None = None,
+        names: Sequence[str], statistics: Sequence[Array], codec: PushCodec | None = None, after: Group | None = None,
     ) -> None:  # fmt: skip
         self._servers, self._name, self._spec, self._codec = servers, name, spec, codec
         self.pushes = self.dropped = self.stalest = self._total = 0
@@ -280,7 +281,10 @@ class Group:
         described = [[name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)]
         by = "" if codec is None else codec.spec
         codec_of_pushes(by)  # an error here is better than one at the servers
-        self._hello(lambda share: facts(ranks, rule, spec, described, share.parts, share.statistics, by))
+        before = "" if after is None else after._name
+        self._hello(
+            lambda share: {"after": before, **facts(ranks, rule, spec, described, share.parts, share.statistics, by)}
+        )
 
     def push(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
         """Push what has changed since the last pull, and the statistics; wait as the rule says, and put the centre in

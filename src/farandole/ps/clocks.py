@@ -69,6 +69,8 @@ class Clocks:
         self.clocks = dict.fromkeys(ranks, 0)  # pushes, by rank
         self.gone: set[int] = set()  # they have ended, or left in order
         self.joined: set[int] = set()  # they wait until all have joined
+        self.settled: set[int] = set()  # those of ``joined`` that have flushed, as all do then
+        self.moved: set[int] = set()  # they push to another centre from now on, and are gone here
         self._numbers = dict.fromkeys(ranks, 0)  # of the last event of each rank
         self._decisions: dict[int, Decision] = {}  # on that event, if it is a push
         self._pulled = dict.fromkeys(ranks, 0)  # versions from which they set out, by rank
@@ -114,6 +116,17 @@ class Clocks:
         (self.gone if for_good else self.joined).add(rank)
         return self._completed()
 
+    def stray(self, *, late: bool = False) -> tuple[int, int] | None:
+        """A rank that goes on here, and one that has moved, though it came less far: one of them would never have an
+        answer. Where nobody waits, that shows only when all flush, or when it is ``late``: ranks need not take as many
+        steps."""
+        slack = 0 if self.rule.sync or late else self.rule.bound
+        for other in sorted(self.moved - self.settled):
+            ahead = [one for one in self.here() if 0 <= slack < self.clocks[one] - self.clocks[other]]
+            for one in sorted({*ahead, *self.settled}):
+                return one, other
+        return None
+
     def here(self) -> list[int]:
         """The ranks that are expected to push."""
         return [rank for rank in self.ranks if rank not in self.gone and rank not in self.joined]
@@ -141,6 +154,7 @@ class Clocks:
         """A rank that pushes after it has joined shows that all have, and that all go on."""
         if rank in self.joined:
             self.joined.clear()
+            self.settled.clear()
             self.clocks = dict.fromkeys(self.ranks, max(self.clocks.values()))  # nobody waits for what one has missed
 
     def _completed(self) -> int:

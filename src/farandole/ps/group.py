@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +55,8 @@ class Group:
         self.centre: Centre | None = None
         self.failure: Failure | None = None
         self.known: set[int] = set()  # ranks that have said hello
+        self._later: Group | None = None  # of the same optimizer, with other weights
+        self._moved = 0.0  # when the first rank went on to that
         self._answering: list[int] = []  # ranks whose pushes have no answer yet
 
     def arrays(self) -> list[Array]:
@@ -112,6 +116,36 @@ class Group:
         else:
             self.centre.leave(rank, for_good=for_good)
 
+    def move(self, rank: int, later: Group) -> None:
+        """The rank has other weights from now on, those of ``later``: nobody waits for it here."""
+        if self._later is None:
+            self._later, self._moved = later, time.monotonic()
+        if rank not in self.clocks.moved:
+            self.clocks.moved.add(rank)
+            self.compare()
+            self.leave(rank, for_good=True)
+
+    def late(self, seconds: float) -> bool:
+        """Has a rank gone on to other weights so long ago that the others should have?"""
+        return self._later is not None and time.monotonic() - self._moved > seconds
+
+    def compare(self, *, late: bool = False) -> None:
+        """All ranks fail, if one goes on with weights that another does not have any more. ``late``: see
+        ``Clocks.stray``."""
+        stray, later = self.clocks.stray(late=late), self._later
+        if stray is None or later is None or self.failure is not None:
+            return
+        (one, other), clocks = stray, self.clocks.clocks
+        failure = Failure(
+            f"all ranks must train the same weights, but rank {other} {_changed(self._tensors, later._tensors)} after "
+            f"exchange {clocks[other]}, and rank {one} has gone on without that, to exchange {clocks[one]}. Add, "
+            "freeze and unfreeze parameters on all ranks in the same step; where ranks do not take as many steps, call "
+            "average_weights() before"
+        )
+        group: Group | None = self
+        while group is not None:
+            group.failure, group = group.failure or failure, group._later
+
     def difference(self, rank: int, other: Group, known: int) -> str:
         """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty if nowhere."""
         if (other._spec, other.rule, other.clocks.ranks) != (self._spec, self.rule, self.clocks.ranks):
@@ -139,6 +173,17 @@ def codec_of_pushes(spec: str) -> PushCodec | None:
     if made is not None and not isinstance(made, PushCodec):
         raise SettingsError(f"codec={spec!r} does not compress pushes to parameter servers")
     return made
+
+
+def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """What a rank does that trains other tensors than before."""
+    names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
+    told = [
+        f"{what} {', '.join(list(found)[:4])}{' ...' * (len(found) > 4)}"
+        for what, found in (("has frozen or left out", names[0] - names[1]), ("has added", names[1] - names[0]))
+        if found
+    ]
+    return " and ".join(told) or "has other parameters of the same names"
 
 
 def _shown(tensor: tuple[str, list[int], str]) -> str:

@@ -150,8 +150,11 @@ class ParameterServer(Listener):
         if group.centre is None:
             raise WireError(f"rank {rank} sent a {what} before there was a centre")
         if what == "push":
-            return group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays)
+            found = group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays)
+            group.compare(late=bool(message.get("late")))
+            return found
         group.centre.flush(rank, int(message["number"]), arrays)
+        group.compare()
         return None
 
     def _greet(self, name: Name, message: Message, rank: int) -> Group:
@@ -162,6 +165,9 @@ class ParameterServer(Listener):
         if group.known and group.failure is None and (why := group.difference(rank, mine, min(group.known))):
             group.failure = Failure(why)
         group.known.add(rank)
+        before = self._groups.get((name[0], str(message.get("after", ""))))
+        if before is not None and before is not group:
+            before.move(rank, group)
         for scope, left in self._gone:
             if scope == name[0]:
                 group.leave(left, for_good=True)
@@ -219,6 +225,10 @@ class ParameterServer(Listener):
         for other in self._awaited(name, rank):
             if other not in group.known and (how := self._ended(name[0], other)):
                 self.event(name, {"do": how, "rank": other})
+
+    def is_late(self, name: Name) -> bool:
+        """Should ranks that push there have gone on to other weights by now?"""
+        return self._groups[name].late(self._warning)
 
     def group(self, name: Name) -> Group:
         return self._groups[name]
@@ -331,6 +341,8 @@ class Client:
         decision = Decision(Fate.APPLY)
         if what == "flush" and not server.until(lambda: group.failure is not None or not group.owes(), name, self):
             return None
+        if what == "push":
+            message["late"] = server.is_late(name)
         if what != "pull":
             found = server.event(name, {**message, "data": True}, incoming)
         if what == "push":

@@ -242,6 +242,7 @@ class EnginePeers:
             # servers outlive a process set, and its engine's numbers
             name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
             self._centre = context.servers().group(
-                name, self._ranks, rule, self._spec, anchors, self.names_of(anchors), statistics, self._of_pushes
-            )
+                name, self._ranks, rule, self._spec, anchors, self.names_of(anchors), statistics, self._of_pushes,
+                after=self._centre,
+            )  # fmt: skip
         return self._centre

@@ -260,6 +260,29 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
     job(3, fn, store=True, dynamic_process_sets=True)
 
 
+@pytest.mark.parametrize("spec", ["ps", "ssp:1"])
+def test_a_rank_that_alone_adds_a_weight_is_named_on_all(spec: str) -> None:
+    def fn(rank: int) -> str:
+        kept = KeptExchange("test", GradientOptions(), strategy_of(spec))  # type: ignore[arg-type]
+        weights, names = [np.zeros(2)], ["first"]
+        try:
+            for step in range(1, 10):
+                if rank == 1 and step == 3:
+                    weights.append(np.zeros(3))
+                    names.append("second")
+                kept.begin(weights, np.copy)
+                kept(weights, step, names)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    for text in job(2, fn, store=True):
+        assert text.startswith(
+            "test: all ranks must train the same weights, but rank 1 has added second of shape (3,) and type float64 "
+            "after exchange 2, and rank 0 has gone on without that, to exchange "
+        ), text
+
+
 def test_exchanges_that_are_no_collectives_are_in_the_timeline(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
