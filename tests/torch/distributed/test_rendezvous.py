@@ -66,3 +66,33 @@ def one_catches_its_error(rank: int, wrong: int) -> None:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_nobody_waits_for_one_that_has_left(wrong: int, wire: str) -> None:
     members(3, lambda rank: one_catches_its_error(rank, wrong), wire=wire)
+
+
+def one_gives_up(rank: int, wrong: int, where: str) -> None:
+    """And lives on: the next group is made."""
+    import torch
+    from torch import distributed as dist
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no room")
+
+    expected = pytest.raises(
+        RendezvousError, match=f"^the member {wrong} of this group gave up .*: MemoryError: no room$"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == wrong:
+            expected = pytest.raises(MemoryError, match="no room")
+            patch.setattr(where, fail)
+        with expected:
+            dist.new_group(timeout=timedelta(hours=1))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group())
+    assert total.item() == 3
+
+
+@pytest.mark.parametrize(
+    "where", ["farandole.context.wiring.connect", "farandole.transports.shm.segment.memory.create"]
+)
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_nobody_waits_for_one_that_gives_up(wrong: int, where: str) -> None:
+    members(3, lambda rank: one_gives_up(rank, wrong, where))

@@ -18,9 +18,10 @@ from farandole.config import AGENT_STORE, Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.contracts import Transport
-from farandole.errors import RendezvousError, SettingsError
+from farandole.errors import PeerLostError, RendezvousError, SettingsError
 from farandole.groups.group import Group
 from farandole.groups.leavers import Leavers
+from farandole.groups.messages import told
 from farandole.groups.whereabouts import Whereabouts
 from farandole.handshake import new_secret
 from farandole.report import keys
@@ -28,6 +29,7 @@ from farandole.transports import shm
 
 _WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank of as many has come
 _PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between two looks at the store, at first and later
+_GRACE = 1.0  # seconds for which a lost member may still say why it gave up
 _served: dict[str, Any] = {}  # by MASTER_PORT: a reference to what serves there, see keep_served
 
 
@@ -50,30 +52,42 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()
     world = getattr(distributed.group.WORLD, "state", None) if ranks else None  # a group of another backend has none
-    with contextlib.closing(GroupStore(store, Leavers(world, ranks) if isinstance(world, Group) else None)) as client:
-        return _meet(store, client, rank, size, timeout)
-
-
-def _meet(store: Any, client: GroupStore, rank: int, size: int, timeout: float) -> Meeting:
-    patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
-    settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
     comes = f"{_COMES}/{size}/{rank}"  # a store may outlive a group, and serve the next one, of other ranks
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
+    leavers = Leavers(world, ranks) if isinstance(world, Group) else None
+    with contextlib.closing(GroupStore(store, leavers, meeting=wire)) as client:
+        try:
+            if (begun := _begin(client, wire, rank, timeout)) is not None:
+                return _join(client, begun, rank, size, timeout)
+        except BaseException as error:
+            if isinstance(error, PeerLostError):  # it may be about to say why
+                with contextlib.suppress(distributed.DistError):  # the server has gone
+                    client.check_given_up(_GRACE)
+            client.give_up(rank, error)
+            raise
+        store.add(comes, -1)  # member 0 may begin this meeting later; of a store that has gone, this tells
+        raise _absent([0], size, timeout, client)
+
+
+def _begin(client: GroupStore, wire: str, rank: int, timeout: float) -> Any:
+    """What member 0 tells the others; None if it does not come."""
     if rank == 0:
-        told = {"scope": secrets.token_hex(8), "secret": "" if own else new_secret(tls=settings.tls)}
-        client.set(wire, json.dumps(told).encode())
-    try:
-        told = json.loads(client.get(wire, timeout, source=0))
-    except RendezvousError as error:
-        store.add(comes, -1)  # of a store that has gone, this tells
-        raise _absent([0], size, timeout, client) from error
-    if bool(own) == bool(told["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
+        secret = "" if Connection.from_env().secret else new_secret(tls=Settings.from_env().tls)
+        client.set(wire, json.dumps({"scope": secrets.token_hex(8), "secret": secret}).encode())
+    found = client.wait(wire, timeout, source=0)
+    return None if found is None else json.loads(found)
+
+
+def _join(client: GroupStore, begun: dict[str, str], rank: int, size: int, timeout: float) -> Meeting:
+    patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
+    settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
+    if bool(own) == bool(begun["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
             f"{ours} of this group was started by Farandole and {others} was not: start all ranks with farandole "
             "run, or all with torchrun"
         )
-    secret, scope = own or told["secret"], f"c10d/{told['scope']}"
+    secret, scope = own or begun["secret"], f"c10d/{begun['scope']}"
     try:
         transport = wiring.connect(
             Placement(rank=rank, size=size), Connection(secret=secret), settings, client, scope,
@@ -136,13 +150,20 @@ def keep_served(store: Any, rank: int) -> None:
 class GroupStore:
     """A store of torch.distributed, with what wires need of ``farandole.store.StoreClient``."""
 
-    def __init__(self, store: Any, leavers: Leavers | None = None) -> None:
+    def __init__(self, store: Any, leavers: Leavers | None = None, meeting: str = "") -> None:
         self._store, self._leavers = store, leavers
+        self._gave_up = f"{meeting}/gave_up" if meeting else ""
         self.host = _own_address(store)
 
     def left(self) -> list[int]:
         """Members of which nothing more comes."""
         return self._leavers.look() if self._leavers is not None else []
+
+    def give_up(self, rank: int, error: BaseException) -> None:
+        """Tell the other members that this one comes no longer; the reason of the first one stays."""
+        with contextlib.suppress(distributed.DistError, RuntimeError):  # the server has gone
+            if self._find(self._gave_up) is None:
+                self.set(self._gave_up, json.dumps([rank, told(error)]).encode())
 
     def close(self) -> None:
         if self._leavers is not None:
@@ -151,29 +172,55 @@ class GroupStore:
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
 
-    def get(self, key: str, timeout: float, source: int = -1) -> bytes:
-        """Raises RendezvousError if it is not set within ``timeout`` seconds, or the member ``source`` has left.
+    def get(self, key: str, timeout: float) -> bytes:
+        """Raises RendezvousError if it is not set within ``timeout`` seconds, or a member gave up."""
+        found = self.wait(key, timeout)
+        if found is None:
+            raise RendezvousError(f"{key!r} was not set in torch.distributed's store within {timeout:g} s")
+        return found
+
+    def wait(self, key: str, timeout: float, source: int = -1) -> bytes | None:
+        """None if it is not set within ``timeout`` seconds, or the member ``source`` has left.
 
         The store's own ``wait`` would warn on stderr when its time is over, which is short where a caller looks at
         other things meanwhile; and no handler of a signal runs before it returns.
         """
         end, pause, gone = time.monotonic() + timeout, _PAUSE, False
         try:
-            while (found := self.try_get(key)) is None:
+            while (found := self._find(key)) is None:
                 left = end - time.monotonic()
                 if left <= 0 or gone:
-                    raise RendezvousError(f"{key!r} was not set in torch.distributed's store within {timeout:g} s")
+                    return None
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                gone = source >= 0 and pause == _LONGEST_PAUSE and source in self.left()
+                if pause == _LONGEST_PAUSE:
+                    self.check_given_up()
+                    gone = source >= 0 and source in self.left()
+        except RendezvousError:
+            raise
         except (distributed.DistError, RuntimeError) as error:
             raise RendezvousError(f"{key!r} was not set in torch.distributed's store: {error}") from error
         return found
 
     def try_get(self, key: str) -> bytes | None:
         if key == keys.FINISHED:
+            self.check_given_up()
             return json.dumps(self.left()).encode()
+        return self._find(key)
+
+    def _find(self, key: str) -> bytes | None:
         return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    def check_given_up(self, seconds: float = 0.0) -> None:
+        """Raises RendezvousError if a member tells within ``seconds`` that it gave up."""
+        end = time.monotonic() + seconds
+        while self._gave_up:
+            if (found := self._find(self._gave_up)) is not None:
+                rank, why = json.loads(found)
+                raise RendezvousError(f"the member {rank} of this group gave up while it was made: {why}")
+            if time.monotonic() >= end:
+                return
+            time.sleep(_PAUSE)
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
         """The values of ``prefix/0`` ...; None for those that are not set in time."""

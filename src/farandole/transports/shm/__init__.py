@@ -45,10 +45,16 @@ def join(
     """The transport over sockets that a ``Rendezvous`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
-    segment = Segment(
-        rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent, names=names
-    )  # fmt: skip
-    return ShmTransport(segment, chunk, scope, secret)
+    try:
+        segment = Segment(
+            rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent,
+            names=names,
+        )  # fmt: skip
+        return ShmTransport(segment, chunk, scope, secret)
+    except BaseException:  # whoever keeps it keeps all that is named here: the others would wait in vain
+        for sock in peers.values():
+            sock.close()
+        raise
 
 
 def wire(end: End) -> ShmTransport:

@@ -74,8 +74,12 @@ class Segment:
         """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order. Collective."""
         with self._handing:
             mine = memory.create(nbytes)
-            for sock in self.peers.values():
-                rendezvous.hand_over(sock, mine)
+            for peer, sock in self.peers.items():
+                try:
+                    rendezvous.hand_over(sock, mine)
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    name = self.names[peer]
+                    raise PeerLostError(f"rank {name} went away before it took shared memory", name) from error
             fds = {peer: rendezvous.receive(sock, self.names[peer], self.patience) for peer, sock in self.peers.items()}
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
