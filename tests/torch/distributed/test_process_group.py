@@ -165,6 +165,13 @@ def what_does_not_fit(rank: int) -> None:
     rows, sparse = torch.ones(2), torch.eye(2).to_sparse()
     assert "none below 0" in error_of(lambda: dist.all_to_all_single(rows, rows, [4, -2], [4, -2]))
     assert "give tensor.to_dense()" in error_of(lambda: dist.broadcast(sparse, 0))
+    assert "give tensor.to_dense()" in error_of(lambda: dist.reduce(sparse, 0))
+    assert "ReduceOp.SUM alone for sparse tensors, not MAX" in error_of(
+        lambda: dist.all_reduce(sparse, dist.ReduceOp.MAX)
+    )
+    assert "one is in sparse_csr: give tensor.to_sparse_coo()" in error_of(
+        lambda: dist.all_reduce(sparse.to_sparse_csr())
+    )
     wide = torch.ones(1).expand(4)
     for call in (
         lambda: dist.all_reduce(wide),

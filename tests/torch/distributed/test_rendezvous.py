@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import RendezvousError
+from farandole.errors import RendezvousError, SettingsError
 from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
@@ -46,6 +46,23 @@ def test_a_handler_of_a_signal_ends_the_wait_for_others() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("named", ["env://", "tcp://127.0.0.1:9", "store"])
+def test_ranks_that_cannot_be_are_told(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waited for rank 0."""
+    from torch import distributed as dist
+
+    import farandole.torch.distributed  # noqa: F401
+
+    for name, value in {"RANK": "2", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    given: dict[str, Any] = {"init_method": named}
+    if named != "env://":
+        given = {"rank": 2, "world_size": 1, **(given if named != "store" else {"store": dist.HashStore()})}
+    with pytest.raises(SettingsError, match=r"to be rank 2 of 1 .* a process that is to train alone is rank 0 of 1"):
+        dist.init_process_group("farandole", **given)
+    assert not dist.is_initialized()
 
 
 def one_catches_its_error(rank: int, wrong: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from farandole.groups.group import Group
 from farandole.torch.distributed.lasting import StorageKeeper, keeper_of
-from farandole.torch.distributed.sparse import allreduce_sparse
+from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
 from farandole.torch.distributed.tensors import Memory, code, elements, itself, raw, reduction, shown
 from farandole.types import Buffer, DType
 
@@ -46,7 +46,8 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     """All tensors, of one dtype, in their place."""
     first = _first(tensors, "all_reduce")
     if first.layout is not torch.strided:
-        return Operation("all_reduce", lambda: allreduce_sparse(group, tensors, op), tensors)
+        check_sparse(tensors, op)
+        return Operation("all_reduce", lambda: allreduce_sparse(group, tensors), tensors)
     asked = reduction(op, group.size, first.dtype)
     inputs = [elements(tensor, asked.factor, taken=True) for tensor in tensors]
     outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import distributed
 
 from farandole import network
+from farandole.autoload import check_rank
 from farandole.config import AGENT_STORE, Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.context.malloc import keep_freed_memory
@@ -48,6 +49,7 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     In a job of Farandole the connections prove the job's secret, and only a name goes through the store. Elsewhere
     rank 0 makes a secret: it is as safe as the store.
     """
+    check_rank(rank, size)
     if size == 1:
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()

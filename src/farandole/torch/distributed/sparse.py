@@ -14,10 +14,24 @@ from farandole.torch.distributed.tensors import apart, code, raw, shown
 _KIND = 20  # beyond the numbers of dense collectives
 
 
-def allreduce_sparse(group: Group, tensors: Sequence[Any], op: Any) -> None:
-    """Sum each tensor (COO), in its place. Raises ValueError for other layouts and operations."""
-    if op.op != TorchOp.SUM or any(tensor.layout is not torch.sparse_coo for tensor in tensors):
-        raise ValueError(f"sparse tensors can be summed, in COO layout alone; asked for: {op.op.name}")
+def check_sparse(tensors: Sequence[Any], op: Any) -> None:
+    """Raises ValueError for layouts and operations that ``allreduce_sparse`` does not know."""
+    if op.op != TorchOp.SUM:
+        cure = "divide their sum by the number of ranks, or " if op.op == TorchOp.AVG else ""
+        raise ValueError(
+            f"all_reduce takes ReduceOp.SUM alone for sparse tensors, not {op.op.name}: {cure}give tensor.to_dense()"
+        )
+    for tensor in tensors:
+        if tensor.layout is not torch.sparse_coo:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise ValueError(
+                f"all_reduce sums sparse tensors in COO layout alone, and one is in {layout}: give "
+                "tensor.to_sparse_coo(), or tensor.to_dense()"
+            )
+
+
+def allreduce_sparse(group: Group, tensors: Sequence[Any]) -> None:
+    """Sum each tensor (COO), in its place."""
     for tensor in tensors:
         with apart(tensor):
             tensor.copy_(_sum(group, tensor.detach().coalesce()))

@@ -75,11 +75,7 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
     it cannot hold one, or is sparse."""
     tensor = itself(tensor)
-    if tensor.layout is not torch.strided:
-        raise ValueError(
-            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
-            "and nothing else: give tensor.to_dense()"
-        )
+    _check_dense(tensor)
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
     if taken:
@@ -93,6 +89,14 @@ def itself(tensor: Any) -> Any:
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.wait()
     return tensor.detach()
+
+
+def _check_dense(tensor: Any) -> None:
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
+            "and nothing else: give tensor.to_dense()"
+        )
 
 
 def _check_room(tensor: Any) -> None:
@@ -146,12 +150,13 @@ def _flat(tensor: Any, kind: str, count: int) -> Array:
 
 
 def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
-    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not, and
-    for one that is to hold a result (``taken``) and cannot.
+    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not, for
+    sparse tensors, and for one that is to hold a result (``taken``) and cannot.
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
     tensor = itself(tensor)
+    _check_dense(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
     if factor is not None or not _is_plain(tensor):
