@@ -231,7 +231,10 @@ class TestNobodyThere:
         monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.0)
         server = StoreServer(SECRET)
         try:
-            StoreClient(server.address, SECRET, timeout=30.0).close()
+            for seconds in (30.0, 6.0):
+                fails[:] = [OSError(errno.EHOSTUNREACH, "No route to host")] * 2
+                StoreClient(server.address, SECRET, timeout=seconds).close()
+                assert not fails
             fails += [OSError(errno.EHOSTUNREACH, "No route to host")]
             with pytest.raises(RendezvousError, match="No route to host"):  # who has little time has other addresses
                 StoreClient(server.address, SECRET, timeout=2.0)
@@ -438,6 +441,16 @@ class TestMembers:
             self.check(server, client)
             assert _virtual() < before + length // 2
         assert f"announced a message of {length} bytes; here it may have {64 << 20}" in caplog.text
+
+    def test_the_connection_of_who_stays_ends_when_its_host_is_lost(self, server: StoreServer) -> None:
+        """Also while the answer is under way: then the kernel does not probe."""
+        client = StoreClient(server.address, SECRET)
+        client.stay("agent/0")
+        limits = {
+            session.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000 for session in server._sessions
+        }
+        client.close()
+        assert limits == {0.0, liveness.LOST_SECONDS}
 
     def test_what_functions_return_may_be_large(self, server: StoreServer, client: StoreClient) -> None:
         value = bytes(module.MAX_VALUE + 1)

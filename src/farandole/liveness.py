@@ -39,12 +39,12 @@ def connected(host: str, port: int, seconds: float) -> socket.socket:
 
 def reached(host: str, port: int, seconds: float) -> socket.socket:
     """The same, of a host that is known to be there: its link may come back after the 3 s of the kernel's patience."""
-    deadline = time.monotonic() + LOST_SECONDS
+    began = time.monotonic()
     while True:
         try:
-            return connected(host, port, seconds)
+            return connected(host, port, max(0.1, began + seconds - time.monotonic()))
         except OSError as error:
-            if error.errno != errno.EHOSTUNREACH or time.monotonic() > deadline:
+            if error.errno != errno.EHOSTUNREACH or time.monotonic() > began + min(seconds, LOST_SECONDS):
                 raise
         time.sleep(LOOK_SECONDS)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from farandole import network
+from farandole import liveness, network
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, bundle, remote
@@ -106,6 +106,18 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
     finally:
         store.close()
         stranger.close()
+
+
+def test_a_driver_that_is_silent_is_given_up_when_a_lost_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def silent(host: str, port: int, seconds: float) -> socket.socket:
+        given.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(liveness, "connected", silent)
+    assert remote.contact(["10.0.0.1:1"], new_secret()) == ""
+    assert sum(given) <= liveness.LOST_SECONDS
 
 
 def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

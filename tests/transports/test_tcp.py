@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from farandole import liveness
 from farandole.collectives import over
 from farandole.errors import PeerLostError, RendezvousError, SettingsError, WireError
 from farandole.handshake import MAC, NONCE, authenticate, new_secret
@@ -117,6 +118,23 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
         return tcp.connect(rank, 2, secret, "w", store, 60.0)
 
     pool.threads(2, lambda rank: over(join(rank)), check_sum)
+
+
+def test_a_rank_that_is_there_but_cannot_be_reached_is_told_before_the_start_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel drops what comes to a listener that is full, as a cut network does."""
+    monkeypatch.setattr(liveness, "LOST_SECONDS", 0.5)
+    store = ThreadStore()
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        store.set("tcp/w/0", f"127.0.0.1|{full.getsockname()[1]}".encode())
+        with pytest.raises(RendezvousError, match=r"^rank 1 does not reach rank 0 \(127\.0\.0\.1\): nothing answers"):
+            tcp.connect(1, 2, new_secret(), "w", store, 600.0)
 
 
 class OneDead(ThreadStore):

@@ -56,6 +56,7 @@ MAX_REQUEST = 64 << 10  # bytes of a verb with its key
 MAX_VALUE = 64 << 20  # bytes of a value, but for
 LARGE = "result/"  # the results of functions may be of any size
 ATTEMPTS = 5
+WORTHWHILE = 5.0  # seconds from which on a link that is out is awaited: who has less has other addresses
 PAUSE = 0.05  # seconds, more after every attempt
 MOST = 1 << 17  # values that one request may gather
 Keys = set[str]
@@ -285,6 +286,8 @@ class StoreServer:
 
     def _keep(self, session: Session, name: str) -> None:
         """Until the client hangs up, or we do."""
+        # Keepalive does not ask while this is under way, and nothing more is ever sent: see liveness.
+        session.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * liveness.LOST_SECONDS))
         session.send(FOUND)
         with contextlib.suppress(OSError, HorovodInternalError):
             session.receive(0)
@@ -419,7 +422,7 @@ class StoreClient:
         return self._dial(host, int(port))
 
     def _dial(self, host: str, port: int) -> Session:
-        connect = liveness.reached if self.timeout > liveness.LOST_SECONDS else liveness.connected
+        connect = liveness.reached if self.timeout >= WORTHWHILE else liveness.connected
         try:
             sock = connect(host, port, self.timeout)
         except OSError as error:

@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 MARK = "@farandole "
-CONTACT = (2.0, 10.0)  # seconds for each of the driver's addresses, in two rounds
+CONTACT = (2.0, 6.0)  # seconds for each of the driver's addresses, in two rounds: a lost host is lost after 8
 
 
 def frame() -> bytes:

@@ -9,6 +9,7 @@ secret before a byte is believed. When everybody is there, nobody listens any mo
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
@@ -28,6 +29,7 @@ PATIENCE = 5.0  # seconds that one handshake may take
 FIRST = 0.5  # seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
 _HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
 _WELCOME = b"\1"
+_SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
 
 
 class Store(Protocol):
@@ -64,6 +66,8 @@ class Rendezvous:
         self.open = True
         self.newcomers = Newcomers(f"rank {self.names[rank]}", logger, (1 + streams) * size + 64)
         self.trouble = ""
+        self._heard = 0.0  # when the peer that is dialled last gave a sign that its host is there
+        self._silent = False  # none came from one of its addresses since
         self._reached: set[str] = set()  # networks on which peers answered
         self._failed: set[str] = set()  # and did not
 
@@ -140,8 +144,9 @@ class Rendezvous:
         return self.deadline - time.monotonic()
 
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
-        """Connect to a lower rank. One that does not answer yet may have left an old address: look again."""
-        patience = FIRST
+        """Connect to a lower rank. One that does not answer yet may have left an old address: look again. It has
+        told of itself, so a host that gives no sign at all is cut off from this one."""
+        patience, self._heard = FIRST, time.monotonic()
         while True:
             told = self._address(peer) if known is None else known.decode()
             known = None
@@ -157,6 +162,7 @@ class Rendezvous:
                 network.order(list(listeners), self._reached, self._failed) if len(listeners) > 1 else list(listeners)
             )
             seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
+            self._silent = False
             for address in addresses:
                 met = self._knock(peer, channel, network.parted(address)[0], int(listeners[address]), seconds)
                 if len(listeners) > 1:
@@ -164,15 +170,27 @@ class Rendezvous:
                 if met:
                     return
             patience *= 2
+            if not self._silent:
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard >= liveness.LOST_SECONDS:
+                hosts = ", ".join(network.parted(address)[0] for address in listeners)
+                raise RendezvousError(
+                    f"rank {self.names[self.rank]} does not reach rank {self.names[peer]} ({hosts}): nothing answers "
+                    f"there for {liveness.LOST_SECONDS:g} s. The network between the hosts is gone, or a firewall "
+                    "stands between them"
+                )
             self._pause()
 
     def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
         """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says why."""
+        lost = self._heard + liveness.LOST_SECONDS - time.monotonic()
         try:
-            sock = liveness.connected(host, port, max(0.1, min(seconds, self._left())))
+            sock = liveness.connected(host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost))))
         except OSError as error:
             self.trouble = f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
+            self._silent |= isinstance(error, TimeoutError) or error.errno in _SILENT
             return False
+        self._heard = time.monotonic()
         try:
             session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
             sock.settimeout(PATIENCE)
@@ -181,6 +199,7 @@ class Rendezvous:
                 raise ConnectionError("it hung up")
             self._add(peer, channel, session)
         except (OSError, HorovodInternalError) as error:
+            self._silent |= liveness.silence(sock)[0]
             sock.close()
             self.trouble = (
                 f"rank {self.names[peer]} at {host}, port {port} did not welcome rank {self.names[self.rank]}: {error}"
