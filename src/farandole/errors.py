@@ -216,6 +216,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def printable(text: str) -> str:
+    """What another host has said, for a terminal: control characters, and bytes that are no text, as escapes."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(
+            char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+        )
+    )
+
+
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The known word that is most like ``word``, if one is; ``alike`` goes from 0 (anything) to 1 (the same)."""
     import difflib  # here: it takes longer to load than this module, and few processes need it

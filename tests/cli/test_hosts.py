@@ -55,6 +55,12 @@ def test_the_table() -> None:
     assert lines[-1] == "numpy is missing on b: every rank needs it (pip install numpy)"
 
 
+def test_names_that_would_change_the_terminal_are_escaped() -> None:
+    lines = table([("a", 2)], {"hosts": {"a": {**FACTS, "hostname": "\x1b[2Jgpu\udcff"}}, "pairs": {}}).splitlines()
+    assert re.split(r"  +", lines[1])[2] == "\\x1b[2Jgpu\\udcff"
+    assert lines[0].index("Python") == lines[1].index("3.11.7")
+
+
 def test_hosts_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["hosts"]) == 2
     assert "give the hosts by either -H or --hostfile" in capsys.readouterr().err

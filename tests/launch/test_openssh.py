@@ -40,6 +40,7 @@ SAID = [
     ("ssh: connect to host h1 port 22: Connection refused", "nothing listens on port 22: start sshd there"),
     ("ssh: connect to host h1 port 22: Connection timed out", "it does not answer on port 22 (Connection timed out)"),
     ("ssh: connect to host h1 port 7: No route to host", "it does not answer on port 7 (No route to host)"),
+    ("ssh: connect to host fe80::1 port 22: Invalid argument", "leads to it: [fe80::1%eth0]"),
     ("No ED25519 host key is known for h1\nHost key verification failed.", "connect once by hand (ssh me@h1)"),
     ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
      "ssh-keygen -R h1 and then ssh me@h1"),
@@ -107,6 +108,8 @@ def test_options_with_an_open_quotation_mark() -> None:
     [("echo welcome", "before our program began: .* it printed: welcome"), ("exit", "~/.bashrc"),
      ("exit 3", "ended the session with status 3 before our program began: .* the user has no shell"),
      ("exit 127", "it has no Python"), (f"read x; {shlex.join(program(sys.executable))}", "reads from stdin"),
+     (r"printf '\033[2J\377 welcome'; exit 1", r"status 1: \\x1b\[2J\\xff welcome$"),
+     (r"printf '\033[2J\377 welcome'", r"it printed: \\x1b\[2J\\xff welcome$"),
      ("echo This account is not available.; exit 1", "ended with status 1: This account is not available")],
 )  # fmt: skip
 def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from farandole.cli.parsing import Parser, say
 from farandole.cli.run import add_setting, overrides
 from farandole.config import Settings, settings_of
-from farandole.errors import JobFailedError, SettingsError
+from farandole.errors import JobFailedError, SettingsError, printable
 from farandole.handshake import new_secret
 from farandole.launch.agents.bundle import archive, digests
 from farandole.launch.job import settings_for
@@ -195,7 +195,8 @@ def _gpus(names: Sequence[str]) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
     )

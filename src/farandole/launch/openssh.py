@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farandole.config import Settings
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, printable
 from farandole.launch.agents import remote
 
 CONNECT = 8  # seconds for a host to answer
@@ -64,6 +64,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
      "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
     (r"connect to host (\S+) port (\d+): Connection refused", "nothing listens on port {1}: start sshd there, or name "
      "its port by --ssh-port"),
+    (r"connect to host (fe[89ab]\S*) port \d+: Invalid argument", "an address that holds on one cable only comes with "
+     "the interface of this machine that leads to it: [{0}%eth0]"),
     (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
      r"unreachable)", "it does not answer on port {1} ({2}): it is down, or a firewall stands between"),
     (r"timed out during banner exchange|Connection to \S+ port \d+ timed out", "it takes connections for ssh, and then "
@@ -250,13 +252,13 @@ class Session:
         for line in self._process.stdout:
             # What login scripts print may end without a newline (a terminal's title): our first message follows it.
             noise, mark, message = line.partition(SPOKEN)
-            self._noise = noise.decode("utf-8", "replace").strip() or self._noise
+            self._noise = printable(noise.decode("utf-8", "backslashreplace").strip()) or self._noise
             if not mark:
                 continue
             self._begun = True
             with contextlib.suppress(ValueError):
                 facts = json.loads(b"{" + message)
-                self.failed = str(facts.get("failed", self.failed))
+                self.failed = printable(str(facts.get("failed", self.failed)))
                 answer = self._hear(facts)
                 if answer is not None:
                     self.send(answer)
@@ -264,7 +266,8 @@ class Session:
     def _keep(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._said = (self._said + line.decode("utf-8", "replace"))[-TAIL:]
+            line = line.replace(b"\r", b"")  # ssh's own end in both
+            self._said = (self._said + printable(line.decode("utf-8", "backslashreplace")))[-TAIL:]
 
     def ended(self) -> str | None:
         """None while it runs; then why it ended, empty if all was well. From any thread."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farandole.errors import printable
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import SILENT, Outcome, parsed
@@ -149,7 +150,8 @@ class AgentRegistry:
         if not 0 <= index < self._count:
             raise ValueError(f"there are {self._count} agents")
         if verb == "hello":
-            self.agents[index] = Agent(index=index, **parsed(value))
+            told = parsed(value)
+            self.agents[index] = Agent(index=index, **{**told, "host": printable(str(told["host"]))})
             return
         if index not in self._of:
             return
