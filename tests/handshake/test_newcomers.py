@@ -57,10 +57,12 @@ def test_who_finds_no_thread_is_turned_away_with_the_reason(
 ) -> None:
     """It may be a rank of the job, which then looks for another way, and blames a firewall."""
     served: list[socket.socket] = []
-    thread = _accepting(listener, Newcomers("the gate", logger, 4), served)
+    gate = Newcomers("the gate", logger, 4)
+    thread = _accepting(listener, gate, served)
+    errors = [RuntimeError("can't start new thread"), MemoryError()]
 
     def full(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise errors.pop()
 
     monkeypatch.setattr(threading.Thread, "start", full)
     with caplog.at_level(logging.WARNING, "farandole"):
@@ -71,6 +73,9 @@ def test_who_finds_no_thread_is_turned_away_with_the_reason(
     listener.shutdown(socket.SHUT_RDWR)
     thread.join(10)
     assert not served
+    assert not errors
+    assert "`ulimit -u`" in gate.full(0.0)
+    assert not gate.full(600.0)
     assert caplog.text.count("no thread can be started for who connects to the gate") == 1
     assert "pids.max" in caplog.text
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import linecache
 import random
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -379,11 +380,15 @@ def test_exit_status(code: int | None, status: int) -> None:
     assert exit_status(code) == status
 
 
-def test_codes_in_words() -> None:
+def test_codes_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(5) == "exited with code 5"
     assert "SIGSEGV" in describe(-11)
     assert "segmentation fault" in describe(-signal.SIGSEGV)
     assert "SIGKILL" in describe(137)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 3600))
+    assert describe(-9).endswith(
+        "killer, or because it used up the 3600 seconds of processor time that it may have (`ulimit -t`)"
+    )
     assert "a shell says so" in describe(137)
     assert describe(-signal.SIGALRM).endswith(
         "(SIGALRM): its own alarm (signal.alarm, a timeout), which its program does not handle"

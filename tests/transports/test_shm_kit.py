@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 from collections.abc import Callable
@@ -57,6 +58,25 @@ def test_a_limit_of_the_size_of_files_is_told() -> None:
             memory.create(100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_limit_of_the_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    for space, said in (
+        (300 << 20, r" \(a process may map 300 MiB here; .*`ulimit -v`"),
+        (resource.RLIM_INFINITY, "$"),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, space=space: (space, space))
+        fd = memory.create(1)
+        with pytest.raises(
+            OSError, match=f"4096 bytes of shared memory cannot be mapped: Cannot allocate memory{said}"
+        ):
+            memory.attach(fd, 1)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
 
 
 def test_a_sandbox_that_forbids_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,23 @@ def test_a_rank_that_is_there_but_cannot_be_reached_is_told_before_the_start_tim
             tcp.connect(1, 2, new_secret(), "w", store, 600.0)
 
 
+def test_a_rank_that_can_let_nobody_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds no room for threads, and was told of a firewall."""
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.1)
+    store, secret, start = ThreadStore(), new_secret(), threading.Thread.start
+
+    def full(thread: threading.Thread) -> None:
+        if thread.name == "farandole-tcp-greet":
+            raise MemoryError
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RendezvousError, match="rank 0 cannot let other ranks in: no thread can be started"):
+        pool.threads(
+            2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 3.0 if rank else 600.0), lambda link: None
+        )
+
+
 class OneDead(ThreadStore):
     """Every rank has one address more, in front, at which nobody is."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import struct
@@ -33,6 +34,7 @@ class Newcomers:
         self._pending: dict[socket.socket, None] = {}  # in order of arrival
         self._lock = threading.Lock()
         self._told: set[bool | None] = set()
+        self._full_since = math.inf
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -50,6 +52,10 @@ class Newcomers:
                     return
                 time.sleep(0.05)  # out of descriptors: newcomers' time limits will free some
                 continue
+            except MemoryError:
+                self._overfull()
+                time.sleep(0.05)
+                continue
             if sock.family == socket.AF_UNIX and (user := _user(sock)) != os.geteuid():
                 sock.close()
                 self.refuse("", AuthenticationError(f"it runs as user {user}, the job as user {os.geteuid()}"))
@@ -57,7 +63,8 @@ class Newcomers:
             self._take_in(sock)
             try:
                 threading.Thread(target=serve, args=(sock,), name=name, daemon=True).start()
-            except RuntimeError:  # no more threads
+                self._full_since = math.inf
+            except (RuntimeError, MemoryError):  # no more threads
                 self._forget(sock)
                 sock.close()
                 self._overfull()
@@ -87,8 +94,14 @@ class Newcomers:
                 "without a word", _at(peer), self._place, error,
             )  # fmt: skip
 
+    def full(self, seconds: float) -> str:
+        """Why for so long nobody has been let in though somebody came, of the job perhaps; empty if it is not so."""
+        since = self._full_since  # another thread writes it
+        return f"no thread can be started for who connects: {full()}" if time.monotonic() > since + seconds else ""
+
     def _overfull(self) -> None:
         """Say why one was turned away that may be of the job."""
+        self._full_since = min(self._full_since, time.monotonic())
         if None not in self._told:
             self._told.add(None)
             self._logger.warning(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError, StalledError
+from farandole.launch.limits import processor_time
 from farandole.report.outcome import SILENT, Outcome, tells_of_loss
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
@@ -389,7 +390,7 @@ def describe(code: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = ""
-    words = _SIGNALS.get(name, "a signal")
+    words = _SIGNALS.get(name, "a signal") + (processor_time() if name == "SIGKILL" else "")
     if code < 0:
         return f"died of signal {number}{f' ({name})' if name else ''}: {words}"
     if name in _SIGNALS and number > 0:

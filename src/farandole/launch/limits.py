@@ -76,6 +76,16 @@ def cure(error: BaseException | None) -> str:
     return f"; {limit}: raise that, or start fewer ranks"
 
 
+def processor_time() -> str:
+    """Why a process may have been killed that ranks here would be, too; empty without such a limit."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # at the soft one comes SIGXCPU, if that is less
+    if hard == resource.RLIM_INFINITY:
+        return ""
+    return f", or because it used up the {counted(hard, 'second')} of processor time that it may have (`ulimit -t`)"
+
+
 def check_proc(proc: str = "/proc") -> None:
     """SettingsError if the processes of a job could not be found when it ends: /proc is not there, or another one's."""
     found, pid = "", os.getpid()

@@ -40,9 +40,23 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
     The mapping lives as long as either is referred to.
     """
     size = round_up(nbytes)
-    mapped = mmap.mmap(fd, size)
-    os.close(fd)
+    try:
+        mapped = mmap.mmap(fd, size)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{size} bytes of shared memory cannot be mapped: {error.strerror}{_cure()}"
+        ) from None
+    finally:
+        os.close(fd)
     return memoryview(mapped), np.frombuffer(mapped, dtype=np.uint8)[:nbytes]
+
+
+def _cure() -> str:
+    import resource  # here: a plain job needs it for nothing
+
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = f" (a process may map {space >> 20} MiB here; raise that limit, `ulimit -v`, or start fewer ranks)"
+    return "" if space == resource.RLIM_INFINITY else limited
 
 
 def round_up(nbytes: int, unit: int = PAGE) -> int:

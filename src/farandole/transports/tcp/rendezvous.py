@@ -238,6 +238,8 @@ class Rendezvous:
                 if wanted <= self.sessions.keys():
                     return
             self.check()
+            if full := self.newcomers.full(PATIENCE):
+                raise RendezvousError(f"rank {self.names[self.rank]} cannot let other ranks in: {full}")
             if self._left() <= 0:
                 raise RendezvousError(self._who_is_missing())
 
