@@ -125,6 +125,27 @@ def test_the_store_believes_nothing_that_no_rank_said(attack: Attack, server: St
         middle.close()
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_rank_whose_words_to_the_store_were_changed_is_told(tls: bool) -> None:
+    """Not that the driver has ended."""
+
+    def there(middle: Relay, connection: int, end: str, data: bytes) -> None:
+        (relay.flip if end == "server" else Relay.send)(middle, connection, end, data)
+
+    server = StoreServer(new_secret(tls))
+    host, _, port = server.address.rpartition(":")
+    middle = Relay((host, int(port)), there)
+    client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=60.0)
+    try:
+        middle.arm(0)
+        with pytest.raises(WireError, match="brought bytes that it did not send"):
+            client.get("function", 5.0)
+    finally:
+        client.close()
+        middle.close()
+        server.close()
+
+
 def use(client: StoreClient) -> None:
     for _ in range(3):
         assert client.get("function", 5.0) == b"print()"

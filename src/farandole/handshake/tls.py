@@ -8,6 +8,7 @@ than there is room for, or BlockingIOError: then all that has come has been read
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -136,6 +137,9 @@ class TlsStream:
             self._dry = True
         except (self.failures, TamperedError) as error:
             self._broken = str(error)
+            if not self._sealed:  # the reason, for the other end
+                with contextlib.suppress(OSError):
+                    self._sock.send(self._outgoing.read())
             if not count:  # what came before it is good
                 raise TamperedError(self._broken) from error
         return count

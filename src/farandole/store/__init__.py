@@ -35,6 +35,7 @@ from farandole.store.frames import (
     HEADER,
     LENGTH,
     MISSING,
+    REFUSED,
     SECONDS,
     SET,
     STAY,
@@ -175,6 +176,9 @@ class StoreServer:
                 self.newcomers.refuse(peer, error)
         except WireError as error:
             self._complain(error)
+            with contextlib.suppress(OSError, HorovodInternalError):
+                session.send(REFUSED)
+                session.send(str(error).encode())
         except (OSError, HorovodInternalError, MemoryError) as error:
             if not self._closed:
                 logger.debug("the store lost a connection: %s", error)
@@ -405,7 +409,9 @@ class StoreClient:
         answer = bytes(session.receive(len(FOUND)) or b"")
         if answer == MISSING or (answer == FOUND and verb == SET):
             return None
-        found = session.receive(ANY_SIZE) if answer == FOUND else None
+        found = session.receive(ANY_SIZE) if answer in (FOUND, REFUSED) else None
+        if found is not None and answer == REFUSED:
+            raise WireError(f"the job's store at {self.address} refused what came from here: {found.decode()}")
         if found is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
         return bytes(found)

@@ -15,7 +15,7 @@ HEADER = struct.Struct("<Bd")
 SECONDS = struct.Struct("<d")
 LENGTH = struct.Struct("<I")
 NOBODY = 0xFFFFFFFF  # in place of a length: the value is missing
-MISSING, FOUND = b"\0", b"\1"
+MISSING, FOUND, REFUSED = b"\0", b"\1", b"\2"
 Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
 
 
