@@ -205,6 +205,7 @@ class TestExplain:
         assert verdict.patience == 3.0
         assert verdict.rank == 1, "the one that was lost"
         assert "waited in vain for rank 1 on alpha" in verdict.message
+        assert "(exec, before which hvd.shutdown() leaves the job)" in verdict.message
 
     def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
         """No cause is to come but what ended with that; unless that rank had lost another one before."""

@@ -99,6 +99,25 @@ def test_what_a_rank_leaves_running_is_still_alive_and_can_be_ended(jobs: Marked
         end(workers)
 
 
+def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
+    """A second SIGTERM would interrupt what their handlers do."""
+    workers = start(jobs, 2, "trap 'echo asked' TERM; echo up; while [ ! -e /proc/self/none ]; do sleep 0.05; done")
+    try:
+        assert wait_until(lambda: all(os.read(w.stdout or 0, 3) == b"up\n" for w in workers))
+        for worker in (*workers, *workers):
+            worker.terminate()
+        seen = [os.read(worker.stdout or 0, 6) for worker in workers]
+        workers[0].signal(signal.SIGUSR1)  # the reaper has done what it was told before
+        assert wait_until(lambda: workers[0].poll() is not None)
+        assert seen == [b"asked\n"] * 2
+        os.set_blocking(workers[1].stdout or 0, False)
+        with pytest.raises(BlockingIOError):
+            os.read(workers[1].stdout or 0, 6)
+        assert os.read(workers[0].stdout or 0, 6) == b""
+    finally:
+        end(workers)
+
+
 def test_one_that_ignores_being_asked(jobs: Marked) -> None:
     (worker,) = workers = start(jobs, 1, "trap '' TERM; echo up; while true; do sleep 0.1; done")
     try:

@@ -270,7 +270,8 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
     if 0 <= lost < len(hosts):
         message = (
             f"{waiting} waited in vain for rank {lost} on {hosts[lost]}, whose "
-            f"process has not ended: it hangs or is busy elsewhere, or its network is gone.\n{said}"
+            f"process has not ended: it hangs or is busy elsewhere, its network is gone, or it has become another "
+            f"program (exec, before which hvd.shutdown() leaves the job).\n{said}"
         )
         return Verdict(lost, patience, code, message, trace)
     apart = _apart(victims, hosts)

@@ -115,6 +115,7 @@ class Ranks:
         self.left = True  # something has not ended
         self._told: set[int] = set()  # pids of ranks that were told to end
         self._killed: set[int] = set()
+        self._asked: set[tuple[int, int]] = set()  # who has got SIGTERM, by pid and start time
 
     def start(self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]) -> None:
         """Raises OSError; the ranks started by then run."""
@@ -154,7 +155,8 @@ class Ranks:
         return bool(self._killed)
 
     def signal(self, indices: list[int], number: int) -> None:
-        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on."""
+        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on. SIGTERM comes once to
+        each: a second one would interrupt what the first has begun."""
         chosen = {self.pids[index] for index in indices}
         self._told |= chosen
         if number == signal.SIGKILL:
@@ -178,8 +180,11 @@ class Ranks:
         else:
             targets = [pid for rank in chosen & running for pid in (rank, *below(rank, known))]
         for pid in targets:
-            if pid in known:
-                send(pid, known[pid], number)
+            if pid not in known or (number == signal.SIGTERM and (pid, known[pid][1]) in self._asked):
+                continue
+            if number == signal.SIGTERM:
+                self._asked.add((pid, known[pid][1]))
+            send(pid, known[pid], number)
 
 
 def woken() -> int:
