@@ -175,6 +175,30 @@ def test_options_of_the_optimizer(backend: str) -> None:
     check(on(backend, 2, train), 13, loose="fp16")
 
 
+def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> None:
+    """A norm of rows counts those of one word apart, so that they must be dense where a rank trains alone, too."""
+
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        sets = [hvd.add_process_set([each]) for each in range(2)]
+        x, y = p.words(48)
+        found = {}
+        for name, process_set in (("clipped alone", sets[rank]), ("clipped", hvd.global_process_set)):
+            model = p.embedding(0)
+            optimizer = keras.optimizers.SGD(0.5, global_clipnorm=0.2)
+            optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=True, process_set=process_set, shard=True)
+            model.compile(optimizer, p.loss())
+            model.fit(x, y, batch_size=16 // process_set.size(), epochs=2, shuffle=False, verbose=0)
+            found[name] = p.weights(model)
+        return found
+
+    check(on("tensorflow", 2, train, dynamic_process_sets=True), 1)
+
+
 def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) -> None:
     """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each rank's own samples."""
 

@@ -166,6 +166,14 @@ def test_options_of_tapes() -> None:
         alone = hvd.ProcessSet([0])
         hvd.add_process_set(alone)
         assert gradient(process_set=alone) == [[2.0 * (rank + 1), 4.0 * (rank + 1)], rank + 1.0]
+        for process_set in (alone, hvd.global_process_set):  # on any number of ranks
+            with tf.GradientTape() as inner:
+                rows = tf.reduce_sum(tf.gather(x[0], [1, 1]))
+            tape = hvd.DistributedGradientTape(inner, sparse_as_dense=True, process_set=process_set)
+            found = tape.gradient(rows, x[0])
+            assert tf.is_tensor(found)
+            assert not isinstance(found, tf.IndexedSlices)
+            assert found.numpy().tolist() == [0.0, 2.0]
         with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
             loss, missing = (rank + 1.0) * x[1] ** 2, tf.Variable(1.0)
         found = tape.gradient(loss, {"b": [x[1]], "a": missing})

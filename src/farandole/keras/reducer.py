@@ -105,6 +105,8 @@ class KerasReducer:
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         if self.outside:
             return list(grads)
+        if self._options.sparse_as_dense:  # in every job, for a norm of rows may be another
+            grads = backend().dense(grads)
         if not self.shared() or self.exchange is not None:
             return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
         common = self.shared_places(optimizer)

@@ -11,9 +11,11 @@ import tensorflow as tf
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.tensorflow.gradients import reduce_gradients
+from farandole.tensorflow.sparse import as_dense
 from farandole.tensorflow.weights import run_if as run_if
 
 plain_errors = nullcontext  # they come as TensorFlow raises them
+dense = as_dense
 
 
 def uncompiled(call: Callable[..., Any], *args: Any) -> Any:

@@ -28,6 +28,11 @@ def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
     return call(*args)
 
 
+def dense(grads: Sequence[Any]) -> Sequence[Any]:
+    """``grads``: here they are dense."""
+    return grads
+
+
 def reduced(
     grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
     now: Callable[[], Any] | None,

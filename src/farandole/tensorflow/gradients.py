@@ -50,15 +50,13 @@ def reduce_gradients(
 
     Dense ones travel as one list through ``reducer``, so all ranks must have the same, in the same order, of any
     type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices the rows of all ranks are gathered
-    (Average and Sum only; with ``sparse_as_dense`` they are made dense). None stays None.
+    (Average and Sum only). None stays None.
 
     ``names``: for messages. In a graph two calls with the same ``reducer`` must not run at the same time.
     ``differentiable``: gradients go through the results, too, with one more operation in graphs.
     Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
     """
     results, compression = list(gradients), reducer.options.compressor
-    if reducer.options.sparse_as_dense:
-        results = [tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in results]
     dense = [place for place, gradient in enumerate(results) if gradient is not None and not is_slices(gradient)]
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]

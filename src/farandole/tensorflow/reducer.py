@@ -13,7 +13,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, names_of, reduce_gradients, reducer_for
 from farandole.tensorflow.replica import VariablesReplica, settings_of
-from farandole.tensorflow.sparse import is_slices
+from farandole.tensorflow.sparse import as_dense, is_slices
 from farandole.types import ReduceOp
 
 
@@ -34,6 +34,8 @@ class VariableReducer:
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
         """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's, divided by the number of
         ranks (they are added up nowhere, and the loss counts for one rank's part)."""
+        if self.options.sparse_as_dense:  # in every job, for a norm of rows may be another
+            gradients = as_dense(gradients)
         if self.trains_alone():
             return list(gradients)
         mine = {key_of(variable) for variable in local}
@@ -58,10 +60,6 @@ class VariableReducer:
         self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], replica: VariablesReplica
     ) -> list[Any]:
         if self.options.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
-            if self.options.sparse_as_dense:
-                gradients = [
-                    tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in gradients
-                ]
             return grouped_allreduce(
                 gradients, compression=self.options.compression, op=self.options.op, name=self.what,
                 process_set=self.options.process_set,

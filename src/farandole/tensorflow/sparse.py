@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,11 @@ _HALF = 1 << 32
 
 def is_slices(value: Any) -> bool:
     return isinstance(value, tf.IndexedSlices)
+
+
+def as_dense(gradients: Sequence[Any]) -> list[Any]:
+    """``gradients``, with rows as tensors."""
+    return [tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in gradients]
 
 
 def tensor_of(value: Any) -> Any:
