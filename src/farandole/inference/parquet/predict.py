@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +69,7 @@ class _Job(NamedTuple):
     output: str
     mark: str  # of what decides about it
     todo: tuple[Piece, ...]
-    folder: str  # with the model's file
+    folder: str | None  # with the model's file, until all ranks have opened it; one rank has its own for as long
     threads: int
     device: str
 
@@ -125,14 +127,21 @@ def predict_parquet(
     target = Target(output, storage_options, mark(facts))
     target.begin(facts, overwrite)
     todo = tuple(piece for piece in every if not target.has(piece))
-    with own_folder("farandole-predict") as folder:
+    np = min(np, len(todo))
+    with own_folder("farandole-predict") if np > 1 else contextlib.nullcontext() as folder:
+        sent = packed if folder is None else packed._replace(content=b"")
         job = _Job(
-            packed._replace(content=b""), how, sources, schema, described(files, schema), where, tuple(kept), key,
+            sent, how, sources, schema, described(files, schema), where, tuple(kept), key,
             tuple(names), apart, output, mark(facts), todo, folder, count, device,
         )  # fmt: skip
-        if packed.content:
+        if folder is not None and packed.content:
             Path(folder, packed.file_name).write_bytes(packed.content)
-        _run(job, min(np, len(todo)))
+        try:
+            _run(job, np)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                target.clean()  # what ranks were writing that another one's failure, or a signal, has ended
+            raise
     _compare(sources, paths.arrow_filesystem(*where)[0])
     target.finish(every)
     return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
@@ -271,11 +280,21 @@ def _work(job: _Job, rank: int, size: int) -> None:
     if not mine:
         return
     predict = open_model(job.model, Place(job.threads, job.device), job.folder)
+    if job.folder is not None:
+        _opened(job.folder, rank, size)
     system = paths.arrow_filesystem(*job.where)[0]
     target = Target(job.output, job.where[1], job.mark)
     about = for_spark(_empty(job).schema, job.described)
     for piece in mine:
         target.write(piece, _grouped(_tables(piece, job, predict, system)), about)
+
+
+def _opened(folder: str, rank: int, size: int) -> None:
+    """The last rank that has opened the model removes its file, so that a driver that is killed leaves none. Whatever
+    maps it keeps it."""
+    Path(folder, f"{rank}.opened").touch()
+    if len([*Path(folder).glob("*.opened")]) == size:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterator[Any]:

@@ -95,15 +95,19 @@ class Target:
 
     def finish(self, every: Sequence[Piece]) -> None:
         """Remove what processes left that were ended. DataError if a piece is missing, or a file too many."""
+        self.clean()
         wanted = {piece.name for piece in every}
-        for path in self._names():
-            if path.startswith(_OWN):
-                self._system.delete_file(f"{self._path}/{path}")
         missing = [piece.name for piece in every if not self.has(piece)]
         more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]
         if missing or more:
             what = f"{missing[0]} is missing" if missing else f"{more[0]} is not of this job"
             raise DataError(f"{self._path}: {what}; somebody else has written there. Say overwrite (--overwrite)")
+
+    def clean(self) -> None:
+        """Remove files that are not complete, of processes that have ended."""
+        for path in self._names():
+            if path.startswith(_OWN):
+                self._system.delete_file(f"{self._path}/{path}")
 
     def _facts(self) -> Any:
         """What the files of the folder were made of; None for an empty folder."""
