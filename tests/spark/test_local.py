@@ -274,6 +274,22 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
     assert farandole.data.spark._parent(spark) == tempfile.gettempdir()
 
 
+def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> None:
+    """Read as they lie in its folder, or in one above it: some are of rows that have been deleted."""
+    table = tmp_path / "all of them" / "table"
+    spark.range(3).selectExpr("id", "1 as day").write.partitionBy("day").parquet(f"file://{table}")
+    above = spark.read.option("recursiveFileLookup", "true")
+    with from_spark(above.parquet(str(table.parent))) as data:
+        assert data.rows == 3
+    (table / "_delta_log").mkdir()
+    part = next((table / "day=1").glob("*.parquet"))
+    for path, reader in ((table, spark.read), (table / "day=1", spark.read), (table.parent, above)):
+        with pytest.raises(DataError, match=r"of the Delta table file:/.*/all of them/table: .*\.format\('delta'\)"):
+            from_spark(spark.range(1).union(reader.parquet(str(path)).select("id")))
+    with from_spark(spark.read.parquet(str(part))) as data:  # which are those that the log names
+        assert data.rows < 4
+
+
 def test_spark_connect_has_no_tasks_for_ranks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its server may be in this process
     with pytest.raises(SettingsError, match="a Spark Connect session has none: use the cluster's own driver"):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from farandole.data.parquet.tables import chain, folders_between, table_error
 
 # Spark's own indexes of folders. Those of table formats (Delta) are equal although rows were deleted from the table.
 _FOLDERS = {"InMemoryFileIndex", "PrunedInMemoryFileIndex", "CatalogFileIndex"}
+_ONE_SLASH = re.compile("^file:/+")  # of a file's URL; folders of Hadoop have one slash
 _OF_PROGRAMS = re.compile("Python|Pandas|Arrow")  # nodes with functions, which may read anything
 
 
@@ -62,10 +66,34 @@ def input_files(frame: Any) -> set[str]:
         every = [*nodes(fresh._jdf.queryExecution().optimizedPlan())]
     except Exception:  # Spark Connect
         return found
-    for relation in (node.relation() for node in every if kind(node) == "LogicalRelation"):
-        if kind(relation) == "HadoopFsRelation":
-            found.update(relation.inputFiles())
+    for relation in _of_folders(every):
+        found.update(relation.inputFiles())
     return found
+
+
+def _of_folders(every: Iterable[Any]) -> list[Any]:
+    relations = (node.relation() for node in every if kind(node) == "LogicalRelation")
+    return [each for each in relations if kind(each) == "HadoopFsRelation"]
+
+
+def check_no_delta(frame: Any) -> None:
+    """DataError where Spark reads files of a Delta table as they lie in its folder, whatever the log says of them. A
+    DataFrame of the table itself has an index of its own, and only a server knows the folders of Spark Connect's."""
+    if not hasattr(frame, "_jdf"):
+        return
+    hadoop = frame.sparkSession._jvm.org.apache.hadoop.fs.Path
+    conf = frame.sparkSession._jsc.hadoopConfiguration()
+    for relation in _of_folders(nodes(frame._jdf.queryExecution().optimizedPlan())):
+        if kind(relation.location()) not in _FOLDERS:
+            continue
+        roots = relation.location().rootPaths()
+        named = [str(roots.apply(place)) for place in range(roots.size())]
+        files = [_ONE_SLASH.sub("file:/", urllib.parse.unquote(url)) for url in relation.inputFiles()]
+        for folder in sorted(folders_between(files, {*named})):
+            for root in chain(folder):
+                log = hadoop(f"{root}/_delta_log")
+                if log.getFileSystem(conf).exists(log):
+                    raise table_error(folder, root, "Delta")
 
 
 def on_server(frame: Any) -> Any:

@@ -158,6 +158,7 @@ def _check_frame(frame: Any) -> None:
 
 
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
+    plans.check_no_delta(frame)
     leftovers.sweep(paths.local(how.parent), _PREFIX)
     path = f"{spark_url(how.parent)}/{leftovers.own_name(_PREFIX)}"
     columns = ["`" + name.replace("`", "``") + "`" for name in names]

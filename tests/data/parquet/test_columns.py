@@ -135,7 +135,11 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
             "fixed_size_binary[1] is no type that becomes an array: give decode={...: f",
         ),
         (pa.array([1], pa.date32()), {}, "is no type that becomes an array: cast it to a number, or leave the column"),
-        (pa.array([{"a": 1}]), {}, "that becomes an array: write its fields as columns of their own, or leave"),
+        (
+            pa.array([{"a": 1}]),
+            {},
+            "write its fields as columns of their own (of a DataFrame, they are that already: 's.a' of s), or leave",
+        ),
         (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), {}, "write its values as columns of their own, one"),
         (pa.array([[{"a": 1}]]), {}, "that becomes an array: write a list of numbers instead for each field, or leave"),
         (pa.array([["a"]]), {}, "that becomes an array: write a list of numbers instead, or leave the column out"),
@@ -322,7 +326,7 @@ def test_a_folder_of_a_table_may_hold_files_that_do_not_count(tmp_path: Path, lo
     assert from_parquet(tmp_path / "table").rows == 2
     (tmp_path / "table" / log).mkdir()
     file = part / "part.parquet"
-    for path in (tmp_path / "table", part, f"file://{part}/", [part, file]):
+    for path in (tmp_path / "table", part, f"file://{part}/", [part, file], tmp_path, f"{tmp_path}/"):
         with pytest.raises(DataError, match=rf"of the {kind} table .*/table: .* from_spark\(.*\('{kind.lower()}'\)"):
             from_parquet(path)
     assert from_parquet(file).rows == from_parquet([file]).rows == 2  # which are those that the log names
@@ -334,7 +338,7 @@ def test_a_folder_of_an_iceberg_table(tmp_path: Path) -> None:
     (tmp_path / "table" / "metadata").mkdir()
     assert from_parquet(part.parent).rows == 2
     (tmp_path / "table" / "metadata" / "v1.metadata.json").touch()
-    for path in (tmp_path / "table", part.parent, part):
+    for path in (tmp_path / "table", part.parent, part, tmp_path):
         with pytest.raises(DataError, match=r"of the Iceberg table .*/table: .* from_spark\(.*\('iceberg'\)"):
             from_parquet(path)
 

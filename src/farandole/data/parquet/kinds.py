@@ -31,7 +31,8 @@ def innermost(types: Any, kind: Any) -> Any:
 def cure(types: Any, kind: Any) -> str:
     """What to do with a column of this type, which no cast makes an array."""
     if types.is_struct(kind):
-        made = "write its fields as columns of their own"
+        field = kind.field(0).name if kind.num_fields else "field"
+        made = f"write its fields as columns of their own (of a DataFrame, they are that already: 's.{field}' of s)"
     elif types.is_map(kind):
         made = "write its values as columns of their own, one for each key, or as a list"
     elif is_list(types, kind):

@@ -11,7 +11,7 @@ from farandole.data import paths
 from farandole.data.extras import need
 from farandole.data.parquet.places import Where
 from farandole.data.parquet.streams import streamed
-from farandole.data.parquet.tables import check_no_table
+from farandole.data.parquet.tables import check_no_table, check_no_table_below
 from farandole.errors import DataError
 
 _PURPOSE = "reading Parquet"
@@ -35,6 +35,7 @@ def fragments(
         form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
         dataset = ds.dataset(files, filesystem=system, format=form, partitioning="hive", partition_base_dir=base)
         found = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
+        check_no_table_below([each.path for each in found], inside, system)
         for each in found:
             _metadata(each)
             _check_once(each)

@@ -3,7 +3,7 @@ lie beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from farandole.data.extras import need
@@ -26,7 +26,26 @@ def check_no_table(folders: Sequence[str], system: Any) -> None:
             logs = [f"{root}/{log}" for log in _LOGS] + [f"{above}/{_ICEBERG}"] * (name == "data")
             for log in system.get_file_info(logs):
                 if log.type == kinds.Directory and _is_log(log, system):
-                    raise _error(info.path, log.path.rpartition("/")[0], _LOGS[log.base_name])
+                    raise table_error(info.path, log.path.rpartition("/")[0], _LOGS[log.base_name])
+
+
+def check_no_table_below(files: Sequence[str], folders: Sequence[str], system: Any) -> None:
+    """The same for folders in which files of named folders lie."""
+    named = {folder.rstrip("/") for folder in folders}
+    if below := sorted(folders_between(files, named) - named):
+        check_no_table(below, system)
+
+
+def folders_between(files: Iterable[str], named: Collection[str]) -> set[str]:
+    """The folders of files, up to those of ``named``. Files that are named themselves have none."""
+    found: set[str] = set()
+    for folder in {file.rpartition("/")[0] for file in files if file not in named}:
+        above = [folder]
+        while above[-1] not in named and "/" in above[-1]:
+            above.append(above[-1].rpartition("/")[0])
+        if above[-1] in named:
+            found.update(above)
+    return found
 
 
 def chain(folder: str) -> Iterator[str]:
@@ -44,7 +63,7 @@ def _is_log(folder: Any, system: Any) -> bool:
     return any(each.base_name.endswith(".metadata.json") for each in inside)
 
 
-def _error(folder: str, table: str, kind: str) -> DataError:
+def table_error(folder: str, table: str, kind: str) -> DataError:
     return DataError(
         f"{folder} is of the {kind} table {table}: its log says which files count, and those of rows that have been "
         "deleted or changed lie beside them. Give "
