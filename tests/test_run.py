@@ -329,8 +329,9 @@ class TestFailures:
         parent = os.getpid()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt) as caught:
                 farandole.run(interrupt)
+            assert caught.value.__context__ is None  # of which a notebook would show another traceback
         finally:
             signal.signal(signal.SIGINT, before)
 

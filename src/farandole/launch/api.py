@@ -52,10 +52,11 @@ def run(
     try:
         return driver.run(job)
     except driver.Interrupted as interrupted:
-        signal.raise_signal(interrupted.signum)  # as if we had not been in between: KeyboardInterrupt for Ctrl-C
-        raise
+        error = interrupted.with_traceback(None)
     except (JobFailedError, SettingsError) as failure:
         raise failure.with_traceback(None) from None  # its text tells all; our frames would bury that
+    signal.raise_signal(error.signum)  # as if we had not been in between: KeyboardInterrupt for Ctrl-C
+    raise error
 
 
 class Runner:

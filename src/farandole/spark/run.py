@@ -53,8 +53,9 @@ def run(
     try:
         return driver.run(job)
     except driver.Interrupted as interrupted:
-        signal.raise_signal(interrupted.signum)
-        raise
+        error = interrupted.with_traceback(None)
+    signal.raise_signal(error.signum)
+    raise error
 
 
 def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
