@@ -218,12 +218,10 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """What another host has said, for a terminal: control characters, and bytes that are no text, as escapes."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(
-            char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
-        )
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
 
 

@@ -64,8 +64,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
      "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
     (r"connect to host (\S+) port (\d+): Connection refused", "nothing listens on port {1}: start sshd there, or name "
      "its port by --ssh-port"),
-    (r"connect to host (fe[89ab]\S*) port \d+: Invalid argument", "an address that holds on one cable only comes with "
-     "the interface of this machine that leads to it: [{0}%eth0]"),
+    (r"connect to host (fe[89ab]\S*) port \d+: Invalid argument", "a link-local address needs the interface of this "
+     "machine that leads to it: [{0}%eth0]"),
     (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
      r"unreachable)", "it does not answer on port {1} ({2}): it is down, or a firewall stands between"),
     (r"timed out during banner exchange|Connection to \S+ port \d+ timed out", "it takes connections for ssh, and then "
