@@ -126,6 +126,45 @@ def test_all_ranks_know_what_one_of_them_validates() -> None:
     assert {"val_loss", "val_accuracy"} <= zero.keys()
 
 
+def test_one_batch_to_validate_on_two_ranks(backend: str) -> None:
+    """Keras takes no PyDataset without batches, which is what is left for the second rank."""
+
+    def train(rank: int) -> dict[str, list[float]]:
+        import importlib.util
+
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+
+        class Batches(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 1
+
+            def __getitem__(self, index: int) -> object:
+                return x[:8], y[:8]
+
+        kinds = {"PyDataset": Batches()}
+        if importlib.util.find_spec("tensorflow"):
+            import tensorflow as tf
+
+            kinds["tf.data"] = tf.data.Dataset.from_tensor_slices((x[:8], y[:8])).batch(8)
+        found = {}
+        for name, data in kinds.items():
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
+            history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=data).history
+            found[name] = history["val_loss"]
+            np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(x[:8], y[:8], verbose=0), rtol=1e-5)
+        return found
+
+    zero, one = on(backend, 2, train)
+    assert zero == one
+    assert "PyDataset" in zero
+
+
 def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
 

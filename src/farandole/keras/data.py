@@ -190,7 +190,9 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
             None if part is None else shard(part, process_set=process_set, even=False) for part in validation
         )
     elif validation is not None:
-        arguments["validation_data"] = shard(validation, process_set=process_set, even=False)
+        part = shard(validation, process_set=process_set, even=False)
+        none = isinstance(part, keras.utils.PyDataset) and part.num_batches == 0  # Keras takes no such one
+        arguments["validation_data"] = None if none else part  # numbers come from the other ranks
 
 
 def _split(arguments: dict[str, Any]) -> None:
