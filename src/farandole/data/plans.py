@@ -78,9 +78,17 @@ def _of_folders(every: Iterable[Any]) -> list[Any]:
 
 def check_no_delta(frame: Any) -> None:
     """DataError where Spark reads files of a Delta table as they lie in its folder, whatever the log says of them. A
-    DataFrame of the table itself has an index of its own, and only a server knows the folders of Spark Connect's."""
-    if not hasattr(frame, "_jdf"):
+    DataFrame of the table itself has an index of its own."""
+    try:
+        found = next(_delta(frame), None)
+    except Exception:  # Spark Connect; a cluster that does not let Python look at plans, or that folder
         return
+    if found is not None:
+        raise table_error(*found, "Delta")
+
+
+def _delta(frame: Any) -> Iterator[tuple[str, str]]:
+    """Folders of Delta tables, or of partitions, from which plain files are read, with the table's."""
     hadoop = frame.sparkSession._jvm.org.apache.hadoop.fs.Path
     conf = frame.sparkSession._jsc.hadoopConfiguration()
     for relation in _of_folders(nodes(frame._jdf.queryExecution().optimizedPlan())):
@@ -93,7 +101,7 @@ def check_no_delta(frame: Any) -> None:
             for root in chain(folder):
                 log = hadoop(f"{root}/_delta_log")
                 if log.getFileSystem(conf).exists(log):
-                    raise table_error(folder, root, "Delta")
+                    yield folder, root
 
 
 def on_server(frame: Any) -> Any:
