@@ -193,6 +193,21 @@ def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is
             groups[1].take([np.zeros(9)])
 
 
+def test_ranks_that_have_other_weights_for_long_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for anybody: they would train apart without a word."""
+    monkeypatch.setattr(peer_module, "APART", -1.0)  # at once
+    with serving(2) as ranks:
+        groups = [ranks.group(rank, [np.zeros(2)]) for rank in range(2)]
+        for number in range(3):
+            if number == 1:
+                groups[1].close()  # it has others from now on
+            groups[0].ask([1])
+            groups[0].rest(60)
+            assert caplog.text.count("rank 0 has averaged nothing with rank 1") == number
+
+
 def test_one_that_is_engaged_is_busy_and_nothing_is_left_open() -> None:
     with serving(2) as ranks:
         groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(2)]

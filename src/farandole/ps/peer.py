@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ PURPOSE = "weights"
 BUSY = 0.05  # seconds for which who is asked waits until its own average is done
 SILENCE = 5.0  # seconds without an answer until a partner is left alone
 AGAIN = 30.0  # seconds for which it is
+APART = 60.0  # seconds for which a partner may have other weights until that is told: steps take ranks other times
 PAUSE = 0.02  # seconds until one that hung up is called again
 HOLD = 0.25  # seconds for which training waits, once, for an average of its own that is late
 LAST = 5.0  # seconds for averages under way when this rank ends
@@ -70,7 +72,7 @@ class PeerServer(Listener):
                 with self._changed:
                     group = self._groups.get(str(message["group"]))
                 if group is None:  # it does not know of the others' weights yet, or not any more
-                    send(session, {"busy": True})
+                    send(session, {"busy": True, "unknown": True})
                 else:
                     group.answer(session, message)
         finally:
@@ -83,17 +85,18 @@ class PeerServer(Listener):
 class PeerGroup:
     """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the ranks, each JSON;
     empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``;
-    ``tell``: hears of each average that this rank has asked for, with its begin and end; ``averages``: how they travel.
+    ``tell``: hears of each average that this rank has asked for, with its begin and end; ``averages``: how they travel;
+    ``digest``: of what the weights are, the same on all ranks.
     """
 
     def __init__(
         self, server: PeerServer, name: str, addresses: Sequence[str], ranks: Sequence[int], first: Sequence[Array],
         statistics: int, tell: Callable[[str, float, float], None] = lambda what, begin, end: None,
-        averages: Callable[[SharedWeights], Averages] = WholeAverages,
+        averages: Callable[[SharedWeights], Averages] = WholeAverages, digest: int = 0,
     ) -> None:  # fmt: skip
         self.name, self._server, self._ranks, self._tell = name, server, ranks, tell
         self._shared = SharedWeights(first, statistics)
-        self._sizes = [array.size for array in first]
+        self._sizes, self._digest = [array.size for array in first], digest
         self._averages = averages(self._shared)  # one at a time
         self._partners: list[Partner | None] = [None] * len(ranks)
         self._changed = threading.Condition()
@@ -222,10 +225,18 @@ class PeerGroup:
 
     def _refusal(self, message: Message) -> Message | None:
         parts = [[kind, count] for kind, count in self._shared.parts]
+        asks, own = f"rank {message['rank']}", f"rank {self._server.rank}"
+        why = ""
         if message["parts"] != parts:
-            text = f"rank {message['rank']} has weights {message['parts']}, and rank {self._server.rank} has {parts}"
-            self._fail(ValueError(f"all ranks must train the same model, but {text}"))
-            return {"error": f"all ranks must train the same model, but {text}"}
+            why = f"the same model, but {asks} has weights {message['parts']}, and {own} has {parts}"
+        elif message["digest"] != self._digest:
+            why = (
+                f"the same weights, but {asks} has others than {own}, of the same sizes. Add, freeze and unfreeze "
+                "parameters on all ranks in the same step"
+            )
+        if why:
+            self._fail(ValueError(f"all ranks must train {why}"))
+            return {"error": f"all ranks must train {why}"}
         if not self._engage(BUSY):
             return {"busy": True}
         return None
@@ -269,7 +280,9 @@ class PeerGroup:
             return False
         begin = time.monotonic()
         try:
-            question = {"group": self.name, "rank": self._server.rank, "parts": self._shared.parts}
+            question = {
+                "group": self.name, "rank": self._server.rank, "parts": self._shared.parts, "digest": self._digest,
+            }  # fmt: skip
             with self._changed:
                 knows = self._averages.greeting(partner.rank)
             told = partner.agrees({**question, "knows": knows})
@@ -299,6 +312,7 @@ class Partner:
         self._session: Session | None = None
         self._silent_until = 0.0
         self._gone = self._told = False
+        self._unknown_since = math.inf  # it does not know what this rank would average
 
     def once_more(self) -> Partner:
         """The same rank, with a connection of its own."""
@@ -317,6 +331,7 @@ class Partner:
         answer = self._said(lambda session: self._asked(session, message))
         if "error" in answer:
             raise ValueError(answer["error"])
+        self._note(known="unknown" not in answer)
         return answer.get("knows")
 
     def exchange(
@@ -410,6 +425,16 @@ class Partner:
             session.peer = f"rank {self.rank}"
             return session
         return error
+
+    def _note(self, *, known: bool) -> None:
+        self._unknown_since = math.inf if known else min(self._unknown_since, time.monotonic())
+        if time.monotonic() - self._unknown_since > APART:
+            self._unknown_since = math.inf
+            logger.warning(
+                "rank %d has averaged nothing with rank %d for %.0f s: one of them has added, frozen or unfrozen "
+                "parameters, and the other one has not. Do that on all ranks in the same step", self._server.rank,
+                self.rank, APART,
+            )  # fmt: skip
 
     def _leave_alone(self) -> None:
         self.close()

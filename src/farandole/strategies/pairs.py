@@ -9,7 +9,8 @@ from farandole import context
 from farandole.contracts import PushCodec
 from farandole.engine import Engine
 from farandole.frontend.agreement import gathered
-from farandole.strategies.unlike import check_same_weights
+from farandole.observe.replicas import digest_of_text
+from farandole.strategies.unlike import check_same_weights, described
 
 if TYPE_CHECKING:
     from farandole.ps.pairs import Averages, SharedWeights
@@ -53,7 +54,8 @@ class Pairs:
             first = [*(shown.get(id(weight), weight) for weight in weights), *statistics]
             server = context.peer_server()
             self._group = PeerGroup(
-                server, name, self._addresses, self._ranks, first, len(statistics), self._tell, self._averages(names)
+                server, name, self._addresses, self._ranks, first, len(statistics), self._tell, self._averages(names),
+                digest=digest_of_text(described(weights, names)),
             )  # fmt: skip
         return self._group
 

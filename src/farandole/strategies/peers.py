@@ -13,11 +13,12 @@ from farandole import context
 from farandole.contracts import Codec, PushCodec
 from farandole.engine import Engine, Entry
 from farandole.errors import JoinedError
+from farandole.observe.replicas import digest_of_text
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
-from farandole.strategies.unlike import check_same_weights
+from farandole.strategies.unlike import check_same_weights, described, label_of
 from farandole.strategies.ways import ways_of
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -46,6 +47,7 @@ class EnginePeers:
         self._ranks = options.process_set.ranks or range(self.size)
         self._pairs: Pairs | None = None
         self._compared = False  # the weights that are swapped
+        self._digested: tuple[Any, Array] | None = None  # those of the last swap, and their digest
         self._centre: Group | None = None
         self._centres = 0  # so far
         self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
@@ -87,14 +89,7 @@ class EnginePeers:
 
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
         self._compare(arrays)
-        mine = joined(arrays)
-        heard = self._messages(mine, to)
-        for rank, message in heard.items():
-            if len(message) != mine.size:
-                raise ValueError(
-                    f"{self.name}: rank {self._ranks[rank]} sent weights of {len(message)} bytes, and rank "
-                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
-                )
+        heard = self._messages(joined(arrays), to, arrays)
         return {rank: cut(message, arrays) for rank, message in heard.items()}
 
     def average_with(
@@ -124,8 +119,8 @@ class EnginePeers:
         keys = [f"{self._scope}{name}" for name in self.names_of(arrays)]
         message = copies.message(arrays, self.sent, keys, len(to))
         try:
-            heard = self._messages(message, to)
-        except JoinedError:
+            heard = self._messages(message, to, arrays)
+        except (JoinedError, ValueError):
             copies.lost()
             raise
         try:
@@ -141,10 +136,12 @@ class EnginePeers:
             self._compared = True
             check_same_weights(self.engine, self.name, self._ranks, arrays, self.names_of(arrays))
 
-    def _messages(self, mine: Array, to: Sequence[int]) -> dict[int, Array]:
-        """Send ``mine`` (uint8) to the ranks ``to``; by rank, what was sent to this one."""
-        flat = np.tile(mine, len(to))
-        splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
+    def _messages(self, mine: Array, to: Sequence[int], arrays: Sequence[Array]) -> dict[int, Array]:
+        """Send ``mine`` (uint8), of the weights ``arrays``, to the ranks ``to``; by rank, what was sent to this one.
+        Raises ValueError for what is of other weights."""
+        head = self._digest(arrays)
+        flat = np.tile(np.concatenate([head, mine]), len(to))
+        splits = tuple(head.size + mine.size if rank in to else 0 for rank in range(self.size))
         request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
         try:
             ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
@@ -153,12 +150,27 @@ class EnginePeers:
                 f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its weights. Give all "
                 "ranks as many steps, or take local_sgd, easgd, ps or gossip_async, which go on without it"
             ) from None
-        ends = np.cumsum(counts)
-        return {
-            rank: received[end - count : end]
-            for rank, (count, end) in enumerate(zip(counts, ends, strict=True))
-            if count
-        }
+        found = {}
+        for rank, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
+            if not count:
+                continue
+            begin = end - count + head.size
+            if not np.array_equal(received[end - count : begin], head):
+                raise ValueError(
+                    f"{label_of(self.name)}: all ranks must train the same weights, but rank {self._ranks[rank]} sent "
+                    f"others than rank {self._ranks[self.rank]} has: {_listed(self.names_of(arrays))}. Add, freeze and "
+                    "unfreeze parameters on all ranks in the same step"
+                )
+            found[rank] = received[begin:end]
+        return found
+
+    def _digest(self, arrays: Sequence[Array]) -> Array:
+        """Of what they are: 8 bytes."""
+        names = self.names_of(arrays)
+        key = tuple(names), tuple((array.shape, array.dtype) for array in arrays)
+        if self._digested is None or self._digested[0] != key:
+            self._digested = key, np.array([digest_of_text(described(arrays, names))]).view(np.uint8)
+        return self._digested[1]
 
     def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
         statistics, self.statistics = self.statistics, ()
@@ -246,3 +258,7 @@ class EnginePeers:
                 after=self._centre,
             )  # fmt: skip
         return self._centre
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + " ..." * (len(names) > 4)

@@ -56,18 +56,26 @@ class UnlikeKinds(Observer):
             raise ValueError(self._why) from None
 
 
+def described(weights: Sequence[Array], names: Sequence[str]) -> str:
+    """Name, shape and type of each, as JSON."""
+    return json.dumps([(row, weight.shape, weight.dtype.name) for row, weight in zip(names, weights, strict=True)])
+
+
 def check_same_weights(
     engine: Engine, name: str, ranks: Sequence[int], weights: Sequence[Array], names: Sequence[str]
 ) -> None:  # fmt: skip
     """Raise ValueError on all ranks if one has weights of another name, shape or type. Collective. ``name``: of the
     optimizer; ``ranks``: as above. Ranks that have joined do not count."""
-    rows = [(row, list(weight.shape), weight.dtype.name) for row, weight in zip(names, weights, strict=True)]
-    told = json.dumps(rows)
+    told = described(weights, names)
     if all_equal(engine, f"{name}.model", [digest_of_text(told)])[0] is not False:
         return
     said = gathered(engine, f"{name}.model", told.encode())
     places = [place for place, text in enumerate(said) if text]
     tables = [json.loads(said[place]) for place in places]
     difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in places])
-    label = name.partition(".weights.")[0]
-    raise ValueError(f"{label}: all ranks must train the same model, but its weights differ: {difference}")
+    raise ValueError(f"{label_of(name)}: all ranks must train the same model, but its weights differ: {difference}")
+
+
+def label_of(name: str) -> str:
+    """What messages call the optimizer whose exchanges have this name."""
+    return name.partition(".weights.")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,32 @@ def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
         grow()
         kept.average(weights)
         assert np.allclose(weights[0], (3 * 1.0 + 2 * 2.0) / 2)
+
+    job(2, fn, store=True)
+
+
+def test_pairs_with_other_weights_of_the_same_size_are_told() -> None:
+    """Each has frozen one."""
+
+    def fn(rank: int) -> None:
+        kept = KeptExchange("test", GradientOptions(), AsyncGossip())
+        weights, names = [np.full(3, 1.0), np.full(3, 2.0)], ["first", "second"]
+        steps = itertools.count(1)
+
+        def step() -> None:
+            kept.begin(weights, np.copy, stepping=True)
+            kept(weights, next(steps), names)
+
+        def go_on() -> None:
+            while True:
+                step()
+
+        step()
+        del weights[rank], names[rank]
+        kept.moved([1 - rank])
+        with pytest.raises(ValueError, match=r"but rank 0 has others than rank 1, of the same sizes\. Add, freeze"):
+            go_on()
+        assert weights[0].tolist() == [2.0 - rank] * 3
 
     job(2, fn, store=True)
 

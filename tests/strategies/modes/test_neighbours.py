@@ -257,6 +257,30 @@ def test_a_message_that_was_lost_is_sent_anew() -> None:
     np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-12)
 
 
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_ranks_that_go_on_with_other_weights_of_the_same_size_are_told(codec: str) -> None:
+    """Each has frozen one: they would average what is left of one with what is left of the other."""
+
+    def fn(rank: int) -> str:
+        kept = KeptExchange("test", GradientOptions(codec=codec or None), Gossip("ring"))
+        weights, names = [np.full(3, 1.0), np.full(3, 2.0)], ["first", "second"]
+        for step in range(1, 5):
+            if step == 3:
+                del weights[rank], names[rank]
+                kept.moved([1 - rank])
+            kept.begin(weights, np.copy)
+            try:
+                kept(weights, step, names)
+            except ValueError as error:
+                assert weights[0].tolist() == [2.0 - rank] * 3
+                return str(error)
+        return ""
+
+    for rank, text in enumerate(job(2, fn)):
+        left = ("second", "first")[rank]
+        assert f"rank {1 - rank} sent others than rank {rank} has: {left}. Add, freeze and unfreeze" in text
+
+
 def test_messages_of_other_weights_are_refused() -> None:
     codec = codec_of("int8")
     own, weights = [np.zeros(9)], [np.ones(9)]
