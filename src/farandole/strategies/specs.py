@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -109,8 +110,14 @@ def parsed(kind: type[Made], argument: str, example: str) -> Made:
     rule = f"a first argument, then others by name, like {name}:{example}"
     if len(first) > 1 or (first and words[0][1]):
         refuse(name, "strategy", f"{name}:{argument}", rule)
+    named = {word: value for word, equals, value in words if equals}
+    takes = inspect.signature(kind).parameters
+    for word in named:
+        if word not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            rule = f"left out: {name} takes {', '.join(takes)}{did_you_mean(word, [*takes])}"
+            refuse(name, word, named[word], rule)
     try:
-        return kind(*first, **{word: value for word, equals, value in words if equals})
+        return kind(*first, **named)
     except TypeError:
         refuse(name, "strategy", f"{name}:{argument}", rule)
 

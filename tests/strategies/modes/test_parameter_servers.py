@@ -361,7 +361,7 @@ def test_specs(spec: str, full: str) -> None:
     [
         ("ps:0", "ps: every='0' must be a whole number, at least 1"), ("ssp:-1", "ssp: bound='-1' must be a whole"),
         ("ps:1,2", "ps: strategy='ps:1,2' must be a first argument, then others by name"),
-        ("ps_async:backup=1", "ps_async: strategy='ps_async:backup=1' must be"),
+        ("ps_async:2,backup=1", "ps_async: backup='1' must be left out: ps_async takes every, damp, optimizer,"),
         ("ps_async:damp=2", "damp='2' must be 0 or 1"), ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
         ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"), ("ps:optimizer=sgd,lr=-1", "lr='-1' must be a number, 0"),
         ("ps:backup=1,2", "must be a first argument"),
