@@ -1,8 +1,8 @@
 """How quickly a core reads what another has just written.
 
 On a virtual machine this changes while one looks on: the host moves the cores, for a while behind one third-level cache
-and for a while behind two. Measured on an AMD EPYC with two cores: 28 to 36 GB/s, and 11. Collectives between processes
-of one host take up to three times as long then, so numbers of two runs compare only where this was alike.
+and for a while behind two. Measured on an AMD EPYC with two cores: 28 to 36 GB/s, and 11. Such reading is what
+collectives of one host are made of, so numbers of two runs compare only where this was alike.
 """
 
 from __future__ import annotations
