@@ -61,7 +61,8 @@ def told(before: float | None, after: float | None) -> str:
     """A line for people; nothing where nothing was measured."""
     if before is None or after is None:
         return ""
-    line = f"a core reads what its neighbour has written at {before / 1e9:.0f} GB/s before, {after / 1e9:.0f} GB/s after"
+    speeds = f"{before / 1e9:.0f} GB/s before, {after / 1e9:.0f} GB/s after"
+    line = f"a core reads what its neighbour has written at {speeds}"
     if max(before, after) > MOVED * min(before, after):
         line += ": the machine's cores moved meanwhile, and the numbers are of both states. Run it again"
     return line
