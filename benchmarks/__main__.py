@@ -37,21 +37,39 @@ def parser() -> argparse.ArgumentParser:
         help="what to measure (default: the first three)",
     )
     found.add_argument(
-        "-np", "--num-proc", "--np", dest="size", type=int,
+        "-np",
+        "--num-proc",
+        "--np",
+        dest="size",
+        type=int,
         help="ranks (default: 2; of strategies and learning: 4; with --hosts: one on each)",
-    )  # fmt: skip
+    )
     found.add_argument(
-        "--hosts", type=int, default=1, metavar="N",
-        help="put the ranks on N hosts, network namespaces (needs root); for allreduce and strategies",
-    )  # fmt: skip
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help=(
+            "put the ranks on N hosts, network namespaces (needs root); for allreduce and"
+            " strategies"
+        ),
+    )
     found.add_argument(
         "--rate",
         default="",
-        help="speed of each host's link, as tc writes it (1gbit; default: no limit; of strategies: 100mbit)",
+        help=(
+            "speed of each host's link, as tc writes it (1gbit; default: no limit; of strategies:"
+            " 100mbit)"
+        ),
     )
-    found.add_argument("--tls", action="store_true", help="encrypt what goes between the hosts; for --hosts alone")
     found.add_argument(
-        "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
+        "--tls", action="store_true", help="encrypt what goes between the hosts; for --hosts alone"
+    )
+    found.add_argument(
+        "--framework",
+        choices=FRAMEWORKS,
+        default="torch",
+        help="whose training step (default: torch); for step alone",
     )
     found.add_argument(
         "--launcher",
@@ -60,18 +78,37 @@ def parser() -> argparse.ArgumentParser:
         help="how jobs start (default: local); start alone",
     )
     found.add_argument(
-        "--only", action="append", default=[], metavar="SPEC",
-        help="of strategies and learning: this strategy, codec, or both as local_sgd:8+int8 (may be repeated)",
-    )  # fmt: skip
-    found.add_argument(
-        "--data", type=Path, metavar="DIR", help="of learning: the folder of MNIST's images for tests (default: digits)"
+        "--only",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help=(
+            "of strategies and learning: this strategy, codec, or both as local_sgd:8+int8 (may be"
+            " repeated)"
+        ),
     )
     found.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="of learning: train with so many seeds (default: 3)"
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="of learning: the folder of MNIST's images for tests (default: digits)",
     )
-    found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
-    found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
-    found.add_argument("--quick", action="store_true", help="few repetitions and small sizes: to try it out")
+    found.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of learning: train with so many seeds (default: 3)",
+    )
+    found.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here"
+    )
+    found.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)"
+    )
+    found.add_argument(
+        "--quick", action="store_true", help="few repetitions and small sizes: to try it out"
+    )
     return found
 
 
@@ -83,7 +120,9 @@ def _writable(path: Path) -> bool:
 
 
 def checked(arguments: Sequence[str]) -> argparse.Namespace:
-    """Arguments that will work: a benchmark must not run for minutes and then fail to write its file."""
+    """Arguments that will work: a benchmark must not run for minutes and then fail to write its
+    file.
+    """
     found = parser()
     chosen = found.parse_args(arguments)
     check_values(found, chosen)
@@ -97,36 +136,57 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     if chosen.size is None:
         chosen.size = 4 if alone and chosen.hosts == 1 else max(2, chosen.hosts)
     if chosen.size < 2:
-        found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
+        found.error(
+            f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank"
+        )
     for flag in ("json", "plot"):
         path: Path | None = getattr(chosen, flag)
         if path is not None and not _writable(path):
-            found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
+            found.error(
+                f"--{flag}={path} cannot be written: name a file in a folder that exists and is"
+                " yours"
+            )
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")
     chosen.what = [benchmark for benchmark in known if benchmark in chosen.what] or list(
         ALL if chosen.framework == "torch" else ("step",)
     )
-    odd = [benchmark for benchmark in chosen.what if chosen.framework != "torch" and benchmark != "step"]
+    odd = [
+        benchmark
+        for benchmark in chosen.what
+        if chosen.framework != "torch" and benchmark != "step"
+    ]
     if odd:
-        found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
+        found.error(
+            f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch"
+        )
     if chosen.launcher != "local" and chosen.what != ["start"]:
         found.error(
-            f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher {chosen.launcher}"
+            f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher"
+            f" {chosen.launcher}"
         )
     if "gpu" in chosen.what and not visible_gpus(os.environ):
         found.error("gpu: this process sees no CUDA GPU")
     check_hosts(found, chosen)
     check_specs(found, chosen)
-    spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
+    # TorchDistributor needs the others
+    spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []
     digits = ["sklearn"] if alone and not chosen.data else []
     data = ["pyarrow"] if {"data", *ON_SPARK} & set(chosen.what) else []
     spark += ["pyspark", "pandas"] if {*ON_SPARK} & set(chosen.what) else []
     packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits, *data]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
-            extra = "bench" if package in ("torch", "matplotlib") else "data" if package in data else chosen.framework
-            wanted = package if package in spark else f".[{'demo' if digits == [package] else extra}]"
+            extra = (
+                "bench"
+                if package in ("torch", "matplotlib")
+                else "data"
+                if package in data
+                else chosen.framework
+            )
+            wanted = (
+                package if package in spark else f".[{'demo' if digits == [package] else extra}]"
+            )
             found.error(f"{package} is not installed; pip install '{wanted}'")
     return chosen
 
@@ -139,7 +199,10 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
     if chosen.hosts == 1 and not (chosen.rate or chosen.tls):
         return
     if chosen.hosts < 2:
-        found.error(f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls are about links between hosts)")
+        found.error(
+            f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls are about links between"
+            " hosts)"
+        )
     if chosen.size < chosen.hosts:
         found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
     if chosen.what not in (["allreduce"], ["strategies"]) or chosen.framework != "torch":
@@ -152,13 +215,22 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
 def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
     alone = chosen.what[0] in ALONE
     if chosen.only and not alone:
-        found.error("--only is about strategies and codecs: farandole bench strategies --only ps_async")
-    if chosen.data is not None and (chosen.what != ["learning"] or not (chosen.data / MNIST).is_file()):
-        found.error(f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's {MNIST}")
+        found.error(
+            "--only is about strategies and codecs: farandole bench strategies --only ps_async"
+        )
+    if chosen.data is not None and (
+        chosen.what != ["learning"] or not (chosen.data / MNIST).is_file()
+    ):
+        found.error(
+            f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's"
+            f" {MNIST}"
+        )
     if chosen.seeds < 1 or (chosen.seeds != 3 and chosen.what != ["learning"]):
         found.error(f"--seeds={chosen.seeds} is for learning alone, and at least 1")
     if chosen.plot is not None and chosen.what == ["learning"]:
-        found.error("--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png")
+        found.error(
+            "--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png"
+        )
     if chosen.only:
         from benchmarks.samples import parts
         from farandole.errors import SettingsError
@@ -182,13 +254,19 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import hosts
 
         with hosts.made(chosen.hosts, chosen.rate) as among:
-            yield from crew.measure(chosen.what, chosen.size, chosen.quick, among=among, tls=chosen.tls)
+            yield from crew.measure(
+                chosen.what, chosen.size, chosen.quick, among=among, tls=chosen.tls
+            )
         return
     if "c10d" in chosen.what:
         from benchmarks import c10d
 
         yield from c10d.cases(chosen.size, chosen.quick)
-    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data", *ON_SPARK)]
+    inside = [
+        benchmark
+        for benchmark in chosen.what
+        if benchmark not in ("start", "c10d", "data", *ON_SPARK)
+    ]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: no MPI takes part (pip install '.[bench]')")
@@ -226,7 +304,9 @@ def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
     rate = chosen.rate or LINK[1]
     say(f"making {number} hosts")
     with hosts.made(number, rate) as among:
-        yield from crew.measure(chosen.what, size, chosen.quick, among=among, tls=chosen.tls, rate=rate, **facts)
+        yield from crew.measure(
+            chosen.what, size, chosen.quick, among=among, tls=chosen.tls, rate=rate, **facts
+        )
 
 
 def say(text: str) -> None:
@@ -239,14 +319,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks import cores, report
     from benchmarks.crew import BenchmarkError
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves through every finally
+    # leaves through every finally
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     cases: list[Found] = []
     begin = time.monotonic()
     where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
-    say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks{where}; keep the machine quiet")
+    say(
+        f"measuring {', '.join(chosen.what)} with {chosen.size} ranks{where}; keep the machine"
+        " quiet"
+    )
     load, count = os.getloadavg()[0], os.cpu_count() or 1
     if load > count / 2:
-        say(f"other programs are at work here (load {load:.1f} on {count} cores): the numbers will suffer")
+        say(
+            f"other programs are at work here (load {load:.1f} on {count} cores): the numbers will"
+            " suffer"
+        )
     try:
         before = cores.between()
         # Lines, no animation: a spinner would take its share of the cores that are being measured.
@@ -267,7 +354,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(line)
     if chosen.json:
         report.write_json(
-            chosen.json, report.document(cases, chosen.size, arguments, chosen.framework, between=(before, after))
+            chosen.json,
+            report.document(
+                cases, chosen.size, arguments, chosen.framework, between=(before, after)
+            ),
         )
     if chosen.plot:
         from benchmarks import plot

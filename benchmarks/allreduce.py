@@ -15,7 +15,8 @@ from benchmarks.steps.torch import Team
 from farandole import context
 from farandole.collectives.hierarchical import GATHER, NETWORK, SCATTER
 
-# (name, bytes, operations per sample): small ones are repeated until a sample is long enough to time.
+# (name, bytes, operations per sample): small ones are repeated until a sample is long enough to
+# time.
 SIZES = [
     ("4 KiB", 4 << 10, 50),
     ("64 KiB", 64 << 10, 50),
@@ -39,8 +40,12 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
             check(contender, run, settle, [tensor])
         per_sample = min(per_sample, 5) if plan.quick else per_sample
         samples = interleave(
-            contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier, after=settle
-        )  # fmt: skip
+            contenders,
+            repetitions=repetitions,
+            per_sample=per_sample,
+            before=hvd.barrier,
+            after=settle,
+        )
         yield Case("allreduce", name, samples, per_sample, nbytes)
         parts = split(contenders[OURS], samples[OURS], 3 if plan.quick else 7)
         if parts:
@@ -49,7 +54,9 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
 
 
 def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each part of an allreduce on this rank; they overlap. Nothing where it has no parts."""
+    """Seconds of each part of an allreduce on this rank; they overlap. Nothing where it has no
+    parts.
+    """
     transport = context.engine().transport
     now = dict.fromkeys(PARTS, 0.0)
 
@@ -69,10 +76,14 @@ def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[s
 
 
 def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
-    """Submit all, then wait for all; Gloo also gets the same numbers as one flat tensor, as DDP would pack them."""
+    """Submit all, then wait for all; Gloo also gets the same numbers as one flat tensor, as DDP
+    would pack them.
+    """
     flat = torch.empty(count * ELEMENTS)
     tensors = list(torch.empty(count, ELEMENTS).unbind())
-    contenders: dict[str, Callable[[], Any]] = {peer.name: partial(peer.many, tensors) for peer in peers}
+    contenders: dict[str, Callable[[], Any]] = {
+        peer.name: partial(peer.many, tensors) for peer in peers
+    }
     settle = settlers(peers)
     for contender, run in contenders.items():
         check(contender, run, settle, tensors)
@@ -80,7 +91,9 @@ def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
         if peer.name == GLOO:
             contenders[GLOO_FLAT] = partial(peer.allreduce, flat)
             check(GLOO_FLAT, contenders[GLOO_FLAT], settle, [flat])
-    samples = interleave(contenders, repetitions=repetitions, per_sample=TIMES, before=hvd.barrier, after=settle)
+    samples = interleave(
+        contenders, repetitions=repetitions, per_sample=TIMES, before=hvd.barrier, after=settle
+    )
     return Case("allreduce", f"{count} x {ELEMENTS:,} floats", samples, TIMES, count * ELEMENTS * 4)
 
 
@@ -89,9 +102,14 @@ def settlers(peers: Sequence[Any]) -> dict[str, Callable[[], None]]:
 
 
 def check(
-    contender: str, run: Callable[[], object], settle: Mapping[str, Callable[[], None]], tensors: list[torch.Tensor]
+    contender: str,
+    run: Callable[[], object],
+    settle: Mapping[str, Callable[[], None]],
+    tensors: list[torch.Tensor],
 ) -> None:
-    """Times mean nothing when the sums are wrong. Leaves zeros, which stay what they are under any number of sums."""
+    """Times mean nothing when the sums are wrong. Leaves zeros, which stay what they are under any
+    number of sums.
+    """
     for tensor in tensors:
         tensor.fill_(hvd.rank() + 1.0)
     hvd.barrier()

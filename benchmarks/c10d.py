@@ -1,6 +1,8 @@
-"""torch.distributed on Farandole's wires beside Gloo: the same processes, a group of each, in turns.
+"""torch.distributed on Farandole's wires beside Gloo: the same processes, a group of each, in
+turns.
 
-``cases`` runs in the driver; each rank is ``python -m benchmarks.c10d``, and rank 0 writes what it measured.
+``cases`` runs in the driver; each rank is ``python -m benchmarks.c10d``, and rank 0 writes what it
+measured.
 """
 
 from __future__ import annotations
@@ -35,11 +37,22 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
         env["PYTHONPATH"] = os.pathsep.join([root, f"{root}/src", env.get("PYTHONPATH", "")])
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.c10d", str(rank), str(size), folder, str(int(quick))], env=env,
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.c10d",
+                    str(rank),
+                    str(size),
+                    folder,
+                    str(int(quick)),
+                ],
+                env=env,
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for rank in range(size)
-        ]  # fmt: skip
+        ]
         try:
             out, errors = ranks[0].communicate(timeout=LONGEST)
             for other in ranks[1:]:
@@ -49,7 +62,9 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
                 each.kill()
                 each.wait()
     if ranks[0].returncode:
-        raise BenchmarkError(f"rank 0 ended with exit code {ranks[0].returncode}; it wrote:\n{errors}")
+        raise BenchmarkError(
+            f"rank 0 ended with exit code {ranks[0].returncode}; it wrote:\n{errors}"
+        )
     for line in out.splitlines():
         yield Case(**json.loads(line))
 
@@ -62,7 +77,9 @@ def measure(rank: int, size: int, folder: str, quick: bool) -> None:
     import farandole.torch.distributed  # noqa: F401
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+    )
     groups = {OURS: dist.new_group(backend="farandole"), GLOO: dist.group.WORLD}
     before = lambda: dist.barrier(group=groups[OURS])  # noqa: E731
     repetitions = 1 if quick else REPETITIONS
@@ -151,10 +168,15 @@ def steps(
     }
 
 
-def split_models(groups: Mapping[str, Any], rank: int, size: int) -> dict[str, dict[str, Callable[[], object]]]:
+def split_models(
+    groups: Mapping[str, Any], rank: int, size: int
+) -> dict[str, dict[str, Callable[[], object]]]:
     """Steps of models that are split over the ranks, by name: what each contender does."""
     makers = {f"pipeline of {size} stages, 4 micro-batches": _pipeline, "FSDP2, mlp": _fsdp}
-    return {what: {name: make(group, rank, size) for name, group in groups.items()} for what, make in makers.items()}
+    return {
+        what: {name: make(group, rank, size) for name, group in groups.items()}
+        for what, make in makers.items()
+    }
 
 
 def _pipeline(group: Any, rank: int, size: int) -> Callable[[], object]:
@@ -165,7 +187,9 @@ def _pipeline(group: Any, rank: int, size: int) -> Callable[[], object]:
     torch.manual_seed(rank)
     rows = torch.randn(64, 1024)
     layers = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
-    run = Schedule1F1B(PipelineStage(layers, rank, size, torch.device("cpu"), group=group), 4, nn.MSELoss())
+    run = Schedule1F1B(
+        PipelineStage(layers, rank, size, torch.device("cpu"), group=group), 4, nn.MSELoss()
+    )
     optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
     given, last = [rows] if rank == 0 else [], rank == size - 1
 

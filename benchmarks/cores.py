@@ -1,8 +1,9 @@
 """How quickly a core reads what another has just written.
 
-On a virtual machine this changes while one looks on: the host moves the cores, for a while behind one third-level cache
-and for a while behind two. Measured on an AMD EPYC with two cores: 28 to 36 GB/s, and 11. Such reading is what
-collectives of one host are made of, so numbers of two runs compare only where this was alike.
+On a virtual machine this changes while one looks on: the host moves the cores, for a while behind
+one third-level cache and for a while behind two. Measured on an AMD EPYC with two cores: 28 to 36
+GB/s, and 11. Such reading is what collectives of one host are made of, so numbers of two runs
+compare only where this was alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def between() -> float | None:
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         return None
     fork = multiprocessing.get_context("fork")
-    written, turn = np.frombuffer(fork.RawArray(ctypes.c_uint8, NBYTES), np.uint8), fork.RawValue(ctypes.c_int64, 0)
+    written, turn = (
+        np.frombuffer(fork.RawArray(ctypes.c_uint8, NBYTES), np.uint8),
+        fork.RawValue(ctypes.c_int64, 0),
+    )
     here, there, *_ = allowed = sorted(os.sched_getaffinity(0))
     writer = fork.Process(target=_write, args=(there, written, turn), daemon=True)
     writer.start()
@@ -64,5 +68,8 @@ def told(before: float | None, after: float | None) -> str:
     speeds = f"{before / 1e9:.0f} GB/s before, {after / 1e9:.0f} GB/s after"
     line = f"a core reads what its neighbour has written at {speeds}"
     if max(before, after) > MOVED * min(before, after):
-        line += ": the machine's cores moved meanwhile, and the numbers are of both states. Run it again"
+        line += (
+            ": the machine's cores moved meanwhile, and the numbers are of both states. Run it"
+            " again"
+        )
     return line

@@ -1,8 +1,9 @@
 """Starts the ranks of a benchmark and collects their measurements.
 
-With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are connected in the same
-processes; without, they are plain child processes. This process hosts the store that ours meets in. What may need
-parameter servers is started by ``farandole run``, whose driver has both.
+With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are
+connected in the same processes; without, they are plain child processes. This process hosts the
+store that ours meets in. What may need parameter servers is started by ``farandole run``, whose
+driver has both.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The facts for a worker. The secret travels in the environment, never here: a plan is an argument."""
+    """The facts for a worker. The secret travels in the environment, never here: a plan is an
+    argument.
+    """
 
     size: int
     benchmarks: list[str]
@@ -56,35 +59,70 @@ class Plan:
     def environment(self, rank: int) -> dict[str, str]:
         slot = hosts.slots(self.size, self.hosts)[rank]
         return Placement(
-            rank=rank, size=self.size, local_rank=slot.local_rank, local_size=slot.local_size,
-            cross_rank=slot.cross_rank, cross_size=slot.cross_size, homogeneous=not self.size % self.hosts,
-        ).to_env()  # fmt: skip
+            rank=rank,
+            size=self.size,
+            local_rank=slot.local_rank,
+            local_size=slot.local_size,
+            cross_rank=slot.cross_rank,
+            cross_size=slot.cross_size,
+            homogeneous=not self.size % self.hosts,
+        ).to_env()
 
 
 def mpirun(size: int) -> list[str] | None:
-    """The start of an mpirun command of an MPI that we know, or None when mpi4py or mpirun is missing."""
+    """The start of an mpirun command of an MPI that we know, or None when mpi4py or mpirun is
+    missing.
+    """
     beside = Path(sys.executable).parent / "mpirun"
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     if program is None or importlib.util.find_spec("mpi4py") is None:
         return None
     said = subprocess.run(
-        [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        [program, "--version"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     found = implementation(said.stdout)
     if found != MPI:
-        return None if found is None else [program]  # of MPICH and Intel MPI: shared memory by themselves
-    # Shared memory only; without the hierarchical module ("han"), which makes a single host slower up to 1 MiB.
-    # MPI is told of more ranks than cores only when it is so: its ranks then yield while they wait.
-    slots = ["--host", f"localhost:{size}"] if size <= (os.cpu_count() or 1) else ["--oversubscribe"]
+        # of MPICH and Intel MPI: shared memory by themselves
+        return None if found is None else [program]
+    # Shared memory only; without the hierarchical module ("han"), which makes a single host slower
+    # up to 1 MiB. MPI is told of more ranks than cores only when it is so: its ranks then yield
+    # while they wait.
+    slots = (
+        ["--host", f"localhost:{size}"] if size <= (os.cpu_count() or 1) else ["--oversubscribe"]
+    )
     return [
-        program, "--allow-run-as-root", *slots, "--bind-to", "none",
-        "--mca", "pml", "ob1", "--mca", "btl", "self,sm", "--mca", "coll", "^han",
-    ]  # fmt: skip
+        program,
+        "--allow-run-as-root",
+        *slots,
+        "--bind-to",
+        "none",
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        "self,sm",
+        "--mca",
+        "coll",
+        "^han",
+    ]
 
 
 def implementation(version: str) -> str | None:
     """Which MPI says this of itself, as mpirun or as library."""
-    marks = {"Open MPI": MPI, "Open-MPI": MPI, "OpenRTE": MPI, "Intel(R) MPI": INTEL, "MPICH": MPICH, "HYDRA": MPICH}
+    marks = {
+        "Open MPI": MPI,
+        "Open-MPI": MPI,
+        "OpenRTE": MPI,
+        "Intel(R) MPI": INTEL,
+        "MPICH": MPICH,
+        "HYDRA": MPICH,
+    }
     return next((name for mark, name in marks.items() if mark in version), None)
 
 
@@ -97,12 +135,22 @@ def measure(
     tls: bool = False,
     **facts: Any,
 ) -> Iterator[Found | str]:
-    """What is found as it is done, and lines that tell how far it is; ``among``: the hosts that have the ranks, if not
-    this one; ``facts``: more of the ``Plan``. Raises BenchmarkError when a rank fails; leaves no process either way."""
+    """What is found as it is done, and lines that tell how far it is; ``among``: the hosts that
+    have the ranks, if not this one; ``facts``: more of the ``Plan``. Raises BenchmarkError when a
+    rank fails; leaves no process either way.
+    """
     secret = new_secret(tls=tls)
     store = hosts.store_on(among[0], secret) if among else StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1, **facts)
+        plan = Plan(
+            size,
+            list(benchmarks),
+            quick,
+            str(Path(folder, "gloo")),
+            framework,
+            len(among) or 1,
+            **facts,
+        )
         launcher = mpirun(size) if framework == "torch" and not (among or plan.driver) else None
         plan = replace(plan, mpi=bool(launcher))
         env = {
@@ -110,7 +158,9 @@ def measure(
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": hosts.DEVICE if among else "lo",
             "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             **FRAMEWORKS[framework].environment,
             **Connection(store=store.address, secret=secret).to_env(),
             **Settings(tls=tls).to_env(),
@@ -124,7 +174,9 @@ def measure(
             codes = [rank.wait() for rank in ranks]
             if any(codes):
                 said = Path(folder, "stderr").read_text(errors="replace").strip()
-                raise BenchmarkError(f"the ranks ended with exit codes {codes}; they wrote:\n{said}")
+                raise BenchmarkError(
+                    f"the ranks ended with exit codes {codes}; they wrote:\n{said}"
+                )
         finally:
             _end(ranks)
             store.close()
@@ -144,11 +196,17 @@ def read(told: str) -> Found | str:
 
 def _start(
     plan: Plan, env: dict[str, str], log: Path, among: Sequence[Any], launcher: Sequence[str] | None
-) -> list[subprocess.Popen[str]]:  # fmt: skip
+) -> list[subprocess.Popen[str]]:
     worker = [sys.executable, "-m", "benchmarks.worker", json.dumps(asdict(plan))]
     if among:
-        places = [among[int(slot.host.removeprefix("host"))] for slot in hosts.slots(plan.size, plan.hosts)]
-        commands = [(place.command(*worker), {**env, "FARANDOLE_RANK": str(rank)}) for rank, place in enumerate(places)]
+        places = [
+            among[int(slot.host.removeprefix("host"))]
+            for slot in hosts.slots(plan.size, plan.hosts)
+        ]
+        commands = [
+            (place.command(*worker), {**env, "FARANDOLE_RANK": str(rank)})
+            for rank, place in enumerate(places)
+        ]
     elif plan.driver:
         run = [sys.executable, "-m", "farandole.cli", "run", "-np", str(plan.size)]
         commands = [([*run, *worker], env)]
@@ -162,10 +220,16 @@ def _start(
             stdout = subprocess.PIPE if number == 0 else subprocess.DEVNULL
             ranks.append(
                 subprocess.Popen(
-                    command, env=each_env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them
+                    command,
+                    env=each_env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    text=True,
+                    # Ctrl-C reaches this process alone, which then ends them
+                    start_new_session=True,
                 )
-            )  # fmt: skip
+            )
     return ranks
 
 

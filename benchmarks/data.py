@@ -1,7 +1,8 @@
-"""Parquet files as batches on one process: ours, shuffled, beside what reads the same files in their own order.
+"""Parquet files as batches on one process: ours, shuffled, beside what reads the same files in
+their own order.
 
-As in a program that trains: after init(), which has freed memory kept for all of them, and epoch after epoch of readers
-and datasets that are opened once.
+As in a program that trains: after init(), which has freed memory kept for all of them, and epoch
+after epoch of readers and datasets that are opened once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.samples import (
     TF_DATA,
     Case,
     interleave,
-)  # fmt: skip
+)
 from farandole import context
 
 ROWS = 400_000
@@ -44,8 +45,10 @@ STEP = 0.005  # seconds
 STEP_BATCH = 2000
 GROUP = 10_000  # rows of a row group
 MEMORY = 48 << 20  # bytes that ours may take: less than the files want, so that rows do not stay
-WINDOW = 8  # row groups that the shuffling DataLoader mixes: as many as ours has lanes with that memory
-PETASTORM_QUEUE = 100_000  # rows: as many MB as ours keeps for shuffling; Horovod's own default is all of them
+# row groups that the shuffling DataLoader mixes: as many as ours has lanes with that memory
+WINDOW = 8
+# rows: as many MB as ours keeps for shuffling; Horovod's own default is all of them
+PETASTORM_QUEUE = 100_000
 SLOW = (ROW_BY_ROW, PETASTORM)  # for one batch size, and without steps
 
 Read = Callable[[str, int], Iterator[Any]]
@@ -59,11 +62,21 @@ def cases(quick: bool) -> Iterator[Case]:
     try:
         write(folder, rows)
         for size in BATCH_SIZES[1:] if quick else BATCH_SIZES:
-            chosen = {name: read for name, read in contenders().items() if size == BATCH_SIZES[-1] or name not in SLOW}
+            chosen = {
+                name: read
+                for name, read in contenders().items()
+                if size == BATCH_SIZES[-1] or name not in SLOW
+            }
             turns = {name: counted(read, folder, size, rows) for name, read in chosen.items()}
-            yield Case("data", f"{rows} rows in batches of {size}", interleave(turns, repetitions=repetitions))
+            yield Case(
+                "data",
+                f"{rows} rows in batches of {size}",
+                interleave(turns, repetitions=repetitions),
+            )
         chosen = {name: read for name, read in contenders().items() if name not in SLOW}
-        turns = {name: counted(read, folder, STEP_BATCH, rows, step) for name, read in chosen.items()}
+        turns = {
+            name: counted(read, folder, STEP_BATCH, rows, step) for name, read in chosen.items()
+        }
         steps = -(-rows // STEP_BATCH)
         turns[STEPS] = lambda: [step() for _ in range(steps)]
         name = f"{steps} steps of {STEP * 1e3:.0f} ms, with batches of {STEP_BATCH}"
@@ -78,9 +91,13 @@ def cases(quick: bool) -> Iterator[Case]:
 def contenders() -> dict[str, Read]:
     """Those whose packages are installed."""
     found: dict[str, Read] = {
-        OURS: streamed, SHUFFLED: shuffling_dataloader, IN_ORDER: in_order, DATALOADER: dataloader, KEPT: kept,
+        OURS: streamed,
+        SHUFFLED: shuffling_dataloader,
+        IN_ORDER: in_order,
+        DATALOADER: dataloader,
+        KEPT: kept,
         ROW_BY_ROW: row_by_row,
-    }  # fmt: skip
+    }
     if find_spec("tensorflow"):
         found[TF_DATA] = tf_data
     if find_spec("petastorm"):
@@ -157,8 +174,9 @@ def scanned(folder: str) -> Any:
 
 
 def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """By pyarrow's own scanner, which reads ahead in threads, in the files' order. Arrays are made of a row group at
-    once, and cut: asking the scanner for batches of this size takes much longer."""
+    """By pyarrow's own scanner, which reads ahead in threads, in the files' order. Arrays are made
+    of a row group at once, and cut: asking the scanner for batches of this size takes much longer.
+    """
     for found in scanned(folder).to_batches():
         own = {name: array.copy() for name, array in arrays_of(found).items()}
         for begin in range(0, found.num_rows, size):
@@ -173,18 +191,24 @@ def arrays_of(found: Any) -> dict[str, Any]:
 
 
 def shuffled_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """As ``record_batches``, but the row groups come in a random order, and the rows of each ``WINDOW`` of them are
-    mixed."""
+    """As ``record_batches``, but the row groups come in a random order, and the rows of each
+    ``WINDOW`` of them are mixed.
+    """
     import pyarrow.dataset as ds
 
     found = scanned(folder)
     groups = [group for file in found.get_fragments() for group in file.split_by_row_group()]
     random = np.random.default_rng()
     random.shuffle(groups)
-    batches = ds.FileSystemDataset(groups, found.schema, found.format, groups[0].filesystem).to_batches()
+    batches = ds.FileSystemDataset(
+        groups, found.schema, found.format, groups[0].filesystem
+    ).to_batches()
     while window := [arrays_of(batch) for batch in itertools.islice(batches, WINDOW)]:
         rows = random.permutation(sum(len(part["y"]) for part in window))
-        own = {name: np.concatenate([part[name] for part in window]).take(rows, axis=0) for name in COLUMNS}
+        own = {
+            name: np.concatenate([part[name] for part in window]).take(rows, axis=0)
+            for name in COLUMNS
+        }
         for begin in range(0, len(rows), size):
             yield {name: array[begin : begin + size] for name, array in own.items()}
 
@@ -210,8 +234,10 @@ def loaded(batches: Iterator[dict[str, Any]]) -> Iterator[Any]:
 
 
 def row_by_row(folder: str, size: int) -> Iterator[Any]:
-    """A dict of each row, and batches of them by the DataLoader's own function: the way of petastorm's make_reader, by
-    which Horovod's estimators read where they had a transformation_fn, without its pool of workers."""
+    """A dict of each row, and batches of them by the DataLoader's own function: the way of
+    petastorm's make_reader, by which Horovod's estimators read where they had a transformation_fn,
+    without its pool of workers.
+    """
     import torch
 
     class Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -228,15 +254,20 @@ def tf_data(folder: str, size: int) -> Iterator[Any]:
 
     specs = {name: tf.TensorSpec((None,), tf.float32) for name in COLUMNS[:6]}
     specs |= {"x": tf.TensorSpec((None, WIDTH), tf.float32), "y": tf.TensorSpec((None,), tf.int64)}
-    found = tf.data.Dataset.from_generator(lambda: record_batches(folder, size), output_signature=specs)
+    found = tf.data.Dataset.from_generator(
+        lambda: record_batches(folder, size), output_signature=specs
+    )
     return iter(found.prefetch(tf.data.AUTOTUNE))
 
 
 def petastorm(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled, as Horovod's estimators read, in threads instead of processes, which are slower. 0.12.1 on pyarrow 12
-    is the last pair that fits together."""
+    """Shuffled, as Horovod's estimators read, in threads instead of processes, which are slower.
+    0.12.1 on pyarrow 12 is the last pair that fits together.
+    """
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
     with make_batch_reader(f"file://{folder}", num_epochs=1, workers_count=2) as reader:
-        yield from BatchedDataLoader(reader, batch_size=size, shuffling_queue_capacity=PETASTORM_QUEUE)
+        yield from BatchedDataLoader(
+            reader, batch_size=size, shuffling_queue_capacity=PETASTORM_QUEUE
+        )

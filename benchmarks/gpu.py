@@ -1,4 +1,6 @@
-"""Tensors and training steps on GPUs, beside torch's: NCCL where every rank has a GPU, Gloo where they share one."""
+"""Tensors and training steps on GPUs, beside torch's: NCCL where every rank has a GPU, Gloo where
+they share one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from benchmarks.samples import DDP, DDP_NCCL, GLOO, NCCL, OURS, TOGETHER, Case, 
 from benchmarks.steps import CLASSES, Team
 from benchmarks.steps.torch import mlp, trainer
 
-SIZES = [("4 KiB", 4 << 10, 50), ("1 MiB", 1 << 20, 20), ("16 MiB", 16 << 20, 10), ("64 MiB", 64 << 20, 5)]
+SIZES = [
+    ("4 KiB", 4 << 10, 50),
+    ("1 MiB", 1 << 20, 20),
+    ("16 MiB", 16 << 20, 10),
+    ("64 MiB", 64 << 20, 5),
+]
 TENSORS, ELEMENTS = 200, 10_000
 BATCH = 256
 REPETITIONS = 31
@@ -34,14 +41,23 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
     for name, nbytes, per_sample in SIZES[:2] if plan.quick else SIZES:
         tensor = torch.zeros(nbytes // 4, device=device)
         turns = {OURS: partial(ours, [tensor]), theirs: partial(torchs, [tensor], group)}
-        yield Case("gpu", f"allreduce, {name}", timed(turns, repetitions, per_sample), per_sample, nbytes)
+        yield Case(
+            "gpu", f"allreduce, {name}", timed(turns, repetitions, per_sample), per_sample, nbytes
+        )
     tensors = [torch.zeros(ELEMENTS, device=device) for _ in range(TENSORS)]
     turns = {OURS: partial(ours, tensors), theirs: partial(torchs, tensors, group)}
-    yield Case("gpu", f"{TENSORS} x {ELEMENTS:,} floats", timed(turns, repetitions, 5), 5, TENSORS * ELEMENTS * 4)
+    yield Case(
+        "gpu",
+        f"{TENSORS} x {ELEMENTS:,} floats",
+        timed(turns, repetitions, 5),
+        5,
+        TENSORS * ELEMENTS * 4,
+    )
     labels = torch.randint(CLASSES, (BATCH,), device=device)
     for title, net, shape in (
-        ("MLP, 4.2 M parameters", mlp(), (1024,)), ("residual net, 9.4 M parameters", residual_net(), (3, 32, 32)),
-    ):  # fmt: skip
+        ("MLP, 4.2 M parameters", mlp(), (1024,)),
+        ("residual net, 9.4 M parameters", residual_net(), (3, 32, 32)),
+    ):
         inputs = torch.randn(BATCH, *shape, device=device)
         turns = {
             name: trainer(copy.deepcopy(net).to(device), inputs, labels, name, group)
@@ -50,7 +66,9 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
         yield Case("gpu", f"step, {title}", timed(turns, repetitions, 5), 5)
 
 
-def timed(turns: dict[str, Callable[[], None]], repetitions: int, per_sample: int) -> dict[str, list[float]]:
+def timed(
+    turns: dict[str, Callable[[], None]], repetitions: int, per_sample: int
+) -> dict[str, list[float]]:
     """Each turn ends when the GPU is done."""
 
     def done(run: Callable[[], None]) -> None:
@@ -62,7 +80,10 @@ def timed(turns: dict[str, Callable[[], None]], repetitions: int, per_sample: in
 
 
 def ours(tensors: list[Any]) -> None:
-    handles = [hvd.allreduce_async_(each, op=hvd.Sum, name=f"gpu.{place}") for place, each in enumerate(tensors)]
+    handles = [
+        hvd.allreduce_async_(each, op=hvd.Sum, name=f"gpu.{place}")
+        for place, each in enumerate(tensors)
+    ]
     for handle in handles:
         hvd.synchronize(handle)
 
@@ -75,7 +96,10 @@ def torchs(tensors: list[Any], group: Any) -> None:
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        parts = [[nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)] for _ in range(2)]
+        parts = [
+            [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+            for _ in range(2)
+        ]
         self.body = nn.Sequential(*parts[0], nn.ReLU(), *parts[1])
 
     def forward(self, x: Any) -> Any:

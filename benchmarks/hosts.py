@@ -1,5 +1,7 @@
-"""Hosts on one machine, for ``--hosts``: network namespaces on a bridge, of a set speed. They end with this process,
-however it ends, since they are the test kit's hosts, whose init waits for the end of a pipe."""
+"""Hosts on one machine, for ``--hosts``: network namespaces on a bridge, of a set speed. They end
+with this process, however it ends, since they are the test kit's hosts, whose init waits for the
+end of a pipe.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +25,29 @@ def obstacle(ssh: bool = False) -> str:
     try:
         from tests.kits import hosts
     except ImportError as error:
-        return f"the test kit, which makes them, cannot be imported ({error}): pip install -e '.[dev]'"
+        return (
+            f"the test kit, which makes them, cannot be imported ({error}): pip install -e '.[dev]'"
+        )
     return hosts.obstacle(ssh=ssh)
 
 
 @contextmanager
 def made(number: int, rate: str, delay: float = 0.0) -> Iterator[Sequence[Any]]:
-    """So many hosts. ``rate``: of each link, in each direction, as tc writes it; empty: no limit. ``delay``: seconds
-    from one to another."""
+    """So many hosts. ``rate``: of each link, in each direction, as tc writes it; empty: no limit.
+    ``delay``: seconds from one to another.
+    """
     from tests.kits import hosts
 
     with hosts.hosts(number, rate, ssh=False, delay=delay) as found:
-        shutil.rmtree(found.folder)  # what the hosts need of it they hold: nothing is left when we are killed
+        # what the hosts need of it they hold: nothing is left when we are killed
+        shutil.rmtree(found.folder)
         yield list(found)
 
 
 def slots(size: int, number: int) -> tuple[Slot, ...]:
-    """The places of ``size`` ranks on so many hosts, neighbours together; the first hosts have one more."""
+    """The places of ``size`` ranks on so many hosts, neighbours together; the first hosts have one
+    more.
+    """
     base, extra = divmod(size, number)
     return plan([(f"host{index}", base + (index < extra)) for index in range(number)], size)
 

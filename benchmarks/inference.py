@@ -1,5 +1,6 @@
-"""Predictions as a column of a Spark DataFrame, two tasks of this machine: ours, ``predict_batch_udf``, and row by row,
-as Horovod's estimators did."""
+"""Predictions as a column of a Spark DataFrame, two tasks of this machine: ours,
+``predict_batch_udf``, and row by row, as Horovod's estimators did.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ BATCH = 256
 
 
 class Work(NamedTuple):
-    """``rows`` of arrays of ``shape``, for the model that ``make`` gives. ``by_row``: whether going row by row ends
-    before long."""
+    """``rows`` of arrays of ``shape``, for the model that ``make`` gives. ``by_row``: whether going
+    row by row ends before long.
+    """
 
     name: str
     rows: int
@@ -43,9 +45,15 @@ def conv() -> Any:
     from torch import nn
 
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 7 * 7, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
 
 
 WORKS = (
@@ -64,7 +72,8 @@ def cases(quick: bool) -> Iterator[Case]:
             turns = contenders(chosen, frame)
             check({name: predictions(turn()) for name, turn in turns.items()}, chosen.rows)
             samples = interleave(
-                {name: computed(turn) for name, turn in turns.items()}, repetitions=1 if quick else REPETITIONS
+                {name: computed(turn) for name, turn in turns.items()},
+                repetitions=1 if quick else REPETITIONS,
             )
             frame.unpersist()
             yield Case("inference", f"{chosen.name}, {chosen.rows} rows", samples)
@@ -78,9 +87,11 @@ def session() -> Iterator[tuple[Any, Path]]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder: Any = SparkSession.builder.master(f"local[{TASKS}]").appName("farandole bench")
     settings = {
-        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "4g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "4g",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-    }  # fmt: skip
+    }
     spark = builder.config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
@@ -145,11 +156,16 @@ def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:
     kind = ArrayType(FloatType())
     schema = frame.schema.add("y", kind)
     ours = predict_udf(model, batch_size=BATCH, shapes=[shape])
-    theirs = predict_batch_udf(make_predict, return_type=kind, batch_size=BATCH, input_tensor_shapes=[list(shape)])
+    theirs = predict_batch_udf(
+        make_predict, return_type=kind, batch_size=BATCH, input_tensor_shapes=[list(shape)]
+    )
     found = {
-        OURS: lambda: frame.withColumn("y", ours("x")), PREDICT_BATCH: lambda: frame.withColumn("y", theirs("x")),
-        ROW_BY_ROW: lambda: frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(rows), schema),
-    }  # fmt: skip
+        OURS: lambda: frame.withColumn("y", ours("x")),
+        PREDICT_BATCH: lambda: frame.withColumn("y", theirs("x")),
+        ROW_BY_ROW: lambda: frame.sparkSession.createDataFrame(
+            frame.rdd.mapPartitions(rows), schema
+        ),
+    }
     return found if work.by_row else {name: found[name] for name in (OURS, PREDICT_BATCH)}
 
 

@@ -1,8 +1,8 @@
-"""How well each strategy and codec learns, what it sends and how long that takes: scikit-learn's digits, or MNIST. Runs
-on every rank.
+"""How well each strategy and codec learns, what it sends and how long that takes: scikit-learn's
+digits, or MNIST. Runs on every rank.
 
-What is found is the mean of some seeds (three, unless told), beside an all-reduce of as many epochs with the same
-seeds, and the standard error of the difference.
+What is found is the mean of some seeds (three, unless told), beside an all-reduce of as many epochs
+with the same seeds, and the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ import torch
 
 import farandole.torch as hvd
 from benchmarks.crew import Plan, tell
-from benchmarks.problems import BESIDE, ROWS, TRAINED, Data, Setting, accuracy, digits, mnist, net, setting_of
+from benchmarks.problems import (
+    BESIDE,
+    ROWS,
+    TRAINED,
+    Data,
+    Setting,
+    accuracy,
+    digits,
+    mnist,
+    net,
+    setting_of,
+)
 from benchmarks.samples import Learned, parts
 from benchmarks.steps.torch import Team
 from farandole import context
@@ -28,12 +39,37 @@ from farandole.types import Buffer, DType, Kind
 
 WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
 SPECS = (
-    ALLREDUCE, "adasum", "local_sgd:8", "local_sgd:8+int8", "local_sgd:epoch", "bmuf:8", "diloco:8,momentum=0.5",
-    "diloco:8,momentum=0.5+int8", "easgd:4", "gossip", "gossip:ring", "gossip+int8", "gossip:ring+topk:0.05",
-    "gossip:ring+onebit", "gossip_async", "gossip_async+int8", "gossip_async:ring+topk:0.05",
-    "gossip_async:ring+onebit", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8", "topk:0.05", "threshold:0.01",
-    "powersgd:2", "onebit", "randomk:0.1", "sign:0.9",
-)  # fmt: skip
+    ALLREDUCE,
+    "adasum",
+    "local_sgd:8",
+    "local_sgd:8+int8",
+    "local_sgd:epoch",
+    "bmuf:8",
+    "diloco:8,momentum=0.5",
+    "diloco:8,momentum=0.5+int8",
+    "easgd:4",
+    "gossip",
+    "gossip:ring",
+    "gossip+int8",
+    "gossip:ring+topk:0.05",
+    "gossip:ring+onebit",
+    "gossip_async",
+    "gossip_async+int8",
+    "gossip_async:ring+topk:0.05",
+    "gossip_async:ring+onebit",
+    "ps",
+    "ps_async",
+    "ssp:3",
+    "fp16",
+    "bf16",
+    "int8",
+    "topk:0.05",
+    "threshold:0.01",
+    "powersgd:2",
+    "onebit",
+    "randomk:0.1",
+    "sign:0.9",
+)
 
 
 class Result(NamedTuple):
@@ -55,7 +91,9 @@ class Sent(Observer):
 
 
 def cases(team: Team, plan: Plan) -> Iterator[Learned]:
-    name = f"MNIST, {TRAINED:,} images, {ROWS} rows a step" if plan.data else "scikit-learn's digits"
+    name = (
+        f"MNIST, {TRAINED:,} images, {ROWS} rows a step" if plan.data else "scikit-learn's digits"
+    )
     seeds, plain = range(1 if plan.quick else plan.seeds), dict[Setting, list[Result]]()
 
     def of_this(setting: Setting) -> Setting:
@@ -68,7 +106,10 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
             data = mnist(Path(plan.data), seed) if plan.data else digits(seed)
             results.append(trained(spec, data, seed, setting))
             if hvd.rank() == 0:
-                tell(f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} % right")
+                tell(
+                    f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} %"
+                    " right"
+                )
         return results
 
     for spec in plan.only or SPECS:
@@ -80,9 +121,19 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
         found, beside = mean(results), mean(plain[other])
         cost = round(milliseconds(parts(spec)[1]), 1) if hvd.rank() == 0 else 0.0
         yield Learned(
-            "learning", name, spec, str(setting), found.accuracy, beside.accuracy, found.mebibytes, found.seconds,
-            found.staleness, cost, len(seeds), error(results, plain[other]),
-        )  # fmt: skip
+            "learning",
+            name,
+            spec,
+            str(setting),
+            found.accuracy,
+            beside.accuracy,
+            found.mebibytes,
+            found.seconds,
+            found.staleness,
+            cost,
+            len(seeds),
+            error(results, plain[other]),
+        )
 
 
 def mean(results: Sequence[Result]) -> Result:
@@ -90,9 +141,17 @@ def mean(results: Sequence[Result]) -> Result:
 
 
 def error(results: Sequence[Result], others: Sequence[Result]) -> float:
-    """The standard error of the mean difference in accuracy, for the same seeds; 0 for one seed, which shows none."""
-    differences = [result.accuracy - other.accuracy for result, other in zip(results, others, strict=True)]
-    return round(float(np.std(differences, ddof=1)) / len(differences) ** 0.5, 2) if len(differences) > 1 else 0.0
+    """The standard error of the mean difference in accuracy, for the same seeds; 0 for one seed,
+    which shows none.
+    """
+    differences = [
+        result.accuracy - other.accuracy for result, other in zip(results, others, strict=True)
+    ]
+    return (
+        round(float(np.std(differences, ddof=1)) / len(differences) ** 0.5, 2)
+        if len(differences) > 1
+        else 0.0
+    )
 
 
 def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
@@ -101,7 +160,9 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
     model = net(inputs, seed, WIDTH if inputs == 64 else MNIST_WIDTH)
     made, strategy = codec(coding), strategy_of(name)
     optimizer = setting.optimizer(model.parameters())
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), strategy=strategy, codec=made or "")
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), strategy=strategy, codec=made or ""
+    )
     sent, observers = Sent(), context.engine().observers
     hvd.barrier()
     observers.add(sent)
@@ -122,13 +183,17 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
     return Result(accuracy(model, data), nbytes / 2**20, seconds, seen.mean if seen else 0.0)
 
 
-def train(model: Any, optimizer: Any, data: Data, setting: Setting, generator: torch.Generator) -> None:
+def train(
+    model: Any, optimizer: Any, data: Data, setting: Setting, generator: torch.Generator
+) -> None:
     steps = len(data.x) // setting.batch
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.epochs * steps)
     for _ in range(setting.epochs):
         order = torch.randperm(len(data.x), generator=generator)
         for step in range(steps):
-            mine = order[step * setting.batch : (step + 1) * setting.batch][hvd.rank() :: hvd.size()]
+            mine = order[step * setting.batch : (step + 1) * setting.batch][
+                hvd.rank() :: hvd.size()
+            ]
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(data.x[mine]), data.y[mine]).backward()
             optimizer.step()
@@ -163,6 +228,8 @@ def milliseconds(spec: str) -> float:
     transport: Transport = still  # type: ignore[assignment]  # codecs ask no more of it
     for _ in range(7):
         begin = time.perf_counter()
-        made.allreduce([Part("t", (1024, 1024), Buffer(values, out, DType.FLOAT32))], 0.25, transport)
+        made.allreduce(
+            [Part("t", (1024, 1024), Buffer(values, out, DType.FLOAT32))], 0.25, transport
+        )
         best = min(best, time.perf_counter() - begin)
     return best * 1000 / 4

@@ -1,7 +1,8 @@
-"""``python -m benchmarks.long_links``: one and several TCP connections between two hosts that are far from each other.
+"""``python -m benchmarks.long_links``: one and several TCP connections between two hosts that are
+far from each other.
 
-The hosts are network namespaces on links of 1 Gbit/s (root, ip, tc, nsenter, /dev/net/tun); a program between them
-holds every packet for a while.
+The hosts are network namespaces on links of 1 Gbit/s (root, ip, tc, nsenter, /dev/net/tun); a
+program between them holds every packet for a while.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ def seconds_of(delay: float, streams: int) -> dict[int, float]:
 
 def table(found: Mapping[tuple[float, int], Mapping[int, float]]) -> str:
     """``found``: by delay and connections, what ``seconds_of`` gives."""
-    titles = ["one way", "tensor", *(f"{streams} connection{'s' * (streams > 1)}" for streams in STREAMS)]
+    titles = [
+        "one way",
+        "tensor",
+        *(f"{streams} connection{'s' * (streams > 1)}" for streams in STREAMS),
+    ]
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for delay in dict.fromkeys(delay for delay, _ in found):
         for nbytes in found[delay, STREAMS[0]]:
@@ -43,7 +48,11 @@ def main() -> int:
     for delay in DELAYS:
         for streams in STREAMS:
             found[delay, streams] = seconds_of(delay, streams)
-            print(f"{1000 * delay:g} ms, {streams}: {found[delay, streams]}", file=sys.stderr, flush=True)
+            print(
+                f"{1000 * delay:g} ms, {streams}: {found[delay, streams]}",
+                file=sys.stderr,
+                flush=True,
+            )
     print(table(found))
     return 0
 

@@ -1,4 +1,5 @@
-"""What a job costs on more hosts than were measured: formulas, their constants from measured points. Pure.
+"""What a job costs on more hosts than were measured: formulas, their constants from measured
+points. Pure.
 
 Times in seconds, sizes in bytes, rates in bits per second.
 """
@@ -18,7 +19,8 @@ GRADIENTS = 100e6  # bytes
 RATES = (1e9, 10e9, 100e9)
 RANKS = (8, 64, 512, 1024, 4096, 27_000)
 PAYLOAD = 1448 / 1514  # of an Ethernet frame with TCP
-EXCHANGES = 4  # of ranks over the store, while they start: three about shared memory, one about addresses
+# of ranks over the store, while they start: three about shared memory, one about addresses
+EXCHANGES = 4
 TOLD = 40  # bytes that a rank tells in each of them
 
 
@@ -36,7 +38,13 @@ class Constants(NamedTuple):
 
 def depth(ranks: int) -> int:
     """Steps from the root of a board's tree to the farthest rank; 0 where there is no tree."""
-    return max(len(overlay.overlay(rank, ranks).subtrees) for rank in range(max(0, ranks - 1000), ranks)) - 1
+    return (
+        max(
+            len(overlay.overlay(rank, ranks).subtrees)
+            for rank in range(max(0, ranks - 1000), ranks)
+        )
+        - 1
+    )
 
 
 def fitted(points: Mapping[str, Any]) -> Constants:
@@ -60,19 +68,27 @@ def fitted(points: Mapping[str, Any]) -> Constants:
         connection=points["connection"],
         step=step,
         link=link,
-        copying=max(point["bytes"] * 2 * (point["hosts"] - 1) / point["hosts"] / point["seconds"] for point in free),
+        copying=max(
+            point["bytes"] * 2 * (point["hosts"] - 1) / point["hosts"] / point["seconds"]
+            for point in free
+        ),
     )
 
 
 def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Seconds per rank, and per rank and value, by least squares of the relative errors."""
-    rows = [[point["ranks"] / point["exchange"], point["ranks"] ** 2 / point["exchange"]] for point in meetings]
+    rows = [
+        [point["ranks"] / point["exchange"], point["ranks"] ** 2 / point["exchange"]]
+        for point in meetings
+    ]
     (rank, value), *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
     return max(0.0, float(rank)), max(0.0, float(value))
 
 
 def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds per step and share of the link, by least squares of the relative errors over a ring's ``points``."""
+    """Seconds per step and share of the link, by least squares of the relative errors over a ring's
+    ``points``.
+    """
     rows, ones = [], []
     for point in points:
         wire = crossing(point["bytes"], point["hosts"], point["rate"])
@@ -96,15 +112,19 @@ def agreement(ranks: int, at: Constants) -> float:
 
 
 def start(ranks: int, rate: float, at: Constants) -> float:
-    """Seconds from the start of the ranks' programs until they can exchange: the store serves all ranks from one thread
-    at a time, over one link; then each rank connects to those with lower numbers."""
+    """Seconds from the start of the ranks' programs until they can exchange: the store serves all
+    ranks from one thread at a time, over one link; then each rank connects to those with lower
+    numbers.
+    """
     store = ranks * (at.meet + EXCHANGES * (at.exchange + ranks * at.value))
     answers = EXCHANGES * ranks * ranks * TOLD * 8 / (rate * PAYLOAD)
     return store + answers + ranks * at.connection
 
 
 def allreduce(ranks: int, rate: float, at: Constants, nbytes: float = GRADIENTS) -> float:
-    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory go on meanwhile."""
+    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory go
+    on meanwhile.
+    """
     hosts = max(2, -(-ranks // HOST))
     link = crossing(nbytes, hosts, rate) / at.link
     copying = 2 * (hosts - 1) / hosts * nbytes / HOST / at.copying

@@ -1,4 +1,6 @@
-"""The cost of watching: a training step of ours under each observer, and with the sizes that autotune chose."""
+"""The cost of watching: a training step of ours under each observer, and with the sizes that
+autotune chose.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,12 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
             }
             crew = {name: Watched(model, settings) for name, settings in told.items()}
             samples = interleave(
-                {name: watched.step for name, watched in crew.items()}, repetitions=repetitions, per_sample=steps,
-                prepare={name: watched.begin for name, watched in crew.items()}, before=lambda: hvd.barrier(),
-            )  # fmt: skip
+                {name: watched.step for name, watched in crew.items()},
+                repetitions=repetitions,
+                per_sample=steps,
+                prepare={name: watched.begin for name, watched in crew.items()},
+                before=lambda: hvd.barrier(),
+            )
             join({})
             yield Case("observers", f"{title}{described(sizes)}", samples, steps)
 
@@ -72,7 +77,11 @@ def training(model: str) -> Callable[[], object]:
 def join(told: Told) -> None:
     """Leave the job, and join it with these settings beside those of the job."""
     hvd.shutdown()
-    ours = {name: value for name, value in Settings(**told).to_env().items() if name.startswith("FARANDOLE_")}
+    ours = {
+        name: value
+        for name, value in Settings(**told).to_env().items()
+        if name.startswith("FARANDOLE_")
+    }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     hvd.init()
@@ -92,7 +101,10 @@ def choice(model: str) -> dict[str, int]:
         step()
         if hvd.broadcast_object(all(tuner.done for tuner in tuners), root_rank=0):
             break
-    sizes = {"fusion_threshold": engine.fusion_threshold, "bucket_bytes": engine.bucketed or engine.bucket_bytes}
+    sizes = {
+        "fusion_threshold": engine.fusion_threshold,
+        "bucket_bytes": engine.bucketed or engine.bucket_bytes,
+    }
     return dict(hvd.broadcast_object(sizes, root_rank=0))
 
 

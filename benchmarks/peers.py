@@ -1,5 +1,5 @@
-"""The contenders inside one process: ours, torch Gloo, DeepSpeed's shared memory where it is installed and, where the
-job came from mpirun, MPI by mpi4py.
+"""The contenders inside one process: ours, torch Gloo, DeepSpeed's shared memory where it is
+installed and, where the job came from mpirun, MPI by mpi4py.
 
 All of them are connected at the same time, so that their turns can alternate.
 """
@@ -26,7 +26,10 @@ class Ours:
         hvd.allreduce_(tensor, op=hvd.Sum, name=f"bench.{tensor.numel()}")
 
     def many(self, tensors: list[torch.Tensor]) -> None:
-        handles = [hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"bench.{i}") for i, tensor in enumerate(tensors)]
+        handles = [
+            hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"bench.{i}")
+            for i, tensor in enumerate(tensors)
+        ]
         for handle in handles:
             hvd.synchronize(handle)
 
@@ -38,7 +41,9 @@ class Gloo:
     name = GLOO
 
     def __init__(self, rank: int, size: int, rendezvous: str) -> None:
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size
+        )
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
@@ -63,11 +68,14 @@ class Mpi:
 
     def many(self, tensors: list[torch.Tensor]) -> None:
         start = self.mpi.COMM_WORLD.Iallreduce
-        self.mpi.Request.Waitall([start(self.mpi.IN_PLACE, tensor.numpy(), op=self.mpi.SUM) for tensor in tensors])
+        self.mpi.Request.Waitall(
+            [start(self.mpi.IN_PLACE, tensor.numpy(), op=self.mpi.SUM) for tensor in tensors]
+        )
 
     def settle(self) -> None:
-        """MPI moves data only inside its own calls: without this, the last rank of a turn may wait for ever for what
-        another one, which is no longer inside MPI, has still to send."""
+        """MPI moves data only inside its own calls: without this, the last rank of a turn may wait
+        for ever for what another one, which is no longer inside MPI, has still to send.
+        """
         self.mpi.COMM_WORLD.Barrier()
 
     def close(self) -> None:
@@ -79,13 +87,17 @@ def deepspeed_installed() -> bool:
 
 
 class DeepSpeed:
-    """DeepSpeed's all-reduce in shared memory, which g++ builds when it is first loaded. For one host alone."""
+    """DeepSpeed's all-reduce in shared memory, which g++ builds when it is first loaded. For one
+    host alone.
+    """
 
     name = DEEPSPEED
 
     def __init__(self, rank: int, size: int, rendezvous: str) -> None:
         # Its segments are named by these.
-        os.environ.update(MASTER_ADDR=Path(rendezvous).parent.name, MASTER_PORT="0", LOCAL_SIZE=f"{size}")
+        os.environ.update(
+            MASTER_ADDR=Path(rendezvous).parent.name, MASTER_PORT="0", LOCAL_SIZE=f"{size}"
+        )
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
         if rank:  # one rank builds, the others load what is there

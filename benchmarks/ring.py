@@ -1,4 +1,6 @@
-"""Tensors that go around a ring of hosts, for the model of ``benchmarks.scale``. Runs on every rank."""
+"""Tensors that go around a ring of hosts, for the model of ``benchmarks.scale``. Runs on every
+rank.
+"""
 
 from __future__ import annotations
 
@@ -22,4 +24,6 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
         tensor = torch.empty(nbytes // 4)
         check(OURS, lambda tensor=tensor: ours.allreduce(tensor), {}, [tensor])  # type: ignore[misc]
         turns = {OURS: lambda tensor=tensor: ours.allreduce(tensor)}  # type: ignore[misc]
-        yield Case("ring", name, interleave(turns, repetitions=REPETITIONS, before=hvd.barrier), 1, nbytes)
+        yield Case(
+            "ring", name, interleave(turns, repetitions=REPETITIONS, before=hvd.barrier), 1, nbytes
+        )

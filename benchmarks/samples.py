@@ -12,14 +12,21 @@ from farandole.strategies.specs import ALLREDUCE, known
 
 # The contenders. Of allreduce:
 OURS = "Farandole"
-GLOO, GLOO_FLAT, MPI, MPICH, INTEL = "Gloo", "Gloo, one flat tensor", "Open MPI", "MPICH", "Intel MPI"
+GLOO, GLOO_FLAT, MPI, MPICH, INTEL = (
+    "Gloo",
+    "Gloo, one flat tensor",
+    "Open MPI",
+    "MPICH",
+    "Intel MPI",
+)
 DEEPSPEED = "DeepSpeed"
 NCCL = "NCCL"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:
 ALONE = "one process"  # the other ranks wait
-TOGETHER = "no exchange"  # every rank trains by itself at the same time: the machine is shared, no gradient is
+# every rank trains by itself at the same time: the machine is shared, no gradient is
+TOGETHER = "no exchange"
 DDP, DDP_NCCL = "DDP on Gloo", "DDP on NCCL"
 MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
 SHARDED = "jax.distributed on Gloo"
@@ -91,7 +98,12 @@ class Case:
     def from_record(cls, record: Mapping[str, Any]) -> Case:
         """The case that gave this ``record``."""
         facts = {name: value for name, value in record.items() if name != "contenders"}
-        return cls(**facts, samples={name: contender["samples"] for name, contender in record["contenders"].items()})
+        return cls(
+            **facts,
+            samples={
+                name: contender["samples"] for name, contender in record["contenders"].items()
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,8 @@ class Learned:
     staleness: float
     cost: float  # milliseconds of a codec for a MiB of float32
     seeds: int = 3
-    error: float = 0.0  # standard error of the mean difference to all-reduce, over the seeds; 0: not known
+    # standard error of the mean difference to all-reduce, over the seeds; 0: not known
+    error: float = 0.0
 
     @property
     def title(self) -> str:
@@ -172,8 +185,9 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
 
-    ``warm_up``: each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up),
-    ``prepare[name]`` before that, and ``after[name]`` after the samples of one contender.
+    ``warm_up``: each runs once untimed first. ``before`` runs untimed before each sample (it lines
+    the ranks up), ``prepare[name]`` before that, and ``after[name]`` after the samples of one
+    contender.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     ready = {name: (prepare or {}).get(name, lambda: None) for name in contenders}

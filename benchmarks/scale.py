@@ -1,6 +1,8 @@
-"""``python -m benchmarks.scale FILE``: measure what the predictions of docs/scaling.md rest on, and write it down.
+"""``python -m benchmarks.scale FILE``: measure what the predictions of docs/scaling.md rest on, and
+write it down.
 
-Simulated ranks need one machine and nothing else; rings need network namespaces (root, ip, tc, nsenter).
+Simulated ranks need one machine and nothing else; rings need network namespaces (root, ip, tc,
+nsenter).
 """
 
 from __future__ import annotations
@@ -48,18 +50,27 @@ def measured(found: Mapping[str, Any]) -> str:
     facts = found["machine"]
     cores, load = facts["usable_cores"], facts["load_before"]
     rows = [
-        f"On {cores} cores ({facts['processor']}), under a load of {load:.1f} by other programs. Rings:",
+        (
+            f"On {cores} cores ({facts['processor']}), under a load of {load:.1f} by other"
+            " programs. Rings:"
+        ),
         "",
     ]
     rows += ["| hosts | link | tensor | all-reduce |", "|---|---|---|---|"]
     for point in found["allreduce"]:
         link = f"{point['rate'] / 1e9:g} Gbit/s" if point["rate"] else "no limit"
-        rows.append(f"| {point['hosts']} | {link} | {point['bytes'] >> 20} MiB | {report.seconds(point['seconds'])} |")
+        rows.append(
+            f"| {point['hosts']} | {link} | {point['bytes'] >> 20} MiB |"
+            f" {report.seconds(point['seconds'])} |"
+        )
     return "\n".join(rows)
 
 
 def rounds_table(found: Mapping[str, Any]) -> str:
-    rows = ["| ranks | connections | work along the longest way | messages on it |", "|---|---|---|---|"]
+    rows = [
+        "| ranks | connections | work along the longest way | messages on it |",
+        "|---|---|---|---|",
+    ]
     for point in found["rounds"]:
         how = "each with each" if point["steps"] == 1 else f"tree, {point['connections']}"
         rows.append(f"| {point['ranks']:,} | {how} | {_time(point['path'])} | {point['steps']} |")
@@ -78,7 +89,12 @@ def store_table(found: Mapping[str, Any]) -> str:
 def predictions(found: Mapping[str, Any]) -> str:
     at = model.fitted(found)
     rates = [f"{rate / 1e9:g} Gbit/s" for rate in model.RATES]
-    columns = ["ranks", "a round", *(f"start, {rate}" for rate in rates), *(f"100 MB, {rate}" for rate in rates)]
+    columns = [
+        "ranks",
+        "a round",
+        *(f"start, {rate}" for rate in rates),
+        *(f"100 MB, {rate}" for rate in rates),
+    ]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for ranks in model.RANKS:
         cells: list[str] = [f"{ranks:,}", _time(model.agreement(ranks, at))]
@@ -101,13 +117,22 @@ def constants_table(found: Mapping[str, Any]) -> str:
         "`u`, share of what a link allows that a ring fills": f"{at.link:.0%}",
         "`k`, bytes that a rank sends, receives and adds up": f"{at.copying / 1e9:.1f} GB/s",
     }
-    return "\n".join(["| constant | fitted |", "|---|---|", *(f"| {name} | {value} |" for name, value in said.items())])
+    return "\n".join(
+        [
+            "| constant | fitted |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in said.items()),
+        ]
+    )
 
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "measured": measured, "rounds": rounds_table, "store": store_table, "constants": constants_table,
+    "measured": measured,
+    "rounds": rounds_table,
+    "store": store_table,
+    "constants": constants_table,
     "predictions": predictions,
-}  # fmt: skip
+}
 
 
 def _time(seconds: float) -> str:

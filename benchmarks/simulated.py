@@ -1,8 +1,8 @@
 """Simulated ranks: boards of many ranks, and clients of a store, in one process on one machine.
 
-The work of every rank is done by one thread, one rank after the other, so that what is timed is the work of each and
-not the crowd. A round's duration on real hosts follows from that: along the longest way of the tree, the work of the
-ranks on it and the latency of the network between them.
+The work of every rank is done by one thread, one rank after the other, so that what is timed is the
+work of each and not the crowd. A round's duration on real hosts follows from that: along the
+longest way of the tree, the work of the ranks on it and the latency of the network between them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ MESSAGE = bytes(17)  # of a rank that posts one known collective
 
 
 class Round(NamedTuple):
-    """The work of one round, in seconds. ``path``: of all ranks along the longest way through the ranks, one after the
-    other; ``steps``: how often the network's latency comes on top."""
+    """The work of one round, in seconds. ``path``: of all ranks along the longest way through the
+    ranks, one after the other; ``steps``: how often the network's latency comes on top.
+    """
 
     ranks: int
     connections: int  # of the rank with the most
@@ -41,7 +42,9 @@ class Round(NamedTuple):
 
 @contextlib.contextmanager
 def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
-    """The boards of ``size`` ranks over TCP on the loopback interface; ``direct``: each is connected with each."""
+    """The boards of ``size`` ranks over TCP on the loopback interface; ``direct``: each is
+    connected with each.
+    """
     few, pause = overlay.DIRECT, board._RELAY
     overlay.DIRECT = size if direct else 1
     board._RELAY = 3600.0  # nobody computes here
@@ -75,21 +78,26 @@ def _pair() -> tuple[Session, Session]:
 
 
 def measure(size: int, *, direct: bool, repetitions: int = 9) -> Round:
-    """Rounds in which all ranks post the same, as in a training step. Of each rank's times the least: other programs
-    on this machine only add to them."""
+    """Rounds in which all ranks post the same, as in a training step. Of each rank's times the
+    least: other programs on this machine only add to them.
+    """
     with boards(size, direct=direct) as made:
         _round(made)  # the first one grows buffers
         times = [_round(made) for _ in range(repetitions)]
         widest = max(len(each._peers) for each in made)
-        up, down = ([min(of_rank) for of_rank in zip(*half, strict=True)] for half in zip(*times, strict=True))
+        up, down = (
+            [min(of_rank) for of_rank in zip(*half, strict=True)]
+            for half in zip(*times, strict=True)
+        )
         if direct:
             return Round(size, widest, max(map(sum, zip(up, down, strict=True))), 1)
         return Round(size, widest, *_longest(up, down))
 
 
 def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
-    """Each rank's seconds: first all post; then, of a tree, the leaves' messages go up and all of them down, where
-    numbers grow."""
+    """Each rank's seconds: first all post; then, of a tree, the leaves' messages go up and all of
+    them down, where numbers grow.
+    """
     size = len(made)
     up, down = [0.0] * size, [0.0] * size
     for passes in range(2 if made[0]._relays else 1):
@@ -107,7 +115,9 @@ def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
 
 
 def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
-    """The work along the longest way from a leaf to the root and from there to a leaf; its number of messages."""
+    """The work along the longest way from a leaf to the root and from there to a leaf; its number
+    of messages.
+    """
     size = len(up)
     above = [overlay.overlay(rank, size).subtrees for rank in range(size)]
     arrived = list(up)
@@ -122,8 +132,9 @@ def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
 
 
 class Meeting(NamedTuple):
-    """Seconds that a store takes for ``ranks`` clients: until all are connected, and for each of the ``exchanges`` in
-    which each tells something and reads what all told."""
+    """Seconds that a store takes for ``ranks`` clients: until all are connected, and for each of
+    the ``exchanges`` in which each tells something and reads what all told.
+    """
 
     ranks: int
     connect: float
@@ -143,9 +154,12 @@ def meeting(size: int) -> Meeting:
     """A store in a process of its own, and ``size`` clients in this one."""
     secret = new_secret()
     server = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, secret], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", _SERVE, secret],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     clients: list[StoreClient] = []
     try:
         assert server.stdout is not None
@@ -155,9 +169,12 @@ def meeting(size: int) -> Meeting:
         connected = time.perf_counter()
         for rank, client in enumerate(clients):
             client.set(f"share/near/{rank}", b"[%d, %d]" % (rank, rank + 1))
-        answers = [client._ask(GATHER, f"{size} share/near", 60.0) for client in clients]  # on hosts of their own, they
+        # on hosts of their own, they
+        answers = [client._ask(GATHER, f"{size} share/near", 60.0) for client in clients]
         seconds = time.perf_counter() - connected  # would take these apart at the same time
-        if {len(answer or b"") for answer in answers} != {len(packed([b"[%d, %d]" % (i, i + 1) for i in range(size)]))}:
+        if {len(answer or b"") for answer in answers} != {
+            len(packed([b"[%d, %d]" % (i, i + 1) for i in range(size)]))
+        }:
             raise HorovodInternalError("a value was lost")
         return Meeting(size, connected - start, seconds)
     finally:
@@ -171,7 +188,9 @@ def meeting(size: int) -> Meeting:
 
 
 def connection(size: int) -> float:
-    """Seconds of work, at both ends together, for one connection of a mesh: of ``size`` ranks, threads here."""
+    """Seconds of work, at both ends together, for one connection of a mesh: of ``size`` ranks,
+    threads here.
+    """
     secret = new_secret()
     store = StoreServer(secret)
     clients = [StoreClient(store.address, secret) for _ in range(size)]
@@ -179,7 +198,10 @@ def connection(size: int) -> float:
     start = time.process_time()
     try:
         with ThreadPoolExecutor(size) as pool:
-            links += pool.map(lambda rank: tcp.connect(rank, size, secret, "mesh", clients[rank], 60.0), range(size))
+            links += pool.map(
+                lambda rank: tcp.connect(rank, size, secret, "mesh", clients[rank], 60.0),
+                range(size),
+            )
         edges = size * (size - 1) / 2 + sum(len(link.board._peers) for link in links) / 2
         return (time.process_time() - start) / edges
     finally:

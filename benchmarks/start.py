@@ -1,4 +1,6 @@
-"""A job that does nothing: the cost of starting, beside ``import torch`` alone. Runs in the driver."""
+"""A job that does nothing: the cost of starting, beside ``import torch`` alone. Runs in the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def commands(size: int) -> dict[str, list[str]]:
 
 
 def cases(size: int, quick: bool) -> Iterator[Case]:
-    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:  # torchrun leaves its logs behind
+    # torchrun leaves its logs behind
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         turns = {name: partial(run, command, folder) for name, command in commands(size).items()}
         samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
         yield Case("start", f"no-op job, {size} ranks", samples)
@@ -38,8 +41,14 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
 
 def run(command: list[str], folder: str) -> None:
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder},
-    )  # fmt: skip
+    )
     if done.returncode:
-        raise BenchmarkError(f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}")
+        raise BenchmarkError(
+            f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}"
+        )

@@ -1,5 +1,7 @@
-"""The cost of starting on Spark: HorovodRunner and TorchDistributor on the same function, beside a barrier stage that
-does no more than import torch in each task. Two executors on this machine, all in one session. Runs in the driver."""
+"""The cost of starting on Spark: HorovodRunner and TorchDistributor on the same function, beside a
+barrier stage that does no more than import torch in each task. Two executors on this machine, all
+in one session. Runs in the driver.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder: Any = SparkSession.builder.master(f"local-cluster[{size},1,1024]").appName("farandole bench")
+    builder: Any = SparkSession.builder.master(f"local-cluster[{size},1,1024]").appName(
+        "farandole bench"
+    )
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = builder.config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     try:
         turns = {name: quietly(run) for name, run in contenders(spark.sparkContext, size).items()}
-        # The first of each is not measured: it waits for executors, and for Python to start on them.
+        # The first of each is not measured: it waits for executors, and for Python to start on
+        # them.
         samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
         yield Case("start", f"no-op job on Spark, {size} ranks", samples)
     finally:
@@ -62,7 +67,9 @@ def contenders(context: Any, size: int) -> dict[str, Callable[[], Any]]:
         TORCH_DISTRIBUTOR: lambda: check(
             TorchDistributor(num_processes=size, local_mode=False, use_gpu=False).run(theirs)
         ),
-        BARE_STAGE: lambda: context.parallelize(range(size), size).barrier().mapPartitions(bare).collect(),
+        BARE_STAGE: lambda: (
+            context.parallelize(range(size), size).barrier().mapPartitions(bare).collect()
+        ),
     }
 
 

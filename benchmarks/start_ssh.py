@@ -1,5 +1,7 @@
-"""The cost of starting by ssh: a no-op job with a rank on each of several hosts (namespaces of this machine), beside
-the same ranks on one host without ssh, and beside ssh alone to all of them at once. Runs in the driver."""
+"""The cost of starting by ssh: a no-op job with a rank on each of several hosts (namespaces of this
+machine), beside the same ranks on one host without ssh, and beside ssh alone to all of them at
+once. Runs in the driver.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
         everywhere = ",".join(f"{host.name}:1" for host in made)
         logins = " & ".join(f"ssh -F {made.config} {host.name} true" for host in list(made)[1:])
         commands = {
-            OURS: [*run, "-H", everywhere, "true"], ONE_HOST: [*run, "true"],
+            OURS: [*run, "-H", everywhere, "true"],
+            ONE_HOST: [*run, "true"],
             SSH_ALONE: ["sh", "-c", f"{logins} & wait"],
-        }  # fmt: skip
+        }
         turns = {name: partial(_run, made[0], command, env) for name, command in commands.items()}
         samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
         yield Case("start", f"no-op job, {size} ssh hosts", samples)
@@ -45,4 +48,6 @@ def _run(host: Any, command: list[str], env: dict[str, str]) -> None:
         check=False,
     )
     if done.returncode:
-        raise BenchmarkError(f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}")
+        raise BenchmarkError(
+            f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}"
+        )

@@ -1,4 +1,6 @@
-"""A whole training step: alone, and with the gradients of all ranks averaged by ours or by the framework's own way."""
+"""A whole training step: alone, and with the gradients of all ranks averaged by ours or by the
+framework's own way.
+"""
 
 from __future__ import annotations
 

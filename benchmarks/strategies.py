@@ -1,7 +1,9 @@
-"""Strategies and codecs where something is slow: one of the ranks, or the link between hosts. Runs on every rank.
+"""Strategies and codecs where something is slow: one of the ranks, or the link between hosts. Runs
+on every rank.
 
-A net learns scikit-learn's digits. A slow rank sleeps in each step, as long as a computation elsewhere would take; so
-do the others, for a third of the time. It is always the last rank that is slow, or each for one step of it.
+A net learns scikit-learn's digits. A slow rank sleeps in each step, as long as a computation
+elsewhere would take; so do the others, for a third of the time. It is always the last rank that is
+slow, or each for one step of it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Trainer:
         for _ in range(WARM_UP):
             self._train()
         self._ignored = self._dropped()
-        hvd.join()  # not a barrier: who was left out of a step pushes once more, and would wait for the others
+        # not a barrier: who was left out of a step pushes once more, and would wait for the others
+        hvd.join()
         self.steps, self._begin, self._told = 0, time.monotonic(), 0.0
         self._keep()
 
@@ -91,14 +94,22 @@ class Trainer:
         mine = [rows / seconds, seen.mean if seen else 0.0, dropped / max(self.steps, 1)]
         rate, staleness, late = hvd.allreduce(torch.tensor(mine), op=hvd.Sum).tolist()
         return Run(
-            "strategies", self.name, self.spec, self.setting.kind, round(rate, 1), round(staleness / hvd.size(), 2),
-            round(late / hvd.size(), 3), self._curve(),
-        )  # fmt: skip
+            "strategies",
+            self.name,
+            self.spec,
+            self.setting.kind,
+            round(rate, 1),
+            round(staleness / hvd.size(), 2),
+            round(late / hvd.size(), 3),
+            self._curve(),
+        )
 
     def _train(self) -> None:
         rows = torch.randint(len(self.data.x), (BATCH // hvd.size(),), generator=self._generator)
         self.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(self.model(self.data.x[rows]), self.data.y[rows]).backward()
+        torch.nn.functional.cross_entropy(
+            self.model(self.data.x[rows]), self.data.y[rows]
+        ).backward()
         self.optimizer.step()
 
     def _dropped(self) -> int:

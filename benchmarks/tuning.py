@@ -1,4 +1,6 @@
-"""Predictions on Spark by settings, one of which changes at a time: the model's batch, Arrow's, partitions, threads."""
+"""Predictions on Spark by settings, one of which changes at a time: the model's batch, Arrow's,
+partitions, threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ ARROW = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 class Setting(NamedTuple):
-    """``threads``: of each task. There are two tasks at a time, or one where there is one partition."""
+    """``threads``: of each task. There are two tasks at a time, or one where there is one
+    partition.
+    """
 
     batch: int = 256
     arrow: int = 10_000
@@ -24,7 +28,11 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         """What differs from the first setting."""
         names = ("batch of", "Arrow batch of", "partitions:", "threads:")
-        told = [f"{name} {value}" for name, value, usual in zip(names, self, Setting(), strict=True) if value != usual]
+        told = [
+            f"{name} {value}"
+            for name, value, usual in zip(names, self, Setting(), strict=True)
+            if value != usual
+        ]
         every = [f"{name} {value}" for name, value in zip(names, self, strict=True)]
         return ", ".join(told or every)
 
@@ -34,9 +42,14 @@ SETTINGS = (
     *(Setting(batch=rows) for rows in (16, 64, 1024, 4096)),
     *(Setting(arrow=rows) for rows in (100, 1_000, 100_000)),
     *(Setting(partitions=number) for number in (2, 32, 128)),
-    Setting(threads=2), Setting(partitions=1), Setting(partitions=1, threads=2),
-)  # fmt: skip
-WORKS = (Work("small MLP", 500_000, (16,), mlp), Work("conv net, images 28x28", 20_000, (1, 28, 28), conv))
+    Setting(threads=2),
+    Setting(partitions=1),
+    Setting(partitions=1, threads=2),
+)
+WORKS = (
+    Work("small MLP", 500_000, (16,), mlp),
+    Work("conv net, images 28x28", 20_000, (1, 28, 28), conv),
+)
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -48,7 +61,10 @@ def cases(quick: bool) -> Iterator[Case]:
                 number: inference.data(spark, folder, chosen, number)
                 for number in sorted({setting.partitions for setting in settings})
             }
-            turns = {str(each): computed(turn(spark, frames[each.partitions], chosen, each)) for each in settings}
+            turns = {
+                str(each): computed(turn(spark, frames[each.partitions], chosen, each))
+                for each in settings
+            }
             samples = interleave(turns, repetitions=1 if quick else REPETITIONS)
             for frame in frames.values():
                 frame.unpersist()

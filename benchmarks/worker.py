@@ -1,4 +1,6 @@
-"""One rank of a benchmark: ``python -m benchmarks.worker`` with a plan (JSON) as its argument. Started by crew.py."""
+"""One rank of a benchmark: ``python -m benchmarks.worker`` with a plan (JSON) as its argument.
+Started by crew.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from benchmarks.steps import FRAMEWORKS
 
 def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
-    given = ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if plan.mpi else ("FARANDOLE_RANK",)  # Open MPI; MPICH and Intel MPI
+    # Open MPI; MPICH and Intel MPI
+    given = ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if plan.mpi else ("FARANDOLE_RANK",)
     rank = int(next(os.environ[name] for name in given if name in os.environ))
     os.environ.update(plan.environment(rank))
     if not plan.driver:
@@ -35,8 +38,9 @@ def main() -> None:
 
 
 def watch_the_parent(folder: Path) -> None:
-    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks run on. Its
-    temporary folder goes too, in case it had no time for that."""
+    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks
+    run on. Its temporary folder goes too, in case it had no time for that.
+    """
     from farandole.errors import HorovodInternalError
     from farandole.store import StoreClient
 

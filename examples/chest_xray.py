@@ -1,11 +1,13 @@
 """Chest X-rays: normal, or with signs of pneumonia. A binary classifier, trained together.
 
-    farandole run -np 2 python examples/chest_xray.py                               # images drawn by this program
-    farandole run -np 2 python examples/chest_xray.py --data-folder chest_xray      # a folder with train/ and val/ (or
-                                                                                    # test/): NORMAL/ and PNEUMONIA/
+    # images drawn by this program
+    farandole run -np 2 python examples/chest_xray.py
+    # a folder with train/ and val/ (or test/): NORMAL/ and PNEUMONIA/
+    farandole run -np 2 python examples/chest_xray.py --data-folder chest_xray
 
-The learning rate decays from epoch to epoch; the model with the best AUC over all processes is kept in --checkpoint,
-and training stops when it gets no better. All processes take these decisions alike.
+The learning rate decays from epoch to epoch; the model with the best AUC over all processes is
+kept in --checkpoint, and training stops when it gets no better. All processes take these
+decisions alike.
 """
 
 import argparse
@@ -18,22 +20,37 @@ import farandole.keras as hvd
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-folder", type=Path, help="a folder with train/ and val/ or test/")
-    parser.add_argument("--images", type=int, default=1200, help="how many to draw, without --data-folder")
+    parser.add_argument(
+        "--images", type=int, default=1200, help="how many to draw, without --data-folder"
+    )
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one process")
-    parser.add_argument("--decay", type=float, default=0.95, help="what the learning rate is multiplied with per epoch")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights, flips and dropout")
-    parser.add_argument("--patience", type=int, default=4, help="epochs without a better AUC before training stops")
+    parser.add_argument(
+        "--decay",
+        type=float,
+        default=0.95,
+        help="what the learning rate is multiplied with per epoch",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first weights, flips and dropout"
+    )
+    parser.add_argument(
+        "--patience", type=int, default=4, help="epochs without a better AUC before training stops"
+    )
     parser.add_argument("--checkpoint", type=Path, default=Path("chest_xray.keras"))
     return parser.parse_args()
 
 
 def draw_chests(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two lungs, dark before brighter tissue; in every second image with opacities. float32 from 0 to 1."""
+    """Two lungs, dark before brighter tissue; in every second image with opacities. float32 from 0
+    to 1.
+    """
     random = np.random.default_rng(seed)
     down, across = np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j]
     labels = np.arange(count) % 2
@@ -43,11 +60,19 @@ def draw_chests(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarra
         lungs = np.zeros((size, size))
         for side in (-0.42, 0.42):
             width, height = 0.3 + scale / 2, 0.65 + scale
-            lungs += np.exp(-((((across - side - shift) / width) ** 2 + ((down - shift) / height) ** 2) ** 2))
+            lungs += np.exp(
+                -((((across - side - shift) / width) ** 2 + ((down - shift) / height) ** 2) ** 2)
+            )
         picture = 0.75 - 0.5 * lungs + 0.1 * np.cos(14 * down + 4 * across**2)  # ribs
         for _ in range(random.integers(2, 5) if label else 0):
-            y, x, width = random.uniform(-0.5, 0.5), random.choice([-0.42, 0.42]) + shift, random.uniform(0.08, 0.2)
-            picture += random.uniform(0.2, 0.45) * np.exp(-((across - x) ** 2 + (down - y) ** 2) / width**2)
+            y, x, width = (
+                random.uniform(-0.5, 0.5),
+                random.choice([-0.42, 0.42]) + shift,
+                random.uniform(0.08, 0.2),
+            )
+            picture += random.uniform(0.2, 0.45) * np.exp(
+                -((across - x) ** 2 + (down - y) ** 2) / width**2
+            )
         image[..., 0] = np.clip(picture + random.normal(0, 0.08, (size, size)), 0, 1)
     return images, labels.astype(np.float32)
 
@@ -56,7 +81,11 @@ def read_folder(folder: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
     """NORMAL and PNEUMONIA of one folder, as grey images."""
     images, labels = [], []
     for label, kind in enumerate(("NORMAL", "PNEUMONIA")):
-        files = sorted(each for each in (folder / kind).glob("*") if each.suffix.lower() in (".jpeg", ".jpg", ".png"))
+        files = sorted(
+            each
+            for each in (folder / kind).glob("*")
+            if each.suffix.lower() in (".jpeg", ".jpg", ".png")
+        )
         if not files:
             raise SystemExit(f"{folder / kind} holds no .jpeg or .png files")
         for each in files:
@@ -83,7 +112,11 @@ def network(size: int) -> keras.Model:
         model.add(layers.Conv2D(channels, 3, strides=2, padding="same", use_bias=False))
         model.add(layers.BatchNormalization(momentum=0.8))
         model.add(layers.Activation("relu"))
-    for layer in (layers.GlobalAveragePooling2D(), layers.Dropout(0.2), layers.Dense(1, activation="sigmoid")):
+    for layer in (
+        layers.GlobalAveragePooling2D(),
+        layers.Dropout(0.2),
+        layers.Dense(1, activation="sigmoid"),
+    ):
         model.add(layer)
     return model
 
@@ -105,20 +138,30 @@ def main() -> None:
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.LearningRateScheduleCallback(rate, lambda epoch: arguments.decay**epoch),
-        keras.callbacks.ModelCheckpoint(arguments.checkpoint, monitor="val_auc", mode="max", save_best_only=True),
-        keras.callbacks.EarlyStopping("val_auc", mode="max", patience=arguments.patience, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(
+            arguments.checkpoint, monitor="val_auc", mode="max", save_best_only=True
+        ),
+        keras.callbacks.EarlyStopping(
+            "val_auc", mode="max", patience=arguments.patience, restore_best_weights=True
+        ),
     ]
     history = model.fit(
-        x[order], y[order], batch_size=arguments.batch_size, epochs=arguments.epochs, validation_data=validation,
-        callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0,
-    ).history  # fmt: skip
+        x[order],
+        y[order],
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        validation_data=validation,
+        callbacks=callbacks,
+        verbose=2 if hvd.rank() == 0 else 0,
+    ).history
 
     if hvd.rank() == 0:
         best = keras.models.load_model(arguments.checkpoint)
         _, accuracy, auc = best.evaluate(*validation, verbose=0)
         print(
-            f"{hvd.size()} process(es), {len(history['loss'])} epochs, learning rate {history['lr'][-1]:.5f} at the "
-            f"end; best model: AUC {auc:.3f}, accuracy {accuracy:.1%}"
+            f"{hvd.size()} process(es), {len(history['loss'])} epochs, learning rate"
+            f" {history['lr'][-1]:.5f} at the end; best model: AUC {auc:.3f}, accuracy"
+            f" {accuracy:.1%}"
         )
 
 

@@ -19,10 +19,14 @@ def load(folder: Path | None):
     try:
         return keras.datasets.fashion_mnist.load_data()
     except Exception as error:
-        raise SystemExit(f"Fashion-MNIST cannot be downloaded ({error}): give its folder with --data-dir") from None
+        raise SystemExit(
+            f"Fashion-MNIST cannot be downloaded ({error}): give its folder with --data-dir"
+        ) from None
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512)
 parser.add_argument("--data-dir", type=Path, help="with train-images-idx3-ubyte, ... (or .gz)")
@@ -49,9 +53,14 @@ verbose = 2
 
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 model.fit(
-    x_train, y_train, batch_size=arguments.batch_size, epochs=arguments.epochs,
-    validation_data=(x_test, y_test), callbacks=callbacks, verbose=verbose,
-)  # fmt: skip
+    x_train,
+    y_train,
+    batch_size=arguments.batch_size,
+    epochs=arguments.epochs,
+    validation_data=(x_test, y_test),
+    callbacks=callbacks,
+    verbose=verbose,
+)
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 if verbose:
     print(f"test loss {loss:.4f}, test accuracy {accuracy:.4f}")

@@ -27,14 +27,17 @@ class Network(nnx.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     arguments = parser.parse_args()
 
     hvd.init()
     images, labels = draw_digits(2000, 0)
-    images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]  # a part for each process
+    # a part for each process
+    images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]
 
     model = Network(nnx.Rngs(hvd.rank()))
     nnx.update(model, hvd.broadcast_parameters(nnx.state(model), root_rank=0))  # all begin alike
@@ -42,13 +45,16 @@ def main() -> None:
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
-    def step(model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array) -> jax.Array:
+    def step(
+        model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
+    ) -> jax.Array:
         def loss(model: Network) -> jax.Array:
             return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
         value, grads = nnx.value_and_grad(loss)(model)
         optimizer.update(model, grads)
-        statistics = nnx.state(model, nnx.BatchStat)  # of this process's images: take the mean over all
+        # of this process's images: take the mean over all
+        statistics = nnx.state(model, nnx.BatchStat)
         nnx.update(model, hvd.allreduce(statistics, name="statistics"))
         return hvd.allreduce(value, name="loss")
 
@@ -56,7 +62,9 @@ def main() -> None:
         order = np.random.default_rng(epoch).permutation(len(labels))
         for begin in range(0, len(order) - arguments.batch_size + 1, arguments.batch_size):
             rows = order[begin : begin + arguments.batch_size]
-            value = step(model, optimizer, jnp.asarray(images[rows], jnp.float32), jnp.asarray(labels[rows]))
+            value = step(
+                model, optimizer, jnp.asarray(images[rows], jnp.float32), jnp.asarray(labels[rows])
+            )
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {float(value):.4f}", flush=True)
     hvd.check_replicas(nnx.state(model))

@@ -18,8 +18,12 @@ from farandole.data import DistributedSampler
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
+    )
     parser.add_argument("--images", type=int, default=4000, help="how many to draw, without --data")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
@@ -32,7 +36,9 @@ def initial_parameters(seed: int) -> dict:
     random = np.random.default_rng(seed)
 
     def weights(*shape: int) -> jax.Array:
-        return jnp.asarray(random.standard_normal(shape) * np.sqrt(2 / np.prod(shape[:-1])), jnp.float32)
+        return jnp.asarray(
+            random.standard_normal(shape) * np.sqrt(2 / np.prod(shape[:-1])), jnp.float32
+        )
 
     return {
         "conv": {"kernel": weights(5, 5, 1, 16), "bias": jnp.zeros(16)},
@@ -44,7 +50,9 @@ def initial_parameters(seed: int) -> dict:
 def logits(params: dict, images: jax.Array) -> jax.Array:
     x = images[..., None].astype(jnp.float32) / 255
     conv, hidden, out = params["conv"], params["hidden"], params["out"]
-    x = jax.lax.conv_general_dilated(x, conv["kernel"], (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    x = jax.lax.conv_general_dilated(
+        x, conv["kernel"], (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     x = jax.nn.relu(x + conv["bias"]).reshape(len(x), -1)
     return jax.nn.relu(x @ hidden["kernel"] + hidden["bias"]) @ out["kernel"] + out["bias"]
 
@@ -59,7 +67,10 @@ def main() -> None:
     if arguments.data:
         (images, labels), test = load_idx(arguments.data)
     else:
-        (images, labels), test = draw_digits(arguments.images, 0), draw_digits(arguments.images // 8, 1)
+        (images, labels), test = (
+            draw_digits(arguments.images, 0),
+            draw_digits(arguments.images // 8, 1),
+        )
     sampler = DistributedSampler(labels, seed=42)  # 2
 
     params = hvd.broadcast_parameters(initial_parameters(hvd.rank()), root_rank=0)  # 3
@@ -84,7 +95,10 @@ def main() -> None:
             rows = mine[begin : begin + arguments.batch_size]
             params, state, loss = step(params, state, images[rows], labels[rows])
         part = [each[hvd.rank() :: hvd.size()] for each in test]
-        total = hvd.allreduce({"loss": loss, "right": right(params, *part)}, op=hvd.Sum, name="metrics")  # 5
+        # 5
+        total = hvd.allreduce(
+            {"loss": loss, "right": right(params, *part)}, op=hvd.Sum, name="metrics"
+        )
         if hvd.rank() == 0:
             mean, accuracy = float(total["loss"]) / hvd.size(), float(total["right"]) / len(test[1])
             print(f"epoch {epoch + 1}: loss {mean:.4f}, test accuracy {accuracy:.2%}", flush=True)

@@ -1,9 +1,12 @@
-"""Handwritten digits with Keras 3, on whichever backend KERAS_BACKEND names: tensorflow, jax or torch.
+"""Handwritten digits with Keras 3, on the backend that KERAS_BACKEND names.
 
-    KERAS_BACKEND=jax farandole run -np 2 python examples/keras_mnist.py        # digits drawn by this program
-    farandole run -np 2 python examples/keras_mnist.py --data DIR               # a folder with MNIST's IDX files
+    # digits drawn by this program
+    KERAS_BACKEND=jax farandole run -np 2 python examples/keras_mnist.py
+    # a folder with MNIST's IDX files
+    farandole run -np 2 python examples/keras_mnist.py --data DIR
 
-model.fit is given all images, and each process trains on its part of them; all end up with the same network.
+model.fit is given all images, and each process trains on its part of them;
+all end up with the same network.
 """
 
 import argparse
@@ -17,13 +20,19 @@ import farandole.keras as hvd
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
+    )
     parser.add_argument("--images", type=int, default=4000, help="how many to draw, without --data")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
-    parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of images")
+    parser.add_argument(
+        "--seed", type=int, default=42, help="of the first weights and of the order of images"
+    )
     parser.add_argument("--checkpoint", type=Path, help="where to keep the best model (.keras)")
     return parser.parse_args()
 
@@ -66,15 +75,23 @@ def main() -> None:
     if arguments.checkpoint:
         callbacks.append(keras.callbacks.ModelCheckpoint(arguments.checkpoint, save_best_only=True))
     model.fit(
-        x, y, batch_size=arguments.batch_size, epochs=arguments.epochs, validation_data=(test_x, test_y),
-        callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0,
-    )  # fmt: skip
+        x,
+        y,
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        validation_data=(test_x, test_y),
+        callbacks=callbacks,
+        verbose=2 if hvd.rank() == 0 else 0,
+    )
 
     _, accuracy = model.evaluate(test_x, test_y, verbose=0)
     weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
     alike = all(np.array_equal(weights, each) for each in hvd.allgather_object(weights))
     if hvd.rank() == 0:
-        print(f"{keras.backend.backend()}: {hvd.size()} process(es), accuracy {accuracy:.1%}, all alike: {alike}")
+        print(
+            f"{keras.backend.backend()}: {hvd.size()} process(es), accuracy {accuracy:.1%}, all"
+            f" alike: {alike}"
+        )
 
 
 if __name__ == "__main__":

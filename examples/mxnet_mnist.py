@@ -1,7 +1,9 @@
 """Handwritten digits with MXNet's gluon: the five lines that make a program distributed.
 
-    farandole run -np 2 python examples/mxnet_mnist.py --data DIR    # the folder with MNIST's IDX files
-    farandole run -np 2 python examples/mxnet_mnist.py               # made-up digits, drawn by this program
+    # the folder with MNIST's IDX files
+    farandole run -np 2 python examples/mxnet_mnist.py --data DIR
+    # made-up digits, drawn by this program
+    farandole run -np 2 python examples/mxnet_mnist.py
 
 Each process sees a part of the images; all end up with the same network.
 """
@@ -19,8 +21,12 @@ from farandole.data import DistributedSampler
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one process")
@@ -37,7 +43,8 @@ def make_network() -> gluon.Block:
         gluon.nn.Dense(64, activation="relu"),
         gluon.nn.Dense(10),
     )
-    net.initialize(mx.init.Xavier())  # the shapes of the parameters are known when the first batch comes
+    # the shapes of the parameters are known when the first batch comes
+    net.initialize(mx.init.Xavier())
     net.hybridize()
     return net
 
@@ -84,7 +91,10 @@ def main() -> None:
             trainer.step(len(rows))
         share = accuracy(net, test_images, test_labels)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss.mean().asscalar():.4f}, test accuracy {share:.2%}", flush=True)
+            print(
+                f"epoch {epoch + 1}: loss {loss.mean().asscalar():.4f}, test accuracy {share:.2%}",
+                flush=True,
+            )
     hvd.shutdown()
 
 

@@ -1,4 +1,6 @@
-"""Pictures to learn from: MNIST and its like from their IDX files, or digits drawn here. The examples share it."""
+"""Pictures to learn from: MNIST and its like from their IDX files, or digits drawn here. The
+examples share it.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,37 @@ from pathlib import Path
 
 import numpy as np
 
-# Which of a digit's seven strokes (top, upper left, upper right, middle, lower left, lower right, bottom) are drawn.
-STROKES = ["1110111", "0010010", "1011101", "1011011", "0111010", "1101011", "1101111", "1010010", "1111111", "1111011"]
+# Which of a digit's seven strokes (top, upper left, upper right, middle, lower left, lower right,
+# bottom) are drawn.
+STROKES = [
+    "1110111",
+    "0010010",
+    "1011101",
+    "1011011",
+    "0111010",
+    "1101011",
+    "1101111",
+    "1010010",
+    "1111111",
+    "1111011",
+]
 PLACES = [
-    (3, 5, 8, 20), (4, 14, 7, 9), (4, 14, 19, 21), (13, 15, 8, 20), (14, 24, 7, 9), (14, 24, 19, 21), (23, 25, 8, 20)
-]  # fmt: skip
+    (3, 5, 8, 20),
+    (4, 14, 7, 9),
+    (4, 14, 19, 21),
+    (13, 15, 8, 20),
+    (14, 24, 7, 9),
+    (14, 24, 19, 21),
+    (23, 25, 8, 20),
+]
 
 Part = tuple[np.ndarray, np.ndarray]
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
-    """One IDX file: two zero bytes, the type, the number of dimensions, these as 32-bit numbers, then the values."""
+    """One IDX file: two zero bytes, the type, the number of dimensions, these as 32-bit numbers,
+    then the values.
+    """
     path = next((each for each in (folder / name, folder / f"{name}.gz") if each.exists()), None)
     if path is None:
         raise SystemExit(f"{folder} has neither {name} nor {name}.gz")
@@ -29,10 +51,18 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
 
 
 def load_idx(folder: Path) -> tuple[Part, Part]:
-    """Images and labels to train with, and to test with. If the test part alone is there, a tenth of it is for that."""
-    parts = [part for part in ("train", "t10k") if any(folder.glob(f"{part}-images-idx3-ubyte*"))] or ["train"]
+    """Images and labels to train with, and to test with. If the test part alone is there, a tenth
+    of it is for that.
+    """
+    parts = [
+        part for part in ("train", "t10k") if any(folder.glob(f"{part}-images-idx3-ubyte*"))
+    ] or ["train"]
     found = [
-        (read_idx(folder, f"{part}-images-idx3-ubyte"), read_idx(folder, f"{part}-labels-idx1-ubyte")) for part in parts
+        (
+            read_idx(folder, f"{part}-images-idx3-ubyte"),
+            read_idx(folder, f"{part}-labels-idx1-ubyte"),
+        )
+        for part in parts
     ]
     if len(found) == 2:
         return found[0], found[1]
@@ -50,5 +80,7 @@ def draw_digits(count: int, seed: int) -> Part:
         down, right = random.integers(-2, 3, 2)
         for drawn, (top, bottom, left, end) in zip(STROKES[label], PLACES, strict=True):
             if drawn == "1":
-                image[top + down : bottom + down, left + right : end + right] += random.integers(90, 165)
+                image[top + down : bottom + down, left + right : end + right] += random.integers(
+                    90, 165
+                )
     return images.astype(np.uint8), labels.astype(np.uint8)

@@ -1,4 +1,6 @@
-"""ResNet with bottleneck blocks, for torch_imagenet_resnet50.py and torch_synthetic_benchmark.py."""
+"""ResNet with bottleneck blocks, for torch_imagenet_resnet50.py and
+torch_synthetic_benchmark.py.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +11,8 @@ from torch import nn
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
     """A convolution and its normalization."""
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
     )
 
 
@@ -20,12 +23,17 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = 4 * width
         self.path = nn.Sequential(
-            conv(inputs, width, 1), nn.ReLU(inplace=True),
-            conv(width, width, 3, stride), nn.ReLU(inplace=True),
+            conv(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            conv(width, width, 3, stride),
+            nn.ReLU(inplace=True),
             conv(width, outputs, 1),
-        )  # fmt: skip
-        self.shortcut = nn.Identity() if (stride, inputs) == (1, outputs) else conv(inputs, outputs, 1, stride)
-        nn.init.zeros_(self.path[-1][-1].weight)  # a block begins as its shortcut: large batches train more stably
+        )
+        self.shortcut = (
+            nn.Identity() if (stride, inputs) == (1, outputs) else conv(inputs, outputs, 1, stride)
+        )
+        # a block begins as its shortcut: large batches train more stably
+        nn.init.zeros_(self.path[-1][-1].weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return nn.functional.relu(self.path(images) + self.shortcut(images))
@@ -37,6 +45,8 @@ def resnet(blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int =
     inputs = width
     for stage, count in enumerate(blocks):
         for block in range(count):
-            layers.append(Bottleneck(inputs, width << stage, stride=2 if stage and not block else 1))
+            layers.append(
+                Bottleneck(inputs, width << stage, stride=2 if stage and not block else 1)
+            )
             inputs = 4 * (width << stage)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))

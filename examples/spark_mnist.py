@@ -1,10 +1,12 @@
-"""Handwritten digits on Spark, from a script: one function on the tasks of a cluster, and a checkpoint to resume from.
+"""Handwritten digits on Spark, from a script: one function on a cluster's tasks, with checkpoints.
 
     spark-submit examples/spark_mnist.py --num-proc 4 --checkpoint /shared/mnist.pt
-    python examples/spark_mnist.py --master "local-cluster[2,1,1024]" --num-proc 2    # try it on this machine
+    # try it on this machine
+    python examples/spark_mnist.py --master "local-cluster[2,1,1024]" --num-proc 2
 
-Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files from a folder that all
-executors see. A checkpoint on storage that they see is written after every epoch, and training resumes from it.
+Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files
+from a folder that all executors see. A checkpoint on storage that they see is written after every
+epoch, and training resumes from it.
 """
 
 import argparse
@@ -23,9 +25,15 @@ from farandole.spark import LoopLog, log_to_driver, run
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--master", help="default: what spark-submit says, else all cores of this machine")
-    parser.add_argument("--num-proc", type=int, metavar="N", help="default: spark.default.parallelism")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--master", help="default: what spark-submit says, else all cores of this machine"
+    )
+    parser.add_argument(
+        "--num-proc", type=int, metavar="N", help="default: spark.default.parallelism"
+    )
     parser.add_argument("--data", metavar="DIR")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=32, help="rows per process and step")
@@ -34,7 +42,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(data: str | None, epochs: int, batch_size: int, lr: float, checkpoint: str | None) -> float:
+def train(
+    data: str | None, epochs: int, batch_size: int, lr: float, checkpoint: str | None
+) -> float:
     """One rank's work; the accuracy over all ranks."""
     hvd.init()
     torch.manual_seed(42)
@@ -68,7 +78,11 @@ def train(data: str | None, epochs: int, batch_size: int, lr: float, checkpoint:
             log.batch_end(step)
         log.epoch_end(epoch, loss=loss, accuracy=test(model, test_images, test_labels))
         if checkpoint and hvd.rank() == 0:
-            state = {"epochs": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = {
+                "epochs": epoch + 1,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
             torch.save(state, f"{checkpoint}.new")
             os.replace(f"{checkpoint}.new", checkpoint)  # never half a file
     return test(model, test_images, test_labels)
@@ -78,7 +92,9 @@ def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The accuracy over all ranks, each of which looks at a part of the rows."""
     model.eval()
     with torch.no_grad():
-        right = model(images[hvd.rank() :: hvd.size()]).argmax(1) == labels[hvd.rank() :: hvd.size()]
+        right = (
+            model(images[hvd.rank() :: hvd.size()]).argmax(1) == labels[hvd.rank() :: hvd.size()]
+        )
     return hvd.allreduce(right.sum(), op=hvd.Sum, name="right").item() / len(labels)
 
 
@@ -88,7 +104,11 @@ if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("MNIST")
     spark = (builder.master(master) if master else builder).getOrCreate()
-    spark.sparkContext.addPyFile(str(Path(__file__).with_name("torch_digits.py")))  # a module beside this script
+    # a module beside this script
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("torch_digits.py")))
     results = run(train, kwargs=arguments, num_proc=num_proc)
-    print(f"test accuracy {results[0]:.2%} on {len(results)} ranks, all alike: {len(set(results)) == 1}")
+    print(
+        f"test accuracy {results[0]:.2%} on {len(results)} ranks, all alike:"
+        f" {len(set(results)) == 1}"
+    )
     spark.stop()

@@ -1,9 +1,11 @@
-"""From raw rows to predictions on Spark: features, a network trained on two workers, and a column of scores.
+"""From raw rows to predictions on Spark: features, a network trained on two workers, and a column
+of scores.
 
-    python examples/spark_pipeline.py --framework torch --num-proc 2        # or keras
-    spark-submit examples/spark_pipeline.py --num-proc 8 --data /shared/mnist --work hdfs:///user/me/mnist
+    python examples/spark_pipeline.py --framework torch --num-proc 2        # or keras spark-submit
+    examples/spark_pipeline.py --num-proc 8 --data /shared/mnist --work hdfs:///user/me/mnist
 
-Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files from a folder.
+Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files
+from a folder.
 """
 
 import argparse
@@ -23,12 +25,18 @@ from farandole.data import Store
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--framework", choices=["torch", "keras"], default="torch")
-    parser.add_argument("--master", help="default: what spark-submit says, else all cores of this machine")
+    parser.add_argument(
+        "--master", help="default: what spark-submit says, else all cores of this machine"
+    )
     parser.add_argument("--num-proc", type=int, default=2, metavar="N")
     parser.add_argument("--data", metavar="DIR")
-    parser.add_argument("--work", metavar="DIR", default="work", help="for data, checkpoints and predictions")
+    parser.add_argument(
+        "--work", metavar="DIR", default="work", help="for data, checkpoints and predictions"
+    )
     parser.add_argument("--epochs", type=int, default=8)
     return parser.parse_args()
 
@@ -53,7 +61,9 @@ def torch_estimator(pixels: int, **options):
     from farandole.estimators import TorchEstimator
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(pixels, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(pixels, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     return TorchEstimator(model=model, optimizer=optimizer, loss="cross_entropy", **options)
 
@@ -68,7 +78,11 @@ def keras_estimator(pixels: int, **options):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam(0.002)
     return KerasEstimator(
-        model=keras.Sequential(layers), optimizer=optimizer, loss=loss, metrics=["accuracy"], **options
+        model=keras.Sequential(layers),
+        optimizer=optimizer,
+        loss=loss,
+        metrics=["accuracy"],
+        **options,
     )
 
 
@@ -86,20 +100,31 @@ def main() -> None:
 
     make = torch_estimator if arguments.framework == "torch" else keras_estimator
     estimator = make(
-        len(names), feature_cols=["features"], label_cols=["digit"], validation=0.1, epochs=arguments.epochs,
-        num_proc=arguments.num_proc, batch_size=16, store=Store.create(arguments.work), random_seed=1,
-    )  # fmt: skip
+        len(names),
+        feature_cols=["features"],
+        label_cols=["digit"],
+        validation=0.1,
+        epochs=arguments.epochs,
+        num_proc=arguments.num_proc,
+        batch_size=16,
+        store=Store.create(arguments.work),
+        random_seed=1,
+    )
     assembler = VectorAssembler(inputCols=names, outputCol="raw")
     scaler = MinMaxScaler(inputCol="raw", outputCol="features")
     pipeline = Pipeline(stages=[assembler, scaler, estimator])
     model = pipeline.fit(train)
 
     predicted = model.transform(test).withColumn("scores", vector_to_array("digit__output"))
-    predicted = predicted.withColumn("prediction", F.expr("double(array_position(scores, array_max(scores)) - 1)"))
+    predicted = predicted.withColumn(
+        "prediction", F.expr("double(array_position(scores, array_max(scores)) - 1)")
+    )
     path = f"{arguments.work}/predictions"
     predicted.select("digit", "prediction", "scores").write.mode("overwrite").parquet(path)
     written = spark.read.parquet(path)
-    accuracy = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy").evaluate(written)
+    accuracy = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy").evaluate(
+        written
+    )
     print(f"accuracy {accuracy:.2%} of {written.count()} predictions in {path}")
     spark.stop()
 

@@ -1,11 +1,12 @@
-"""Sales of drug stores from tables on Spark: categories become embeddings, and the log of the sales is learned.
+"""Sales of drug stores from tables on Spark: categories become embeddings, and the log of the sales
+is learned.
 
-    python examples/spark_rossmann.py --num-proc 2
-    spark-submit examples/spark_rossmann.py --stores 1000 --days 900 --num-proc 8 --work hdfs:///user/me/sales
+    python examples/spark_rossmann.py --num-proc 2 spark-submit examples/spark_rossmann.py --stores
+    1000 --days 900 --num-proc 8 --work hdfs:///user/me/sales
 
-The columns are those of Kaggle's Rossmann competition, and so is the measure: the root of the mean squared error in
-percent (RMSPE). The rows are made here: stores of several types, promotions, holidays, rivals near and far, seasons.
-The last four weeks are predicted from those before.
+The columns are those of Kaggle's Rossmann competition, and so is the measure: the root of the mean
+squared error in percent (RMSPE). The rows are made here: stores of several types, promotions,
+holidays, rivals near and far, seasons. The last four weeks are predicted from those before.
 """
 
 import argparse
@@ -24,20 +25,28 @@ from pyspark.sql import functions as F
 from farandole.data import Store
 from farandole.estimators import KerasEstimator
 
-CATEGORIES = {"store": 8, "day_of_week": 3, "month": 3, "type_index": 2, "holiday_index": 2}  # numbers in an embedding
+# numbers in an embedding
+CATEGORIES = {"store": 8, "day_of_week": 3, "month": 3, "type_index": 2, "holiday_index": 2}
 NUMBERS = ["promo", "distance", "year_part"]
 COLUMNS = (
-    "store int, store_type string, competition_distance double, date date, promo int, state_holiday string, sales int"
+    "store int, store_type string, competition_distance double, date date, promo int, state_holiday"
+    " string, sales int"
 )
 FIRST = datetime.date(2014, 1, 1)
 TEST_DAYS = 28
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--master", help="default: what spark-submit says, else all cores of this machine")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--master", help="default: what spark-submit says, else all cores of this machine"
+    )
     parser.add_argument("--num-proc", type=int, default=2, metavar="N")
-    parser.add_argument("--work", metavar="DIR", default="work", help="for data, checkpoints and predictions")
+    parser.add_argument(
+        "--work", metavar="DIR", default="work", help="for data, checkpoints and predictions"
+    )
     parser.add_argument("--stores", type=int, default=25)
     parser.add_argument("--days", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=8)
@@ -58,7 +67,11 @@ def rows(stores: int, days: int, random: np.random.Generator) -> list[tuple]:
         promo, holiday = int(day // 7 % 2), holidays.get(day, "0")
         season = 0.15 * np.cos(2 * np.pi * date.timetuple().tm_yday / 365)
         log_sales = size + of_week[kinds, date.weekday()] + promo * of_promo[kinds] + season
-        log_sales += -0.3 * np.exp(-distance / 2000) - 0.4 * (holiday != "0") + random.normal(0, 0.08, stores)
+        log_sales += (
+            -0.3 * np.exp(-distance / 2000)
+            - 0.4 * (holiday != "0")
+            + random.normal(0, 0.08, stores)
+        )
         for store in range(stores):
             closed = date.weekday() == 6 and kinds[store] != 1
             known = float(distance[store]) if store % 10 else None
@@ -71,10 +84,18 @@ def prepared(raw):
     """Open days, with columns of numbers made of dates and skewed ones."""
     date = F.col("date")
     return raw.where("sales > 0").select(
-        "store", "store_type", date, "promo", "state_holiday", "sales", F.log("sales").alias("log_sales"),
-        (F.dayofweek(date) - 1).alias("day_of_week"), (F.month(date) - 1).alias("month"),
-        (F.dayofyear(date) / 366).alias("year_part"), F.log1p("competition_distance").alias("log_distance"),
-    )  # fmt: skip
+        "store",
+        "store_type",
+        date,
+        "promo",
+        "state_holiday",
+        "sales",
+        F.log("sales").alias("log_sales"),
+        (F.dayofweek(date) - 1).alias("day_of_week"),
+        (F.month(date) - 1).alias("month"),
+        (F.dayofyear(date) / 366).alias("year_part"),
+        F.log1p("competition_distance").alias("log_distance"),
+    )
 
 
 def features() -> list:
@@ -99,7 +120,9 @@ def network(stores: int, mean: float) -> keras.Model:
     hidden = layers.Concatenate()([*parts, inputs[-1]])
     for units in (64, 32):
         hidden = layers.Dense(units, "relu")(hidden)
-    return keras.Model(inputs, layers.Dense(1, bias_initializer=keras.initializers.Constant(mean))(hidden))
+    return keras.Model(
+        inputs, layers.Dense(1, bias_initializer=keras.initializers.Constant(mean))(hidden)
+    )
 
 
 def rmspe(log_sales, predicted):
@@ -127,11 +150,22 @@ def main() -> None:
 
     keras.utils.set_random_seed(1)
     estimator = KerasEstimator(
-        model=network(arguments.stores, mean_log), optimizer=keras.optimizers.Adam(0.005), loss="mse", metrics=[rmspe],
-        feature_cols=[*CATEGORIES, "numbers"], categorical_cols=list(CATEGORIES), label_cols=["log_sales"],
-        validation=0.1, monitor="val_rmspe", mode="min", batch_size=64, epochs=arguments.epochs,
-        num_proc=arguments.num_proc, store=Store.create(arguments.work), random_seed=1,
-    )  # fmt: skip
+        model=network(arguments.stores, mean_log),
+        optimizer=keras.optimizers.Adam(0.005),
+        loss="mse",
+        metrics=[rmspe],
+        feature_cols=[*CATEGORIES, "numbers"],
+        categorical_cols=list(CATEGORIES),
+        label_cols=["log_sales"],
+        validation=0.1,
+        monitor="val_rmspe",
+        mode="min",
+        batch_size=64,
+        epochs=arguments.epochs,
+        num_proc=arguments.num_proc,
+        store=Store.create(arguments.work),
+        random_seed=1,
+    )
     model = Pipeline(stages=[*features(), estimator]).fit(train)
 
     path = f"{arguments.work}/predictions"
@@ -139,8 +173,8 @@ def main() -> None:
     found.select("store", "date", "sales", "predicted").write.mode("overwrite").parquet(path)
     written = spark.read.parquet(path)
     print(
-        f"RMSPE {error(written, F.col('predicted')):.1%}, of the mean {error(written, F.lit(mean)):.1%}: "
-        f"{written.count()} predictions in {path}"
+        f"RMSPE {error(written, F.col('predicted')):.1%}, of the mean"
+        f" {error(written, F.lit(mean)):.1%}: {written.count()} predictions in {path}"
     )
     spark.stop()
 

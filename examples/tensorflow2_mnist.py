@@ -1,7 +1,9 @@
-"""Handwritten digits with TensorFlow 2, in a loop of one's own: the five lines that make a program distributed.
+"""Handwritten digits with a TensorFlow 2 loop, distributed by five lines.
 
-farandole run -np 2 python examples/tensorflow2_mnist.py                # digits drawn by this program
-farandole run -np 2 python examples/tensorflow2_mnist.py --data DIR     # a folder with MNIST's IDX files
+# digits drawn by this program
+farandole run -np 2 python examples/tensorflow2_mnist.py
+# a folder with MNIST's IDX files
+farandole run -np 2 python examples/tensorflow2_mnist.py --data DIR
 """
 
 import argparse
@@ -16,14 +18,22 @@ from farandole.data import DistributedSampler
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
+    )
     parser.add_argument("--images", type=int, default=4000, help="how many to draw, without --data")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
-    parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of images")
-    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch")
+    parser.add_argument(
+        "--seed", type=int, default=42, help="of the first weights and of the order of images"
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch"
+    )
     return parser.parse_args()
 
 
@@ -50,7 +60,10 @@ def main() -> None:
     if arguments.data:
         (images, labels), test = load_idx(arguments.data)
     else:
-        (images, labels), test = draw_digits(arguments.images, 0), draw_digits(arguments.images // 8, 1)
+        (images, labels), test = (
+            draw_digits(arguments.images, 0),
+            draw_digits(arguments.images // 8, 1),
+        )
     sampler = DistributedSampler(labels, seed=arguments.seed)  # 2
 
     hvd.seed_everything(arguments.seed)
@@ -76,7 +89,9 @@ def main() -> None:
             rows = mine[begin : begin + arguments.batch_size]
             loss = step(images[rows][..., None], labels[rows])
         pictures, answers = (each[hvd.rank() :: hvd.size()] for each in test)
-        right = tf.math.count_nonzero(tf.argmax(model(pictures[..., None]), axis=1, output_type=tf.int32) == answers)
+        right = tf.math.count_nonzero(
+            tf.argmax(model(pictures[..., None]), axis=1, output_type=tf.int32) == answers
+        )
         accuracy = hvd.allreduce(right, op=hvd.Sum) / len(test[1])
         loss = hvd.allreduce(loss)
         if hvd.rank() == 0:

@@ -26,16 +26,21 @@ def data() -> TensorDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8, help="of each process")
     arguments = parser.parse_args()
 
-    dist.init_process_group("farandole")  # Accelerate itself takes Gloo on CPUs, unless there is a group
+    # Accelerate itself takes Gloo on CPUs, unless there is a group
+    dist.init_process_group("farandole")
     accelerator = Accelerator(cpu=True)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data(), arguments.batch_size))
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data(), arguments.batch_size)
+    )
     for epoch in range(arguments.epochs):
         losses = []
         for rows, targets in loader:
@@ -47,8 +52,10 @@ def main() -> None:
         mean = accelerator.gather(torch.stack(losses)).mean()
         accelerator.print(f"epoch {epoch + 1}: loss {mean:.5f}")
     weights = accelerator.unwrap_model(model).state_dict()
-    accelerator.print(f"{accelerator.num_processes} processes on {dist.get_backend()}: "
-                      f"weights {sum(float(each.sum()) for each in weights.values()):.5f}")  # fmt: skip
+    accelerator.print(
+        f"{accelerator.num_processes} processes on {dist.get_backend()}: "
+        f"weights {sum(float(each.sum()) for each in weights.values()):.5f}"
+    )
     dist.destroy_process_group()
 
 

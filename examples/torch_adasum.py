@@ -1,5 +1,5 @@
-"""Adasum: gradients that agree are averaged, gradients that have nothing to do with each other are added up. So the
-learning rate of one process may stay as it is, whatever the number of ranks.
+"""Adasum: gradients that agree are averaged, gradients that have nothing to do with each other are
+added up. So the learning rate of one process may stay as it is, whatever the number of ranks.
 
     farandole run -np 2 python examples/torch_adasum.py
 """
@@ -13,10 +13,14 @@ import farandole.torch as hvd
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=0.1, help="not multiplied by the number of ranks")
+    parser.add_argument(
+        "--lr", type=float, default=0.1, help="not multiplied by the number of ranks"
+    )
     arguments = parser.parse_args()
 
     hvd.init()
@@ -25,7 +29,9 @@ def main() -> None:
     truth = torch.randn(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Adasum)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), op=hvd.Adasum
+    )
 
     torch.manual_seed(1 + hvd.rank())  # every rank has data of its own
     for step in range(arguments.steps):

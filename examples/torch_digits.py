@@ -3,8 +3,8 @@
     python examples/torch_digits.py                        # one process
     farandole run -np 2 python examples/torch_digits.py    # the same script on two
 
-Without ``--data`` it takes the 1,797 digits (8x8) that ship inside scikit-learn. With ``--data DIR`` it takes MNIST
-from the IDX files in DIR, gzipped or not.
+Without ``--data`` it takes the 1,797 digits (8x8) that ship inside scikit-learn. With ``--data
+DIR`` it takes MNIST from the IDX files in DIR, gzipped or not.
 """
 
 import argparse
@@ -25,13 +25,26 @@ WARMUP_EPOCHS = 3
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="MNIST: the folder with the IDX files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="MNIST: the folder with the IDX files"
+    )
     parser.add_argument("--epochs", type=int, help="default: 30 for the small digits, 6 for MNIST")
-    parser.add_argument("--batch-size", type=int, default=32, help="rows per process and step (default: 32)")
-    parser.add_argument("--lr", type=float, default=0.04, help="learning rate of one process (default: 0.04)")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="rows per process and step (default: 32)"
+    )
+    parser.add_argument(
+        "--lr", type=float, default=0.04, help="learning rate of one process (default: 0.04)"
+    )
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here after every epoch, resume from here")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="save here after every epoch, resume from here",
+    )
     arguments = parser.parse_args()
     for name in ("epochs", "batch_size", "lr"):
         value = getattr(arguments, name)
@@ -49,7 +62,8 @@ def load_digits() -> list[torch.Tensor]:
     from sklearn.datasets import load_digits as bundled
 
     images, labels = bundled(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))  # one fixed split, whatever --seed says
+    # one fixed split, whatever --seed says
+    order = np.random.default_rng(0).permutation(len(labels))
     images, labels = images[order].reshape(-1, 1, 8, 8) / 16.0, labels[order]
     return as_tensors(images[:1437], labels[:1437], images[1437:], labels[1437:])
 
@@ -57,7 +71,8 @@ def load_digits() -> list[torch.Tensor]:
 def load_mnist(folder: Path) -> list[torch.Tensor]:
     images = read_idx(folder, "t10k-images-idx3-ubyte")[:, None] / 255.0
     labels = read_idx(folder, "t10k-labels-idx1-ubyte")
-    if find_idx(folder, "train-images-idx3-ubyte") is None:  # only the test part is there: share it out
+    # only the test part is there: share it out
+    if find_idx(folder, "train-images-idx3-ubyte") is None:
         return as_tensors(images[:9000], labels[:9000], images[9000:], labels[9000:])
     train_images = read_idx(folder, "train-images-idx3-ubyte")[:, None] / 255.0
     return as_tensors(train_images, read_idx(folder, "train-labels-idx1-ubyte"), images, labels)
@@ -68,10 +83,14 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
-    """An IDX file of bytes: 0, 0, 8 (uint8), the number of dimensions, each as a big-endian uint32, then the values."""
+    """An IDX file of bytes: 0, 0, 8 (uint8), the number of dimensions, each as a big-endian uint32,
+    then the values.
+    """
     path = find_idx(folder, name)
     if path is None:
-        raise SystemExit(f"{folder} holds neither {name} nor {name}.gz; --data needs the IDX files of MNIST")
+        raise SystemExit(
+            f"{folder} holds neither {name} nor {name}.gz; --data needs the IDX files of MNIST"
+        )
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     header = 4 + 4 * content[3] if len(content) >= 4 and content[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(content[4:header], dtype=">u4").astype(int)
@@ -90,17 +109,26 @@ def as_tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
 
 def make_model(side: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(), nn.Dropout(0.25), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (side // 4) ** 2, 128),
+        nn.ReLU(),
+        nn.Dropout(0.25),
+        nn.Linear(128, 10),
+    )
 
 
 def my_share(rows: int, seed: int, epoch: int) -> torch.Tensor:
     """This rank's rows of one epoch. All ranks shuffle alike, then take every size-th row.
 
-    Every rank must take the same number of steps, or some would wait for gradients that never come. So the first few
-    rows of the epoch are used twice when the number of ranks does not divide the rows.
+    Every rank must take the same number of steps, or some would wait for gradients that never come.
+    So the first few rows of the epoch are used twice when the number of ranks does not divide the
+    rows.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1000 * seed + epoch))
     missing = -rows % hvd.size()
@@ -108,7 +136,8 @@ def my_share(rows: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def learning_rate(base: float, epoch: float, epochs: int) -> float:
-    """``size`` ranks take steps ``size`` times as large (their batch is), after a few epochs to get there.
+    """``size`` ranks take steps ``size`` times as large (their batch is), after a few epochs to get
+    there.
 
     Along a cosine the rate falls to nothing at the end, so that the last epochs settle.
     """
@@ -137,7 +166,8 @@ def test(model, images, labels) -> tuple[float, float]:
     """Mean loss and accuracy over the whole test set, of which each rank computes a part."""
     model.eval()
     loss = correct = 0.0
-    mine = torch.arange(hvd.rank(), len(labels), hvd.size())  # parts may differ by a row: nothing here waits
+    # parts may differ by a row: nothing here waits
+    mine = torch.arange(hvd.rank(), len(labels), hvd.size())
     with torch.no_grad():
         for rows in mine.split(1000):
             output = model(images[rows])
@@ -149,7 +179,9 @@ def test(model, images, labels) -> tuple[float, float]:
 
 def mean_over_ranks(name: str, count: int, *sums: float) -> list[float]:
     """Exact means: the sums of all ranks over the counts of all ranks."""
-    total = hvd.allreduce(torch.tensor([count, *sums], dtype=torch.float64), op=hvd.Sum, name=f"metrics.{name}")
+    total = hvd.allreduce(
+        torch.tensor([count, *sums], dtype=torch.float64), op=hvd.Sum, name=f"metrics.{name}"
+    )
     return (total[1:] / total[0]).tolist()
 
 
@@ -167,7 +199,9 @@ def resume(path: Path | None, model, optimizer) -> int:
             epoch = saved["epoch"]
         except Exception as error:
             reason = type(error).__name__
-            raise SystemExit(f"{path} is no checkpoint of this model ({reason}); delete it to begin afresh") from None
+            raise SystemExit(
+                f"{path} is no checkpoint of this model ({reason}); delete it to begin afresh"
+            ) from None
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     return hvd.broadcast_object(epoch, root_rank=0, name="epoch")
@@ -175,8 +209,12 @@ def resume(path: Path | None, model, optimizer) -> int:
 
 def save(path: Path | None, model, optimizer, epoch: int) -> None:
     if path and hvd.rank() == 0:
-        partial = path.with_name(path.name + ".partial")  # never leave half a checkpoint under the real name
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, partial)
+        # never leave half a checkpoint under the real name
+        partial = path.with_name(path.name + ".partial")
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
+            partial,
+        )
         os.replace(partial, path)
 
 
@@ -190,14 +228,20 @@ def main() -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     torch.manual_seed(arguments.seed)
     model = make_model(train_images.shape[-1])
-    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=arguments.lr, momentum=0.9, weight_decay=1e-4
+    )
     first = resume(arguments.checkpoint, model, optimizer)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     torch.manual_seed(arguments.seed + hvd.rank())  # from here on, dropout differs between ranks
 
     chief = hvd.rank() == 0
     if chief:
-        print(f"{len(train_labels)} training and {len(test_labels)} test digits, {hvd.size()} process(es)", flush=True)
+        print(
+            f"{len(train_labels)} training and {len(test_labels)} test digits, {hvd.size()}"
+            " process(es)",
+            flush=True,
+        )
         if first:
             print(f"resuming after epoch {first} from {arguments.checkpoint}", flush=True)
     start = time.perf_counter()
@@ -207,13 +251,19 @@ def main() -> None:
         save(arguments.checkpoint, model, optimizer, epoch + 1)
         if chief:
             print(
-                f"epoch {epoch + 1:2}/{arguments.epochs}  loss {loss:.4f}  test loss {test_loss:.4f}  "
-                f"test accuracy {accuracy:7.2%}  {time.perf_counter() - start:5.1f} s", flush=True,
-            )  # fmt: skip
+                f"epoch {epoch + 1:2}/{arguments.epochs}  loss {loss:.4f}  test loss"
+                f" {test_loss:.4f}  test accuracy {accuracy:7.2%} "
+                f" {time.perf_counter() - start:5.1f} s",
+                flush=True,
+            )
     _, accuracy = test(model, test_images, test_labels)
     if chief:
         seconds = time.perf_counter() - start
-        print(f"test accuracy {accuracy:.2%} in {seconds:.1f} s of training on {hvd.size()} process(es)", flush=True)
+        print(
+            f"test accuracy {accuracy:.2%} in {seconds:.1f} s of training on {hvd.size()}"
+            " process(es)",
+            flush=True,
+        )
     hvd.shutdown()
 
 

@@ -1,4 +1,5 @@
-"""A batch that does not fit, in parts: the gradients of several backward passes are added up, then exchanged once.
+"""A batch that does not fit, in parts: the gradients of several backward passes are added up, then
+exchanged once.
 
 farandole run -np 2 python examples/torch_gradient_accumulation.py --passes 4
 """
@@ -12,10 +13,14 @@ import farandole.torch as hvd
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--passes", type=int, default=4, help="backward passes per step")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows per process and backward pass")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="rows per process and backward pass"
+    )
     arguments = parser.parse_args()
 
     hvd.init()
@@ -25,7 +30,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=arguments.passes
+        optimizer,
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=arguments.passes,
     )
 
     torch.manual_seed(1 + hvd.rank())  # every rank has data of its own

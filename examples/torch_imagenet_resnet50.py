@@ -1,9 +1,11 @@
 """ResNet-50 on ImageNet, after "Accurate, large minibatch SGD: training ImageNet in 1 hour".
 
     farandole run -np 4 python examples/torch_imagenet_resnet50.py --train-dir DIR --val-dir DIR
-    farandole run -np 2 python examples/torch_imagenet_resnet50.py --synthetic 64 --image-size 64 --epochs 1
+    farandole run -np 2 python examples/torch_imagenet_resnet50.py --synthetic 64 --image-size 64
+    --epochs 1
 
-The folders hold one folder of images per class (read with torchvision). ``--synthetic`` makes up so many images.
+The folders hold one folder of images per class (read with torchvision). ``--synthetic`` makes up so
+many images.
 """
 
 import argparse
@@ -20,19 +22,37 @@ from farandole.data import DistributedSampler
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--train-dir", type=Path)
     add("--val-dir", type=Path)
     add("--synthetic", type=int, metavar="IMAGES")
-    add("--checkpoint", type=Path, metavar="FILE", help="save here after every epoch, resume from here")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="save here after every epoch, resume from here",
+    )
     add("--epochs", type=int, default=90)
     add("--batch-size", type=int, default=32, help="images per process and backward pass")
-    add("--batches-per-step", type=int, default=1, help="backward passes whose gradients are added up")
+    add(
+        "--batches-per-step",
+        type=int,
+        default=1,
+        help="backward passes whose gradients are added up",
+    )
     add("--base-lr", type=float, default=0.0125, help="learning rate for 32 images")
     add("--warmup-epochs", type=float, default=5)
     add("--image-size", type=int, default=224)
-    add("--blocks", type=int, nargs=4, default=(3, 4, 6, 3), help="another network: blocks per stage")
+    add(
+        "--blocks",
+        type=int,
+        nargs=4,
+        default=(3, 4, 6, 3),
+        help="another network: blocks per stage",
+    )
     add("--width", type=int, default=64, help="another network: channels of the first stage")
     add("--classes", type=int, default=1000)
     add("--fp16-allreduce", action="store_true")
@@ -56,7 +76,9 @@ def datasets(arguments: argparse.Namespace) -> tuple[Dataset, Dataset]:
     normal = [t.ToTensor(), t.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])]
     train = t.Compose([t.RandomResizedCrop(size), t.RandomHorizontalFlip(), *normal])
     val = t.Compose([t.Resize(size * 8 // 7), t.CenterCrop(size), *normal])
-    return folders.ImageFolder(arguments.train_dir, train), folders.ImageFolder(arguments.val_dir, val)
+    return folders.ImageFolder(arguments.train_dir, train), folders.ImageFolder(
+        arguments.val_dir, val
+    )
 
 
 def learning_rate(arguments: argparse.Namespace, epoch: float) -> float:
@@ -113,20 +135,31 @@ def main() -> None:
     arguments = parse_arguments()
     hvd.init()
     torch.manual_seed(42)
-    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    )
 
     train_set, val_set = datasets(arguments)
     train_sampler = DistributedSampler(train_set, drop_last=True)
     pin = device.type == "cuda"
-    options = {"batch_size": arguments.batch_size, "num_workers": arguments.workers, "pin_memory": pin}
+    options = {
+        "batch_size": arguments.batch_size,
+        "num_workers": arguments.workers,
+        "pin_memory": pin,
+    }
     train_loader = DataLoader(train_set, sampler=train_sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, sampler=DistributedSampler(val_set, shuffle=False), **options)
     passes = arguments.batches_per_step
     if len(train_loader) < passes:
-        raise SystemExit(f"{len(train_loader)} batches per rank and epoch are too few for --batches-per-step {passes}")
+        raise SystemExit(
+            f"{len(train_loader)} batches per rank and epoch are too few for --batches-per-step"
+            f" {passes}"
+        )
 
     model = resnet(arguments.blocks, arguments.width, arguments.classes).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.base_lr, momentum=0.9, weight_decay=5e-5)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=arguments.base_lr, momentum=0.9, weight_decay=5e-5
+    )
     first = 0
     if arguments.checkpoint and arguments.checkpoint.exists() and hvd.rank() == 0:
         saved = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
@@ -137,16 +170,22 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=passes,
+        optimizer,
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=passes,
         compression=hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none,
-    )  # fmt: skip
+    )
 
     for epoch in range(first, arguments.epochs):
         train_sampler.set_epoch(epoch)
         loss = train(model, optimizer, train_loader, arguments, epoch, device)
         val_loss, accuracy = validate(model, val_loader, device)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss:.4f}, val loss {val_loss:.4f}, accuracy {accuracy:.2%}", flush=True)
+            print(
+                f"epoch {epoch + 1}: loss {loss:.4f}, val loss {val_loss:.4f}, accuracy"
+                f" {accuracy:.2%}",
+                flush=True,
+            )
             save(arguments.checkpoint, model, optimizer, epoch + 1)
     hvd.shutdown()
 
@@ -154,7 +193,10 @@ def main() -> None:
 def save(path: Path | None, model, optimizer, epoch: int) -> None:
     if path:
         partial = path.with_name(path.name + ".partial")
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, partial)
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
+            partial,
+        )
         os.replace(partial, path)
 
 

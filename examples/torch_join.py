@@ -1,8 +1,10 @@
-"""Uneven data: ranks that have run out of batches join, and the others go on without waiting for them.
+"""Uneven data: ranks that have run out of batches join, and the others go on without waiting for
+them.
 
     farandole run -np 2 python examples/torch_join.py
 
-Where all ranks can be given as many batches (farandole.data.DistributedSampler), joining is not needed.
+Where all ranks can be given as many batches (farandole.data.DistributedSampler), joining is not
+needed.
 """
 
 import argparse
@@ -14,8 +16,12 @@ import farandole.torch as hvd
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=5, help="of rank 0; every further rank has as many more")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--batches", type=int, default=5, help="of rank 0; every further rank has as many more"
+    )
     arguments = parser.parse_args()
 
     hvd.init()
@@ -32,7 +38,10 @@ def main() -> None:
         nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True)).backward()
         optimizer.step()
     last = hvd.join()  # from here on this rank adds zeros to what the others reduce
-    print(f"rank {hvd.rank()} trained on {batches} batches; the last to finish was rank {last}", flush=True)
+    print(
+        f"rank {hvd.rank()} trained on {batches} batches; the last to finish was rank {last}",
+        flush=True,
+    )
 
     # A rank that joined early has missed steps: the last one has the parameters of all of them.
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)

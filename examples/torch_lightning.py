@@ -30,7 +30,9 @@ class Regression(lightning.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        self.print(f"epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss']:.5f}")
+        self.print(
+            f"epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss']:.5f}"
+        )
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -42,23 +44,33 @@ def data() -> TensorDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8, help="of each process")
     arguments = parser.parse_args()
 
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),  # as many as were started on this host
+        # as many as were started on this host
+        accelerator="cpu",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy=DDPStrategy(process_group_backend="farandole"),
-        max_epochs=arguments.epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=arguments.epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     model = Regression()
     trainer.fit(model, DataLoader(data(), arguments.batch_size))
     if trainer.is_global_zero:
         weights = sum(float(each.detach().sum()) for each in model.parameters())
-        print(f"{trainer.world_size} processes on {dist.get_backend()}: weights {weights:.5f}", flush=True)
+        print(
+            f"{trainer.world_size} processes on {dist.get_backend()}: weights {weights:.5f}",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""How many images a second a network is trained with, on made-up data. Prints what Horovod's benchmark prints.
+"""How many images a second a network is trained with, on made-up data. Prints what Horovod's
+benchmark prints.
 
 farandole run -np 2 python examples/torch_synthetic_benchmark.py --batch-size 8 --num-iters 3
 """
@@ -14,15 +15,28 @@ import farandole.torch as hvd
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--batch-size", type=int, default=32)
     add("--num-warmup-batches", type=int, default=10)
     add("--num-batches-per-iter", type=int, default=10)
     add("--num-iters", type=int, default=10)
     add("--image-size", type=int, default=224)
-    add("--blocks", type=int, nargs=4, default=(3, 4, 6, 3), help="another network than ResNet-50: blocks per stage")
-    add("--width", type=int, default=64, help="another network than ResNet-50: channels of the first stage")
+    add(
+        "--blocks",
+        type=int,
+        nargs=4,
+        default=(3, 4, 6, 3),
+        help="another network than ResNet-50: blocks per stage",
+    )
+    add(
+        "--width",
+        type=int,
+        default=64,
+        help="another network than ResNet-50: channels of the first stage",
+    )
     add("--fp16-allreduce", action="store_true")
     add("--no-cuda", action="store_true")
     return parser.parse_args()
@@ -32,17 +46,22 @@ def main() -> None:
     arguments = parse_arguments()
     hvd.init()
     cuda = torch.cuda.is_available() and not arguments.no_cuda
-    device, kind = (torch.device("cuda", hvd.local_rank()), "GPU") if cuda else (torch.device("cpu"), "CPU")
+    device, kind = (
+        (torch.device("cuda", hvd.local_rank()), "GPU") if cuda else (torch.device("cpu"), "CPU")
+    )
 
     model = resnet(arguments.blocks, arguments.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(),
+        optimizer,
+        named_parameters=model.named_parameters(),
         compression=hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none,
-    )  # fmt: skip
-    images = torch.randn(arguments.batch_size, 3, arguments.image_size, arguments.image_size, device=device)
+    )
+    images = torch.randn(
+        arguments.batch_size, 3, arguments.image_size, arguments.image_size, device=device
+    )
     labels = torch.randint(1000, (arguments.batch_size,), device=device)
 
     def step() -> None:
@@ -70,7 +89,10 @@ def main() -> None:
     found = torch.tensor(rates)
     mean, spread = found.mean().item(), 1.96 * found.std(correction=0).item()
     say(f"Img/sec per {kind}: {mean:.1f} +-{spread:.1f}")
-    say(f"Total img/sec on {hvd.size()} {kind}(s): {hvd.size() * mean:.1f} +-{hvd.size() * spread:.1f}")
+    say(
+        f"Total img/sec on {hvd.size()} {kind}(s): {hvd.size() * mean:.1f}"
+        f" +-{hvd.size() * spread:.1f}"
+    )
     hvd.shutdown()
 
 

@@ -1,7 +1,8 @@
-"""A model whose matrices are on different workers (DTensor), and several copies of it on different data (FSDP2).
+"""A model whose matrices are on different workers (DTensor), and several copies of it (FSDP2).
 
 farandole run -np 2 python examples/torch_tensor_parallel.py     # each matrix on 2 workers
-farandole run -np 4 python examples/torch_tensor_parallel.py     # 2 x 2: sharded once more over those with other data
+# 2 x 2: sharded once more over those with other data
+farandole run -np 4 python examples/torch_tensor_parallel.py
 """
 
 import argparse
@@ -18,7 +19,14 @@ import farandole.torch.distributed  # noqa: F401  # not needed where Farandole i
 
 def make_model() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Linear(32, 1))
+    return nn.Sequential(
+        nn.Linear(8, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 32),
+        nn.Linear(32, 1),
+    )
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,9 +37,16 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(workers: int, steps: int) -> list[float]:
     """The loss of each step, the same on all ranks. ``workers``: those that share each matrix."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // workers, workers), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // workers, workers), mesh_dim_names=("data", "tensor")
+    )
     replicas, replica = mesh["data"].size(), mesh.get_local_rank("data")
-    columns_then_rows = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "5": RowwiseParallel()}
+    columns_then_rows = {
+        "0": ColwiseParallel(),
+        "2": RowwiseParallel(),
+        "4": ColwiseParallel(),
+        "5": RowwiseParallel(),
+    }
     model = parallelize_module(make_model(), mesh["tensor"], columns_then_rows)
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -49,7 +64,9 @@ def train(workers: int, steps: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2, help="that share each matrix")
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
@@ -59,7 +76,10 @@ def main() -> None:
     losses = train(arguments.workers, arguments.steps)
     if dist.get_rank() == 0:
         copies = dist.get_world_size() // arguments.workers
-        print(f"{copies} x {arguments.workers} workers: loss {losses[0]:.5f} -> {losses[-1]:.5f}", flush=True)
+        print(
+            f"{copies} x {arguments.workers} workers: loss {losses[0]:.5f} -> {losses[-1]:.5f}",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

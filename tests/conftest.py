@@ -1,4 +1,6 @@
-"""What every test shares: nothing may be left behind, and processes of the pool end with the session."""
+"""What every test shares: nothing may be left behind, and processes of the pool end with the
+session.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,29 @@ from tests import pool
 from tests.kits import slurm
 from tests.kits.patience import PATIENT
 
-# Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
+# Tests of a framework run where it is installed: `make test` runs them in the environments of
+# tests/environments.
 FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {
-    "pyspark": "spark estimators inference", "pyarrow": "data/parquet data/test_docs.py",
+    "pyspark": "spark estimators inference",
+    "pyarrow": "data/parquet data/test_docs.py",
     "lightning": "torch/libraries",
-}  # fmt: skip
+}
 collect_ignore = [
-    path for package, paths in FOLDERS.items() if not importlib.util.find_spec(package) for path in paths.split()
+    path
+    for package, paths in FOLDERS.items()
+    if not importlib.util.find_spec(package)
+    for path in paths.split()
 ]
 
-if importlib.util.find_spec("hypothesis"):  # its own limits are of times, and a busy machine exceeds them
+# its own limits are of times, and a busy machine exceeds them
+if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
-    # Every run tries the same examples, so what fails is due to a change. --hypothesis-profile=default draws others.
-    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+    # Every run tries the same examples, so what fails is due to a change.
+    # --hypothesis-profile=default draws others.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    )
     settings.load_profile("patient")
 
 
@@ -43,14 +54,18 @@ def _end_the_pool() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_as_in_a_terminal() -> None:
-    """Started in the background, this process ignores some signals, and whatever it starts would ignore them too."""
+    """Started in the background, this process ignores some signals, and whatever it starts would
+    ignore them too.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
 def _log_as_in_a_new_process() -> None:
-    """A job of an earlier test may have set up the log of this process: caplog would hear a record twice, or never."""
+    """A job of an earlier test may have set up the log of this process: caplog would hear a record
+    twice, or never.
+    """
     for handler in list(logger.handlers):
         if type(handler) is logging.StreamHandler:  # pytest's own are of kinds derived from it
             logger.removeHandler(handler)

@@ -1,4 +1,6 @@
-"""A job inside a test: ``job(n, fn)`` runs ``fn(rank)`` in n processes that have been through ``init()``, so to say."""
+"""A job inside a test: ``job(n, fn)`` runs ``fn(rank)`` in n processes that have been through
+``init()``, so to say.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,18 @@ def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]
 
 
 def job(
-    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 300.0, store: bool = False,
-    deaths: bool = False, **settings: Any,
-) -> list[Any]:  # fmt: skip
-    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``; with a
-    store, if they want one. ``deaths``: see ``pool``."""
+    n: int,
+    fn: Callable[[int], Any],
+    *,
+    wire: str = "",
+    deadline: float = 300.0,
+    store: bool = False,
+    deaths: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with
+    ``Settings(**settings)``; with a store, if they want one. ``deaths``: see ``pool``.
+    """
 
     def body(transport: Any) -> Any:
         from farandole import context
@@ -64,7 +73,8 @@ def job(
             while context._serving:  # this process does not end with the job
                 context._serving.pop().close(True)
 
-    cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])  # test modules need not be importable over there
+    # test modules need not be importable over there
+    cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])
     if not store:
         return pool.procs(n, body, wire=wire, deadline=deadline, deaths=deaths)
     with stored() as having:

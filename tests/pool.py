@@ -4,9 +4,10 @@
 ``procs(n, fn)``: n processes over ``shm`` or ``tcp``; ``fn(transport)`` on each.
 ``spread(n, fn)``: n processes and no wire; ``fn(rank)`` on each.
 
-All return the results in rank order, raise what a rank raised (the cause rather than its victims), and fail after
-``deadline`` seconds instead of hanging. Processes come from a pool of warm ones, so that a test costs milliseconds;
-one that died is replaced. ``spread`` and ``procs`` with ``deaths=True`` give a ``Died`` where a process was killed.
+All return the results in rank order, raise what a rank raised (the cause rather than its victims),
+and fail after ``deadline`` seconds instead of hanging. Processes come from a pool of warm ones, so
+that a test costs milliseconds; one that died is replaced. ``spread`` and ``procs`` with
+``deaths=True`` give a ``Died`` where a process was killed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from farandole.pickled import dumps
 from farandole.transports.inproc import World
 
 HERE = Path(__file__).parent
-START = 150.0  # seconds until all ranks are there: one whose process is new imports its framework first
+# seconds until all ranks are there: one whose process is new imports its framework first
+START = 150.0
 
 
 class Deadline(AssertionError):
@@ -56,16 +58,25 @@ class Died:
     code: int
 
 
-def ranks(n: int, fn: Callable[[Any], Any], *, deadline: float = 90.0, ahead: int = 1 << 20) -> list[Any]:
+def ranks(
+    n: int, fn: Callable[[Any], Any], *, deadline: float = 90.0, ahead: int = 1 << 20
+) -> list[Any]:
     """Run ``fn(transport)`` on n threads, the ranks of one inproc world."""
     world = World(n, ahead)
     return threads(n, lambda rank: over(world.link(rank)), fn, deadline=deadline)
 
 
 def threads(
-    n: int, join: Callable[[int], Any], fn: Callable[[Any], Any], *, deadline: float = 90.0, close: bool = True
+    n: int,
+    join: Callable[[int], Any],
+    fn: Callable[[Any], Any],
+    *,
+    deadline: float = 90.0,
+    close: bool = True,
 ) -> list[Any]:
-    """Run ``fn(join(rank))`` on n threads. A rank that fails aborts its wire, so that the others end too."""
+    """Run ``fn(join(rank))`` on n threads. A rank that fails aborts its wire, so that the others
+    end too.
+    """
     results: list[Any] = [None] * n
     errors: list[BaseException | None] = [None] * n
     wires: list[Any] = [None] * n
@@ -79,7 +90,10 @@ def threads(
             if wires[rank] is not None:
                 wires[rank].abort(f"rank {rank} failed: {error!r}")
 
-    workers = [threading.Thread(target=body, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(n)]
+    workers = [
+        threading.Thread(target=body, args=(rank,), daemon=True, name=f"rank {rank}")
+        for rank in range(n)
+    ]
     end = time.monotonic() + deadline
     for worker in workers:
         worker.start()
@@ -103,11 +117,15 @@ def threads(
 
 def _stack(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
-    return f"{thread.name}:\n" + ("".join(traceback.format_stack(frame)) if frame else "  (just ended)")
+    return f"{thread.name}:\n" + (
+        "".join(traceback.format_stack(frame)) if frame else "  (just ended)"
+    )
 
 
 def _raise_cause(errors: Sequence[BaseException | None]) -> None:
-    """Raise the error of the rank that failed first in cause: one that does not merely tell of another's."""
+    """Raise the error of the rank that failed first in cause: one that does not merely tell of
+    another's.
+    """
     raised = [error for error in errors if error is not None]
     for kind in (PeerLostError, HorovodInternalError):
         causes = [error for error in raised if not isinstance(error, kind)]
@@ -122,12 +140,19 @@ class _Process:
     def __init__(self) -> None:
         task_read, task_write = os.pipe()
         result_read, result_write = os.pipe()
-        threads = {"OMP_NUM_THREADS": "1"}  # as farandole run does on two cores: ranks that each take all are slow
-        environment = {**threads, **os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+        # as farandole run does on two cores: ranks that each take all are slow
+        threads = {"OMP_NUM_THREADS": "1"}
+        environment = {
+            **threads,
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "worker_main.py"), str(task_read), str(result_write)],
-            pass_fds=(task_read, result_write), env=environment, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(task_read, result_write),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
         os.close(task_read)
         os.close(result_write)
         self.tasks = Connection(task_write, readable=False)
@@ -170,11 +195,18 @@ def end_all() -> None:
             _idle.pop().end()
 
 
-def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths: bool = False) -> list[Any]:
+def spread(
+    n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths: bool = False
+) -> list[Any]:
     """Run ``fn(rank)`` in n processes."""
     module = sys.modules.get(getattr(fn, "__module__", ""), None)
-    if module is not None and getattr(module, "__file__", None) and HERE in Path(str(module.__file__)).parents:
-        cloudpickle.register_pickle_by_value(module)  # test modules need not be importable over there
+    if (
+        module is not None
+        and getattr(module, "__file__", None)
+        and HERE in Path(str(module.__file__)).parents
+    ):
+        # test modules need not be importable over there
+        cloudpickle.register_pickle_by_value(module)
     workers = _borrow(n)
     results: list[Any] = [None] * n
     errors: list[BaseException | None] = [None] * n
@@ -184,10 +216,15 @@ def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths:
             worker.tasks.send_bytes(dumps((fn, (rank,))))
         end = time.monotonic() + deadline
         while waiting:
-            ready = wait([worker.results for worker in waiting.values()], max(0.0, end - time.monotonic()))
+            ready = wait(
+                [worker.results for worker in waiting.values()], max(0.0, end - time.monotonic())
+            )
             if not ready:
                 _show(waiting)
-                raise Deadline(f"ranks {sorted(waiting)} of {n} were still busy after {deadline} s (stacks on stderr)")
+                raise Deadline(
+                    f"ranks {sorted(waiting)} of {n} were still busy after {deadline} s (stacks on"
+                    " stderr)"
+                )
             for rank in [rank for rank, worker in waiting.items() if worker.results in ready]:
                 _receive(waiting.pop(rank), rank, results, errors, deaths)
     finally:
@@ -199,7 +236,13 @@ def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths:
     return results
 
 
-def _receive(worker: _Process, rank: int, results: list[Any], errors: list[BaseException | None], deaths: bool) -> None:
+def _receive(
+    worker: _Process,
+    rank: int,
+    results: list[Any],
+    errors: list[BaseException | None],
+    deaths: bool,
+) -> None:
     try:
         fine, value, text = cloudpickle.loads(worker.results.recv_bytes())
     except EOFError:
@@ -225,19 +268,31 @@ def _show(waiting: dict[int, _Process]) -> None:
 
 
 def procs(
-    n: int, fn: Callable[[Any], Any], *, wire: str = "", deadline: float = 300.0, deaths: bool = False
+    n: int,
+    fn: Callable[[Any], Any],
+    *,
+    wire: str = "",
+    deadline: float = 300.0,
+    deaths: bool = False,
 ) -> list[Any]:
     """Run ``fn(transport)`` in n processes, over ``wire``: "shm" or "tcp" (default: shm)."""
     kind = wire or ("shm" if importlib.util.find_spec("farandole.transports.shm") else "tcp")
     secret, scope = new_secret(), f"test{os.getpid()}-{time.monotonic_ns()}"
     if kind == "shm":
-        return spread(n, lambda rank: _over_shm(rank, n, secret, scope, fn), deadline=deadline, deaths=deaths)
+        return spread(
+            n, lambda rank: _over_shm(rank, n, secret, scope, fn), deadline=deadline, deaths=deaths
+        )
     from farandole.store import StoreServer
 
     server = StoreServer(secret)
     address = server.address
     try:
-        return spread(n, lambda rank: _over_tcp(rank, n, secret, scope, address, fn), deadline=deadline, deaths=deaths)
+        return spread(
+            n,
+            lambda rank: _over_tcp(rank, n, secret, scope, address, fn),
+            deadline=deadline,
+            deaths=deaths,
+        )
     finally:
         server.close()
 
@@ -248,7 +303,9 @@ def _over_shm(rank: int, n: int, secret: str, scope: str, fn: Callable[[Any], An
     return _run(over(shm.connect(rank, n, secret, scope, START)), fn)
 
 
-def _over_tcp(rank: int, n: int, secret: str, scope: str, address: str, fn: Callable[[Any], Any]) -> Any:
+def _over_tcp(
+    rank: int, n: int, secret: str, scope: str, address: str, fn: Callable[[Any], Any]
+) -> Any:
     from farandole.store import StoreClient
     from farandole.transports import tcp
 

@@ -14,10 +14,23 @@ def check_quick_run(framework: str, peer: str, folder: Path) -> None:
     """``peer``: who is measured beside ours; empty if nobody."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "farandole.cli", "bench", "step", "--framework", framework, "--quick",
-            "--json", "out.json",
-        ], cwd=folder, text=True, timeout=500, stdin=subprocess.DEVNULL, capture_output=True,
-    )  # fmt: skip
+            sys.executable,
+            "-m",
+            "farandole.cli",
+            "bench",
+            "step",
+            "--framework",
+            framework,
+            "--quick",
+            "--json",
+            "out.json",
+        ],
+        cwd=folder,
+        text=True,
+        timeout=500,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "out.json").read_text())
     names = ["MLP, 4.2 M parameters", "conv net, 1.2 M parameters"]

@@ -1,7 +1,9 @@
-"""The pages of docs/api/ are what the docstrings say, and every argument of a public function is explained.
+"""The pages of docs/api/ are what the docstrings say, and every argument of a public function is
+explained.
 
-``python -m tests.test_api_pages --write`` makes the pages anew, those of the frameworks that are installed. Pages whose
-framework has an environment of its own are checked there, by ``tests/<framework>/test_api_page.py``.
+``python -m tests.test_api_pages --write`` makes the pages anew, those of the frameworks that are
+installed. Pages whose framework has an environment of its own are checked there, by
+``tests/<framework>/test_api_page.py``.
 """
 
 from __future__ import annotations
@@ -21,14 +23,25 @@ from farandole.frontend.documented import _COLLECTIVE, ARGUMENTS, RAISES
 
 FOLDER = Path(__file__).parent.parent / "docs" / "api"
 TITLES = {
-    "torch": "PyTorch tensors", "numpy": "numpy arrays", "tensorflow": "TensorFlow tensors",
-    "keras": "Keras 3 on TensorFlow, JAX or PyTorch", "jax": "JAX arrays", "mxnet": "MXNet NDArrays",
-}  # fmt: skip
+    "torch": "PyTorch tensors",
+    "numpy": "numpy arrays",
+    "tensorflow": "TensorFlow tensors",
+    "keras": "Keras 3 on TensorFlow, JAX or PyTorch",
+    "jax": "JAX arrays",
+    "mxnet": "MXNet NDArrays",
+}
 HERE = ["torch", "numpy"]
 RAISED_LATER = {
-    "tensorflow": "In a graph, TensorFlow raises tf.errors.UnknownError with the text of these instead.",
-    "keras": "In a graph of TensorFlow or JAX, these raise their error with the text of these instead.",
-    "jax": "In a program (`jit`), JAX raises JaxRuntimeError with the text of these instead: see `plain_errors`.",
+    "tensorflow": (
+        "In a graph, TensorFlow raises tf.errors.UnknownError with the text of these instead."
+    ),
+    "keras": (
+        "In a graph of TensorFlow or JAX, these raise their error with the text of these instead."
+    ),
+    "jax": (
+        "In a program (`jit`), JAX raises JaxRuntimeError with the text of these instead: see"
+        " `plain_errors`."
+    ),
     "mxnet": "What returns at once raises HorovodInternalError when the array is read.",
 }
 
@@ -50,14 +63,28 @@ def signature(value: Any) -> str:
         return "(...)"
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
     text = str(inspect.Signature(plain))
-    text = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", re.sub(r"ProcessSet\(process_set_id=0.*?\)", "all ranks", text))
+    text = re.sub(
+        r"<class '[\w.]*\.(\w+)'>",
+        r"\1",
+        re.sub(r"ProcessSet\(process_set_id=0.*?\)", "all ranks", text),
+    )
     return re.sub(r"<ReduceOp\.(\w+): \d>", lambda found: str(found[1]).capitalize(), text)
 
 
 def section(name: str, value: Any) -> str:
-    prose, *parts = re.split(r"\n\n(?=(?:Arguments|Raises|Example):\n)", inspect.getdoc(value) or "")
-    common = {f"{key}: {text}" for key, text in ARGUMENTS.items()} | {RAISES[key] for key in _COLLECTIVE}
-    lines = [f"### `{name}`", "", f"```python\n{name}{signature(value)}\n```", "", prose.replace("``", "`")]
+    prose, *parts = re.split(
+        r"\n\n(?=(?:Arguments|Raises|Example):\n)", inspect.getdoc(value) or ""
+    )
+    common = {f"{key}: {text}" for key, text in ARGUMENTS.items()} | {
+        RAISES[key] for key in _COLLECTIVE
+    }
+    lines = [
+        f"### `{name}`",
+        "",
+        f"```python\n{name}{signature(value)}\n```",
+        "",
+        prose.replace("``", "`"),
+    ]
     for part in parts:
         title, *rows = inspect.cleandoc(part).splitlines()
         if title == "Example:":
@@ -81,20 +108,32 @@ def page(framework: str) -> str:
     found = list(public(module))
     used = {each for _, value in found for each in _parameters(value)}
     lines = [
-        f"# `farandole.{framework}`: every name", "",
-        f"For {TITLES[framework]}: `import farandole.{framework} as hvd`. Made from the docstrings, which "
-        f"`help(hvd.allreduce)` shows in full. How to use it: [{framework}.md](../{framework}.md).", "",
-        "Arguments that mean the same everywhere:", "",
-        *(f"- `{name}`: {text}" for name, text in ARGUMENTS.items() if name in used), "",
-        "All collectives raise:", "", *(f"- {RAISES[key]}" for key in _COLLECTIVE), "",
+        f"# `farandole.{framework}`: every name",
+        "",
+        (
+            f"For {TITLES[framework]}: `import farandole.{framework} as hvd`. Made from the"
+            " docstrings, which `help(hvd.allreduce)` shows in full. How to use it:"
+            f" [{framework}.md](../{framework}.md)."
+        ),
+        "",
+        "Arguments that mean the same everywhere:",
+        "",
+        *(f"- `{name}`: {text}" for name, text in ARGUMENTS.items() if name in used),
+        "",
+        "All collectives raise:",
+        "",
+        *(f"- {RAISES[key]}" for key in _COLLECTIVE),
+        "",
         *([RAISED_LATER[framework], ""] if framework in RAISED_LATER else []),
-    ]  # fmt: skip
+    ]
     return "\n".join([*lines, *(section(name, value) + "\n" for name, value in found)])
 
 
 def _parameters(value: Any) -> list[str]:
     try:
-        return [name for name in inspect.signature(value).parameters if name not in ("args", "kwargs")]
+        return [
+            name for name in inspect.signature(value).parameters if name not in ("args", "kwargs")
+        ]
     except ValueError:
         return []
 
@@ -108,7 +147,11 @@ def unexplained(framework: str) -> list[str]:
         text = inspect.getdoc(value) or ""
         if inspect.isclass(value):
             text += inspect.getdoc(value.__init__) or ""
-        words = [each for each in _parameters(value) if f"``{each}``" not in text and f"    {each}: " not in text]
+        words = [
+            each
+            for each in _parameters(value)
+            if f"``{each}``" not in text and f"    {each}: " not in text
+        ]
         missing += [f"{name}: {', '.join(words) or 'no docstring'}"] if words or not text else []
     return missing
 
@@ -117,7 +160,9 @@ def check(framework: str) -> None:
     """The page of a framework is current, and explains every argument."""
     assert unexplained(framework) == []
     current = (FOLDER / f"{framework}.md").read_text()
-    assert current == page(framework), "run, where the framework is installed: python -m tests.test_api_pages --write"
+    assert current == page(framework), (
+        "run, where the framework is installed: python -m tests.test_api_pages --write"
+    )
 
 
 @pytest.mark.parametrize("framework", HERE)

@@ -1,7 +1,7 @@
 """The order of rooms, and that a light import stays light.
 
-Every import counts, wherever it stands: inside a function it still makes one room know another, and so does one under
-TYPE_CHECKING.
+Every import counts, wherever it stands: inside a function it still makes one room know another, and
+so does one under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -48,20 +48,72 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "estimators", "spark", "cli", "worker", "compat", "autoload", "inference", "keras", "torch", "tensorflow", "jax",
-    "mxnet", "numpy", "data", "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings",
-    "launch", "report", "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake",
-    "liveness", "network", "contracts", "threads", "interrupts", "types", "errors", "lazy", "pickled",
-]  # fmt: skip
+    "estimators",
+    "spark",
+    "cli",
+    "worker",
+    "compat",
+    "autoload",
+    "inference",
+    "keras",
+    "torch",
+    "tensorflow",
+    "jax",
+    "mxnet",
+    "numpy",
+    "data",
+    "strategies",
+    "frontend",
+    "context",
+    "engine",
+    "groups",
+    "observe",
+    "surroundings",
+    "launch",
+    "report",
+    "collectives",
+    "transports",
+    "kernels",
+    "store",
+    "config",
+    "registry",
+    "log",
+    "handshake",
+    "liveness",
+    "network",
+    "contracts",
+    "threads",
+    "interrupts",
+    "types",
+    "errors",
+    "lazy",
+    "pickled",
+]
 
 # A heavy package, and the names of the files (or folders) that may import it.
 HEAVY = {
-    "torch": "torch torchrun lightning", "tensorflow": "tensorflow tf_keras", "keras": "keras",
-    "tf_keras": "tf_keras keras", "jax": "jax", "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi",
-    "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "",
-    "IPython": "", "torchvision": "", "transformers": "", "pyarrow": "parquet", "fsspec": "store",
+    "torch": "torch torchrun lightning",
+    "tensorflow": "tensorflow tf_keras",
+    "keras": "keras",
+    "tf_keras": "tf_keras keras",
+    "jax": "jax",
+    "mxnet": "mxnet",
+    "pyspark": "spark",
+    "ray": "ray",
+    "mpi4py": "mpi",
+    "mlflow": "mlflow",
+    "lightning": "lightning",
+    "sklearn": "",
+    "matplotlib": "figures",
+    "pandas": "",
+    "scipy": "",
+    "IPython": "",
+    "torchvision": "",
+    "transformers": "",
+    "pyarrow": "parquet",
+    "fsspec": "store",
     "onnxruntime": "onnx",
-}  # fmt: skip
+}
 
 
 class Import(NamedTuple):
@@ -74,14 +126,17 @@ def files() -> list[Path]:
 
 
 def dotted(path: Path) -> str:
-    """``engine/fusion.py`` as ``engine.fusion``, ``engine/__init__.py`` as ``engine``; the package as ``__init__``."""
+    """``engine/fusion.py`` as ``engine.fusion``, ``engine/__init__.py`` as ``engine``; the package
+    as ``__init__``.
+    """
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def room(module: str) -> str:
-    """The room of ``engine.fusion``. ``python -m farandole`` is the command. The arithmetic that all wires share is one
-    of its own, inside collectives/."""
+    """The room of ``engine.fusion``. ``python -m farandole`` is the command. The arithmetic that
+    all wires share is one of its own, inside collectives/.
+    """
     if module == "__main__":
         return "cli"
     return "kernels" if module == "collectives.kernels" else module.split(".")[0]
@@ -93,14 +148,22 @@ def is_module(module: str) -> bool:
 
 
 def imports(source: str) -> Iterator[Import]:
-    """Full names of what is imported: ``from a import b`` gives ``a.b``. ``import_module("a.b")`` counts."""
+    """Full names of what is imported: ``from a import b`` gives ``a.b``. ``import_module("a.b")``
+    counts.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute, so that the room can be read"
+            assert node.level == 0, (
+                f"line {node.lineno}: imports are absolute, so that the room can be read"
+            )
             yield from (Import(node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("import_module")
+            and node.args
+        ):
             target = node.args[0]
             if isinstance(target, ast.Constant):
                 yield Import(node.lineno, str(target.value))
@@ -123,7 +186,8 @@ def misplaced(module: str, source: str) -> list[str]:
     return [
         f"line {line}: {mine} imports {target}, which is not below it"
         for line, target in own_targets(source)
-        if room(target) != mine and (LEVEL[room(target)] <= LEVEL[mine] or room(target) in DRIVER_ONLY.get(mine, ()))
+        if room(target) != mine
+        and (LEVEL[room(target)] <= LEVEL[mine] or room(target) in DRIVER_ONLY.get(mine, ()))
     ]
 
 
@@ -152,11 +216,14 @@ def test_no_file_outgrows_500_lines(path: Path) -> None:
     assert lines(path) <= 500
 
 
-# What a user of a framework or a cluster has to read stays short: folders or files, and the lines of each.
+# What a user of a framework or a cluster has to read stays short: folders or files, and the lines
+# of each.
 LIMITS = {
-    "estimators/trainers": 200, "launch/launchers/ssh.py": 200, "launch/launchers/slurm.py": 150,
+    "estimators/trainers": 200,
+    "launch/launchers/ssh.py": 200,
+    "launch/launchers/slurm.py": 150,
     "launch/launchers/mpi.py": 150,
-}  # fmt: skip
+}
 TOGETHER = {"launch/launchers/spark": 400}
 
 
@@ -167,7 +234,9 @@ def lines(path: Path) -> int:
 @pytest.mark.parametrize("name", LIMITS)
 def test_trainers_and_launchers_stay_short(name: str) -> None:
     path = PACKAGE / name
-    found = {dotted(each): lines(each) for each in ([path] if path.is_file() else path.rglob("*.py"))}
+    found = {
+        dotted(each): lines(each) for each in ([path] if path.is_file() else path.rglob("*.py"))
+    }
     assert found
     assert {each: count for each, count in found.items() if count > LIMITS[name]} == {}
 
@@ -235,21 +304,48 @@ def fresh(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["farandole", "farandole.cli", "farandole.launch.driver", "farandole.worker"])
+@pytest.mark.parametrize(
+    "module", ["farandole", "farandole.cli", "farandole.launch.driver", "farandole.worker"]
+)
 def test_starting_loads_no_heavy_package_and_no_numpy(module: str) -> None:
     unwanted = sorted({*HEAVY, "numpy"})
-    loaded = fresh(f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])")
+    loaded = fresh(
+        f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])"
+    )
     assert loaded == "[]"
 
 
-# Each of these takes a millisecond or more of every job's start, and a plain job needs none of them.
+# Each of these takes a millisecond or more of every job's start, and a plain job needs none of
+# them.
 UNUSED = {
-    "dataclasses", "inspect", "logging", "hashlib", "hmac", "datetime", "traceback", "uuid", "platform", "tempfile",
-    "random", "shutil", "html", "cloudpickle", "encodings.idna", "ssl", "asyncio", "numpy.ma", "farandole.surroundings",
-    "farandole.launch.agents.allocation", "farandole.observe.timeline", "farandole.observe.replicas",
-    "farandole.observe.order", "farandole.observe.autotune", "farandole.observe.stall.report",
-    "farandole.observe.stall.stacks", "farandole.transports.tcp",
-}  # fmt: skip
+    "dataclasses",
+    "inspect",
+    "logging",
+    "hashlib",
+    "hmac",
+    "datetime",
+    "traceback",
+    "uuid",
+    "platform",
+    "tempfile",
+    "random",
+    "shutil",
+    "html",
+    "cloudpickle",
+    "encodings.idna",
+    "ssl",
+    "asyncio",
+    "numpy.ma",
+    "farandole.surroundings",
+    "farandole.launch.agents.allocation",
+    "farandole.observe.timeline",
+    "farandole.observe.replicas",
+    "farandole.observe.order",
+    "farandole.observe.autotune",
+    "farandole.observe.stall.report",
+    "farandole.observe.stall.stacks",
+    "farandole.transports.tcp",
+}
 
 
 def test_a_plain_job_loads_nothing_that_it_does_not_use() -> None:
@@ -259,14 +355,20 @@ def test_a_plain_job_loads_nothing_that_it_does_not_use() -> None:
     )
     job = ["run", "-np", "2", "--show-ranks", "0", sys.executable, "-c", rank]
     seen = fresh(
-        f"import sys; before = {{*sys.modules}}; from farandole.cli import main; main({job!r});"
-        "print('DRIVER', *{*sys.modules} - before); import farandole.worker; print('WORKER', *{*sys.modules} - before)"
+        "import sys; before = {*sys.modules}; from farandole.cli import main;"
+        f" main({job!r});print('DRIVER', *{{*sys.modules}} - before); import farandole.worker;"
+        " print('WORKER', *{*sys.modules} - before)"
     )
     loaded = {line.split()[0].rpartition(":")[2]: {*line.split()} for line in seen.splitlines()}
     assert loaded.keys() == {"RANK", "DRIVER", "WORKER"}
-    assert {process: sorted(modules & UNUSED) for process, modules in loaded.items() if modules & UNUSED} == {}
+    assert {
+        process: sorted(modules & UNUSED) for process, modules in loaded.items() if modules & UNUSED
+    } == {}
 
 
 def test_the_import_loads_nothing_but_typing() -> None:
-    code = "import sys, typing, __future__; before = {*sys.modules}; import farandole; print(*{*sys.modules} - before)"
+    code = (
+        "import sys, typing, __future__; before = {*sys.modules}; import farandole;"
+        " print(*{*sys.modules} - before)"
+    )
     assert fresh(code) == "farandole"

@@ -1,4 +1,6 @@
-"""``farandole bench``: its arithmetic, its refusals, and one quick run from end to end. No time is asserted."""
+"""``farandole bench``: its arithmetic, its refusals, and one quick run from end to end. No time is
+asserted.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,12 @@ def test_the_added_time_is_counted_from_one_process() -> None:
     step = Case("step", "m", {ALONE: [0.010], TOGETHER: [0.012], OURS: [0.014], DDP: [0.022]}, 5)
     assert (step.added(OURS), step.added(DDP)) == pytest.approx((0.004, 0.012))
     rows = [table for table in report.tables([step]) if "added" in str(table.title)]
-    assert [list(column.cells) for column in rows[0].columns] == [["m"], ["4 ms"], ["12 ms"], ["3.0x"]]
+    assert [list(column.cells) for column in rows[0].columns] == [
+        ["m"],
+        ["4 ms"],
+        ["12 ms"],
+        ["3.0x"],
+    ]
 
 
 def test_a_framework_without_a_way_of_its_own_is_compared_with_nobody() -> None:
@@ -108,7 +115,13 @@ def test_the_table_has_a_row_per_case_and_a_dash_where_somebody_took_no_part() -
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(4.2e-6, "4.2 µs"), (0.00099951, "1 ms"), (0.0123456, "12.3 ms"), (2.0, "2 s"), (-0.002, "-2 ms")],
+    [
+        (4.2e-6, "4.2 µs"),
+        (0.00099951, "1 ms"),
+        (0.0123456, "12.3 ms"),
+        (2.0, "2 s"),
+        (-0.002, "-2 ms"),
+    ],
 )
 def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
     assert report.seconds(value) == text
@@ -119,7 +132,10 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
     [
         (
             ["alreduce"],
-            "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, c10d, gpu, strategies",
+            (
+                "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers,"
+                " c10d, gpu, strategies"
+            ),
         ),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
@@ -130,21 +146,39 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),
         (["allreduce", "--rate", "1gbit"], "--hosts=1 must be at least 2"),
         (["allreduce", "--tls"], "--hosts=1 must be at least 2"),
-        (["allreduce", "--hosts", "3", "-np", "2"], "--np=2 leaves some of the 3 hosts without a rank"),
-        (["strategies", "learning"], "strategies is measured by itself: farandole bench strategies"),
-        (["learning", "--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),
+        (
+            ["allreduce", "--hosts", "3", "-np", "2"],
+            "--np=2 leaves some of the 3 hosts without a rank",
+        ),
+        (
+            ["strategies", "learning"],
+            "strategies is measured by itself: farandole bench strategies",
+        ),
+        (
+            ["learning", "--hosts", "2"],
+            "--hosts is about the wire: farandole bench allreduce --hosts 2",
+        ),
         (["step", "--only", "ps"], "--only is about strategies and codecs"),
         (["strategies", "--only", "nonsense"], "--only=nonsense: there is no codec 'nonsense'"),
-        (["learning", "--data", "/no/such/folder"], "--data=/no/such/folder is for learning alone, and names a folder"),
+        (
+            ["learning", "--data", "/no/such/folder"],
+            "--data=/no/such/folder is for learning alone, and names a folder",
+        ),
         (["learning", "--plot", "x.png"], "--plot draws how strategies learn in time"),
         (["learning", "--seeds", "0"], "--seeds=0 is for learning alone, and at least 1"),
         (["strategies", "--seeds", "5"], "--seeds=5 is for learning alone"),
         (["gpu"], "gpu: this process sees no CUDA GPU"),
-        (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
+        (
+            ["start", "--framework", "jax"],
+            "--framework=jax is about steps; start is measured with torch",
+        ),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_at_once(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as caught:
@@ -157,22 +191,38 @@ def test_everything_is_measured_when_nothing_is_named() -> None:
     assert checked([]).what == list(ALL)
     assert checked(["start", "allreduce", "-np", "4"]).what == ["allreduce", "start"]
     assert checked(["start", "-np", "4"]).size == 4
-    assert [checked(words).size for words in (["learning"], ["strategies", "--hosts", "2"])] == [4, 2]
+    assert [checked(words).size for words in (["learning"], ["strategies", "--hosts", "2"])] == [
+        4,
+        2,
+    ]
 
 
 def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=500,
-        stdin=subprocess.DEVNULL, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "farandole.cli", "bench", *arguments],
+        cwd=folder,
+        text=True,
+        timeout=500,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
 
 
 @pytest.mark.slow
 def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    done = bench("allreduce", "step", "--quick", "--json", "out.json", "--plot", "out.png", folder=tmp_path)
+    done = bench(
+        "allreduce", "step", "--quick", "--json", "out.json", "--plot", "out.png", folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    names = ["4 KiB", "64 KiB", "1 MiB", "5 x 10,000 floats", "MLP, 4.2 M parameters", "conv net, 1.2 M parameters"]
+    names = [
+        "4 KiB",
+        "64 KiB",
+        "1 MiB",
+        "5 x 10,000 floats",
+        "MLP, 4.2 M parameters",
+        "conv net, 1.2 M parameters",
+    ]
     for name in names:
         assert f"| {name} " in done.stdout
         assert f"{name} done" in done.stderr
@@ -252,15 +302,21 @@ def run(name: str, strategy: str, rate: float, right: list[float], **more: float
 
 def test_strategies_are_compared_with_all_reduce_under_each_condition(tmp_path: Path) -> None:
     runs = [
-        run("slow", "allreduce", 100.0, [10.0, 50.0, 96.0]), run("slow", "ps_async", 250.0, [10.0, 95.0, 94.0]),
+        run("slow", "allreduce", 100.0, [10.0, 50.0, 96.0]),
+        run("slow", "ps_async", 250.0, [10.0, 95.0, 94.0]),
         run("link", "allreduce", 10.0, [9.0, 10.0]),
         run("link", "ps:1,backup=1", 25.0, [9.0, 10.0], staleness=1.5, dropped=0.2),
-    ]  # fmt: skip
+    ]
     tables = report.tables(runs)
     assert [table.title for table in tables] == ["slow", "link"]
-    shown = [{str(column.header): list(column.cells) for column in table.columns} for table in tables]
+    shown = [
+        {str(column.header): list(column.cells) for column in table.columns} for table in tables
+    ]
     assert shown[0]["to all-reduce"] == ["1.00x", "2.50x"]
-    assert (shown[0]["percent right"], shown[0]["95 % after"]) == (["96.0", "94.0"], ["2.0 s", "1.0 s"])
+    assert (shown[0]["percent right"], shown[0]["95 % after"]) == (
+        ["96.0", "94.0"],
+        ["2.0 s", "1.0 s"],
+    )
     assert shown[1]["95 % after"] == ["-", "-"]
     assert (shown[1]["staleness"], shown[1]["too late"]) == (["", "1.5"], ["", "20%"])
 
@@ -275,14 +331,25 @@ def test_strategies_are_compared_with_all_reduce_under_each_condition(tmp_path: 
 def test_what_is_learned_in_the_end_stands_beside_an_all_reduce_of_the_same_optimizer() -> None:
     rows = [
         Learned("learning", "digits", "allreduce", "SGD 0.1", 98.0, 98.0, 269.4, 3.0, 0.0, 0.0),
-        Learned("learning", "digits", "local_sgd:8+int8", "SGD 0.1", 97.5, 98.0, 8.51, 2.0, 0.5, 3.14),
-        Learned("learning", "digits", "sign:0.9", "SGD 0.1", 98.3, 98.0, 8.51, 2.0, 0.0, 3.14, 5, 0.12),
+        Learned(
+            "learning", "digits", "local_sgd:8+int8", "SGD 0.1", 97.5, 98.0, 8.51, 2.0, 0.5, 3.14
+        ),
+        Learned(
+            "learning", "digits", "sign:0.9", "SGD 0.1", 98.3, 98.0, 8.51, 2.0, 0.0, 3.14, 5, 0.12
+        ),
     ]
     (table,) = report.tables(rows)
     assert [list(column.cells)[2] for column in table.columns][2:4] == ["98.3", "+0.3 ± 0.1"]
     assert [list(column.cells)[1] for column in table.columns] == [
-        "`local_sgd:8`, `int8`", "SGD 0.1", "97.5", "-0.5", "8.51", "2.0", "0.5", "3.1"
-    ]  # fmt: skip
+        "`local_sgd:8`, `int8`",
+        "SGD 0.1",
+        "97.5",
+        "-0.5",
+        "8.51",
+        "2.0",
+        "0.5",
+        "3.1",
+    ]
     assert [from_record(row.record()) for row in rows] == rows
 
 
@@ -292,7 +359,8 @@ def test_the_error_of_what_is_learned_is_that_of_differences_of_the_same_seeds()
 
     others = [Result(percent, 1.0, 1.0, 0.0) for percent in (90.0, 94.0, 98.0)]
     results = [
-        other._replace(accuracy=other.accuracy - less) for other, less in zip(others, (1.0, 2.0, 3.0), strict=True)
+        other._replace(accuracy=other.accuracy - less)
+        for other, less in zip(others, (1.0, 2.0, 3.0), strict=True)
     ]
     assert error(results, others) == 0.58  # 1 / sqrt(3)
     assert error(results[:1], others[:1]) == 0.0
@@ -301,10 +369,12 @@ def test_the_error_of_what_is_learned_is_that_of_differences_of_the_same_seeds()
 
 def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     jobs: list[tuple[object, ...]] = []
 
-    def measure(what: list[str], size: int, quick: bool, among: object = (), **facts: object) -> Iterator[Run | str]:
+    def measure(
+        what: list[str], size: int, quick: bool, among: object = (), **facts: object
+    ) -> Iterator[Run | str]:
         jobs.append((what, size, quick, among, facts.get("rate"), facts["only"]))
         yield "half of it"
         yield run("over a link" if among else "beside a rank", "allreduce", 1.0, [10.0])
@@ -319,8 +389,9 @@ def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
     assert main(["strategies", "--quick", "--only", "ps"]) == 0
     what = ["strategies"], ["ps"]
     assert jobs == [
-        (what[0], 4, True, (), None, what[1]), (what[0], 2, True, "2 hosts, 100mbit", "100mbit", what[1]),
-    ]  # fmt: skip
+        (what[0], 4, True, (), None, what[1]),
+        (what[0], 2, True, "2 hosts, 100mbit", "100mbit", what[1]),
+    ]
     shown = capsys.readouterr()
     assert ("half of it" in shown.err, "over a link, allreduce done" in shown.err) == (True, True)
     assert ("beside a rank" in shown.out, "over a link" in shown.out) == (True, True)
@@ -345,10 +416,14 @@ def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
 def test_ranks_that_a_driver_starts_have_parameter_servers() -> None:
     from benchmarks.strategies import MOVES, STAYS
 
-    found = list(crew.measure(["strategies", "learning"], 2, quick=True, driver=True, only=["ps:1,backup=1"]))
+    found = list(
+        crew.measure(["strategies", "learning"], 2, quick=True, driver=True, only=["ps:1,backup=1"])
+    )
     runs = [each for each in found if isinstance(each, Run)]
     both = ("allreduce", "ps:1,backup=1")  # ranks that are left out of a step hold nobody up
-    assert [(each.name, each.strategy) for each in runs] == [(name, spec) for name in (STAYS, MOVES) for spec in both]
+    assert [(each.name, each.strategy) for each in runs] == [
+        (name, spec) for name in (STAYS, MOVES) for spec in both
+    ]
     assert min(each.rate for each in runs) > 0
     assert min(len(each.curve) for each in runs) >= 2
     (learned,) = (each for each in found if isinstance(each, Learned))
@@ -357,7 +432,9 @@ def test_ranks_that_a_driver_starts_have_parameter_servers() -> None:
     assert learned.mebibytes > 1
 
 
-def test_hosts_need_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_need_root(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tests.kits.hosts.os.geteuid", lambda: 1000)
     obstacle.cache_clear()
     try:
@@ -373,7 +450,9 @@ def test_ranks_on_hosts_of_namespaces() -> None:
     needed(ssh=False)
     with hosts.made(2, "1gbit") as among:
         what = ["allreduce", "strategies"]
-        found = list(crew.measure(what, 3, quick=True, among=among, rate="1gbit", only=["topk:0.05"]))
+        found = list(
+            crew.measure(what, 3, quick=True, among=among, rate="1gbit", only=["topk:0.05"])
+        )
     cases = [each for each in found if isinstance(each, Case)]
     assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT, *PARTS}
     runs = [(each.name, each.strategy) for each in found if isinstance(each, Run)]
@@ -384,7 +463,9 @@ def test_ranks_on_hosts_of_namespaces() -> None:
 def test_hosts_end_with_the_benchmark_that_was_killed() -> None:
     needed(ssh=False)
     command = [sys.executable, "-m", "benchmarks", "allreduce", "--quick", "--hosts", "2"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as benchmark:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as benchmark:
         assert benchmark.stderr is not None
         assert any("done" in line for line in benchmark.stderr)
         left = psutil.Process(benchmark.pid).children(recursive=True)
@@ -420,9 +501,12 @@ def test_mpirun_of_any_mpi(
 def test_contenders_are_prepared_before_all_ranks_line_up() -> None:
     order: list[str] = []
     interleave(
-        {"a": lambda: order.append("a")}, repetitions=1, before=lambda: order.append("|"),
-        prepare={"a": lambda: order.append("p")}, after={"a": lambda: order.append("s")},
-    )  # fmt: skip
+        {"a": lambda: order.append("a")},
+        repetitions=1,
+        before=lambda: order.append("|"),
+        prepare={"a": lambda: order.append("p")},
+        after={"a": lambda: order.append("s")},
+    )
     assert "".join(order) == "p|as" * 2
 
 
@@ -451,7 +535,9 @@ def test_a_rank_that_fails_is_reported_and_nothing_is_left(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(crew, "mpirun", lambda size: None)
     cases = crew.measure(["allreduce"], 3, quick=True)
     first = next(cases)
@@ -464,12 +550,17 @@ def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_nothing_is_left_when_the_benchmark_is_ended(number: int, code: int, tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_benchmark_is_ended(
+    number: int, code: int, tmp_path: Path
+) -> None:
     benchmark = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "allreduce", "step", "--quick"],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     with benchmark:
         assert benchmark.stderr is not None
         for line in benchmark.stderr:

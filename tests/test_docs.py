@@ -1,16 +1,18 @@
-"""What the documents say is so: their commands run, their tables are current, their links lead somewhere.
+"""What the documents say is so: their commands run, their tables are current, their links lead
+somewhere.
 
 A fenced block takes part when a word after the language says how:
 
 ``python save=hello.py``   the block is a file, for the blocks that follow on the page
-``python run``             the block runs, and prints what follows it in a block ``text output``
-``console run``            each line that begins with ``$`` runs in a shell; every other line is one of its output,
-                           in any order (ranks print when they print); ``...`` stands for anything
+``python run``             the block runs, and prints the ``text output`` block that follows
+``console run``            each line that begins with ``$`` runs in a shell; every other line is one
+                           of its output, in any order (ranks print when they print); ``...``
+                           stands for anything
 ``console run fails``      the last command exits with a code other than 0
 
-``python -m tests.test_docs --write`` brings the tables up to date: that of docs/settings.md from the settings, and
-those of README.md from docs/bench.json, which ``farandole bench --json docs/bench.json --plot docs/bench.png`` writes,
-and so on.
+``python -m tests.test_docs --write`` brings the tables up to date: that of docs/settings.md from
+the settings, and those of README.md from docs/bench.json, which ``farandole bench --json
+docs/bench.json --plot docs/bench.png`` writes, and so on.
 """
 
 from __future__ import annotations
@@ -44,14 +46,34 @@ ELSEWHERE = [
     "inference.md",
 ]  # run by tests/<framework>/test_docs.py
 TASKS = [
-    "start.md", "concepts.md", "run.md", "launching.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md",
+    "start.md",
+    "concepts.md",
+    "run.md",
+    "launching.md",
+    "torch.md",
+    "tensorflow.md",
+    "keras.md",
+    "jax.md",
+    "mxnet.md",
     "numpy.md",
-    "spark.md", "migration.md", "data.md", "estimators.md", "inference.md", "timeline.md", "bench.md", "scaling.md",
-    "settings.md", "architecture.md", "checks.md", "from_ddp.md", "torch-distributed.md",
-]  # fmt: skip
+    "spark.md",
+    "migration.md",
+    "data.md",
+    "estimators.md",
+    "inference.md",
+    "timeline.md",
+    "bench.md",
+    "scaling.md",
+    "settings.md",
+    "architecture.md",
+    "checks.md",
+    "from_ddp.md",
+    "torch-distributed.md",
+]
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
-SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  # made by python -m benchmarks.scale
+# made by python -m benchmarks.scale
+SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"
 MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
     "strategies.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
     "data.md": {"data": "bench_data.json"},
@@ -81,25 +103,39 @@ def blocks(page: Path) -> list[Block]:
 
 
 def environment() -> dict[str, str]:
-    """A shell in which ``farandole`` and ``python`` are those of this interpreter, and no job is going on."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARANDOLE_", "HOROVOD_"))}
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # mpirun asks twice
+    """A shell in which ``farandole`` and ``python`` are those of this interpreter, and no job is
+    going on.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FARANDOLE_", "HOROVOD_"))
+    }
+    # mpirun asks twice
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = f"{Path(sys.executable).parent}:{kept['PATH']}"
     return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **root}
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = environment()
-    if not (Path(sys.executable).parent / "farandole").exists():  # an environment that has only what is tested there
+    # an environment that has only what is tested there
+    if not (Path(sys.executable).parent / "farandole").exists():
         own = folder / ".bin" / "farandole"
         own.parent.mkdir(exist_ok=True)
         own.write_text('#!/bin/sh\nexec python -m farandole.cli "$@"\n')
         own.chmod(0o755)
         env["PATH"] = f"{own.parent}:{env['PATH']}"
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, text=True, timeout=500,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        ["bash", "-c", command],
+        cwd=folder,
+        env=env,
+        text=True,
+        timeout=500,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def matches(expected: str, line: str) -> bool:
@@ -107,19 +143,24 @@ def matches(expected: str, line: str) -> bool:
     return fnmatch.fnmatchcase(line.rstrip(), pattern.rstrip())
 
 
-# Of programs with Gloo: its threads may hold a tensor when Python has ended (github.com/pytorch/pytorch/pull/179291).
+# Of programs with Gloo: its threads may hold a tensor when Python has ended
+# (github.com/pytorch/pytorch/pull/179291).
 ABORTED = "terminate called without an active exception"
 
 
 def run_console(block: Block, folder: Path) -> None:
     commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
-    expected = [line for line in block.text.splitlines() if line.strip() and not line.startswith("$ ")]
+    expected = [
+        line for line in block.text.splitlines() if line.strip() and not line.startswith("$ ")
+    ]
     done = shell("set -e\n" + "\n".join(commands), folder)
     if ABORTED in done.stdout:
         done = shell("set -e\n" + "\n".join(commands), folder)
     assert (done.returncode != 0) == ("fails" in block.words), done.stdout
     for line in expected:
-        assert any(matches(line, each) for each in done.stdout.splitlines()), f"no line {line!r} in:\n{done.stdout}"
+        assert any(matches(line, each) for each in done.stdout.splitlines()), (
+            f"no line {line!r} in:\n{done.stdout}"
+        )
 
 
 def run_python(block: Block, output: Block | None, folder: Path) -> None:
@@ -164,7 +205,9 @@ def run_page(page: Path, tmp_path: Path) -> None:
         if block.words[0] == "console":
             run_console(block, tmp_path)
         else:
-            run_python(block, following if following and "output" in following.words else None, tmp_path)
+            run_python(
+                block, following if following and "output" in following.words else None, tmp_path
+            )
 
 
 def links(page: Path) -> Iterator[str]:
@@ -176,7 +219,9 @@ def links(page: Path) -> Iterator[str]:
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as links name them."""
-    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    heads = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
+    )
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
@@ -205,7 +250,10 @@ def test_every_task_has_its_page_and_the_readme_leads_to_it() -> None:
 
 
 def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
-    run_console(Block(1, ["console", "run"], "$ echo '[0] one'; echo two three\ntwo ...\n[0] one\n"), tmp_path)
+    run_console(
+        Block(1, ["console", "run"], "$ echo '[0] one'; echo two three\ntwo ...\n[0] one\n"),
+        tmp_path,
+    )
     with pytest.raises(AssertionError, match="no line 'three'"):
         run_console(Block(1, ["console", "run"], "$ echo one\nthree\n"), tmp_path)
     with pytest.raises(AssertionError):
@@ -218,7 +266,11 @@ def table() -> str:
     lines: list[str] = []
     for group in dict.fromkeys(each.group for each in settings_of()):
         found = [each for each in settings_of() if each.group == group]
-        lines += [f"## {group.capitalize()}", "", "| flag | variable | Horovod's name | default | meaning |"]
+        lines += [
+            f"## {group.capitalize()}",
+            "",
+            "| flag | variable | Horovod's name | default | meaning |",
+        ]
         lines.append("|---|---|---|---|---|")
         lines += [f"| `{each.flag}` | `{each.variable}` | {cells(each)} |" for each in found]
         lines.append("")
@@ -239,9 +291,13 @@ def bench_table() -> str:
     """The tables of the run that the README shows, with what they were measured on."""
     cases, content = report.read_json(RUNS)
     facts = content["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in facts["versions"].items() if version
+    )
     load = f"load {facts['load_before']:.2f} before the run"
-    setting = f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}"
+    setting = (
+        f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}"
+    )
     return (
         f"`{' '.join(content['command'])}`: {setting}, Python {facts['python']}, {versions}. "
         f"Median, (10th - 90th percentile), times as long as ours.\n\n{report.text(cases)}"
@@ -270,7 +326,9 @@ def with_runs(name: str) -> str:
         load = f"load {facts['load_before']:.1f} before the run"
         ranks = f"{content['np']} ranks on " if name == "strategies.md" else ""
         setting = f"{ranks}{facts['usable_cores']} cores ({facts['processor']}), {load}."
-        page = filled(page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}")
+        page = filled(
+            page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}"
+        )
     return page
 
 
@@ -282,12 +340,16 @@ def filled(page: str, name: str, table: str) -> str:
 
 
 def test_predictions_are_those_of_the_model() -> None:
-    assert SCALING.read_text() == with_scaling(SCALING.read_text()), "run: python -m tests.test_docs --write"
+    assert SCALING.read_text() == with_scaling(SCALING.read_text()), (
+        "run: python -m tests.test_docs --write"
+    )
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_numbers_of_a_page_are_those_of_the_runs(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == with_runs(name), "run: python -m tests.test_docs --write"
+    assert (ROOT / "docs" / name).read_text() == with_runs(name), (
+        "run: python -m tests.test_docs --write"
+    )
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_run() -> None:

@@ -65,19 +65,30 @@ def test_the_docstring_draws_the_tree() -> None:
 
 
 def test_texts_that_programs_match_on() -> None:
-    assert str(errors.NotInitializedError()) == "Farandole has not been initialized; use hvd.init()."
-    assert str(errors.ShutDownError()).startswith("Farandole has been shut down. This was caused by an exception on")
+    assert (
+        str(errors.NotInitializedError()) == "Farandole has not been initialized; use hvd.init()."
+    )
+    assert str(errors.ShutDownError()).startswith(
+        "Farandole has been shut down. This was caused by an exception on"
+    )
     assert errors.DUPLICATE_NAME.startswith(
         "Requested to allreduce, allgather, or broadcast a tensor with the same name"
     )
 
 
 def test_details_travel_with_the_exception() -> None:
-    assert str(errors.ShutDownError("Rank 1 left.")).endswith("the first shutdown message. Rank 1 left.")
+    assert str(errors.ShutDownError("Rank 1 left.")).endswith(
+        "the first shutdown message. Rank 1 left."
+    )
     assert errors.PeerLostError("gone", rank=3).rank == 3
     assert errors.HostsUpdatedInterrupt(skip_sync=True).skip_sync is True
     failed = errors.JobFailedError("x", rank=2, host="h", exit_code=137, remote_traceback="t")
-    assert (failed.rank, failed.host, failed.exit_code, failed.remote_traceback) == (2, "h", 137, "t")
+    assert (failed.rank, failed.host, failed.exit_code, failed.remote_traceback) == (
+        2,
+        "h",
+        137,
+        "t",
+    )
 
 
 def test_a_late_rank_is_named_with_the_cure() -> None:
@@ -111,4 +122,8 @@ def test_they_travel_between_processes(error: BaseException) -> None:
 
 
 def test_what_is_counted_has_its_plural() -> None:
-    assert [errors.counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [errors.counted(number, "rank") for number in (0, 1, 2)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+    ]

@@ -1,5 +1,6 @@
-"""The main example learns, on one process and on two, from every kind of data, and resumes; each of the others runs on
-two processes, with tiny settings, and shows what it is there to show."""
+"""The main example learns, on one process and on two, from every kind of data, and resumes; each of
+the others runs on two processes, with tiny settings, and shows what it is there to show.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 def mnist() -> Path | None:
     places = [os.environ.get("FARANDOLE_DATA", ""), ROOT.parent / "shared" / "data" / "mnist"]
-    return next((Path(each) for each in places if each and any(Path(each).glob("t10k-images*"))), None)
+    return next(
+        (Path(each) for each in places if each and any(Path(each).glob("t10k-images*"))), None
+    )
 
 
 def train(*arguments: str | Path, np: int = 1, script: str = "torch_digits.py") -> str:
@@ -34,13 +37,17 @@ def train(*arguments: str | Path, np: int = 1, script: str = "torch_digits.py") 
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
 
 
 def accuracy(output: str) -> float:
-    found = re.search(r"^test accuracy ([\d.]+)% in [\d.]+ s of training on \d+ process\(es\)$", output, re.M)
+    found = re.search(
+        r"^test accuracy ([\d.]+)% in [\d.]+ s of training on \d+ process\(es\)$", output, re.M
+    )
     assert found, output
     return float(found[1])
 
@@ -113,14 +120,22 @@ def test_a_file_that_is_no_checkpoint_is_named(
 @pytest.mark.parametrize(
     ("script", "arguments", "says"),
     [
-        ("torch_digits", ["--data", "/no/such/folder"], "/no/such/folder holds neither t10k-images-idx3-ubyte nor"),
+        (
+            "torch_digits",
+            ["--data", "/no/such/folder"],
+            "/no/such/folder holds neither t10k-images-idx3-ubyte nor",
+        ),
         ("torch_digits", ["--epochs", "0"], "--epochs=0 must be greater than 0"),
         ("torch_digits", ["--lr", "-1"], "--lr=-1.0 must be greater than 0"),
         ("torch_imagenet_resnet50", [], "give --train-dir and --val-dir, or --synthetic"),
     ],
 )
 def test_a_wrong_argument_is_named(
-    script: str, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str,
+    arguments: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -129,25 +144,35 @@ def test_a_wrong_argument_is_named(
 
 
 def idx(values: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, values.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in values.shape)
+    header = bytes([0, 0, 8, values.ndim]) + b"".join(
+        int(n).to_bytes(4, "big") for n in values.shape
+    )
     return header + values.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder: Path, part: str, rows: int, *, zipped: bool) -> None:
-    for name, values in (("images-idx3", np.full((rows, 28, 28), 255)), ("labels-idx1", np.arange(rows) % 10)):
+    for name, values in (
+        ("images-idx3", np.full((rows, 28, 28), 255)),
+        ("labels-idx1", np.arange(rows) % 10),
+    ):
         content = idx(values)
         path = folder / f"{part}-{name}-ubyte{'.gz' if zipped else ''}"
         path.write_bytes(gzip.compress(content) if zipped else content)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_both_parts_of_mnist_are_used_when_they_are_there(example: ModuleType, tmp_path: Path, zipped: bool) -> None:
+def test_both_parts_of_mnist_are_used_when_they_are_there(
+    example: ModuleType, tmp_path: Path, zipped: bool
+) -> None:
     write_mnist(tmp_path, "train", 30, zipped=zipped)
     write_mnist(tmp_path, "t10k", 12, zipped=zipped)
     images, labels, test_images, test_labels = example.load_mnist(tmp_path)
     assert [tuple(each.shape) for each in (images, labels, test_images, test_labels)] == [
-        (30, 1, 28, 28), (30,), (12, 1, 28, 28), (12,),
-    ]  # fmt: skip
+        (30, 1, 28, 28),
+        (30,),
+        (12, 1, 28, 28),
+        (12,),
+    ]
     assert (images.max().item(), labels[11].item()) == (1.0, 1)
 
 
@@ -157,7 +182,9 @@ def test_the_test_part_alone_is_shared_out(example: ModuleType, tmp_path: Path) 
     assert (len(images), len(test_images)) == (9000, 1000)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\x01" + b[1:], lambda b: b[:2], lambda b: b + b"x"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b"\x01" + b[1:], lambda b: b[:2], lambda b: b + b"x"]
+)
 def test_a_damaged_idx_file_is_named(example: ModuleType, tmp_path: Path, damage) -> None:
     (tmp_path / "x").write_bytes(damage(idx(np.zeros((2, 3)))))
     with pytest.raises(SystemExit, match="x is not a whole IDX file"):
@@ -177,33 +204,65 @@ def numbers(pattern: str, output: str) -> list[float]:
 
 def test_every_example_has_its_test() -> None:
     here = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_examples.py"))
-    scripts = [path.name for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text()]
+    scripts = [
+        path.name for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text()
+    ]
     assert len(scripts) >= 8
     assert [name for name in scripts if f'"{name}"' not in here] == []
 
 
 def test_mnist_learns() -> None:
     """It starts its ranks itself."""
-    output = train("--epochs", "4", "--fp16-allreduce", "--num-proc", "2", np=1, script="torch_mnist.py")
+    output = train(
+        "--epochs", "4", "--fp16-allreduce", "--num-proc", "2", np=1, script="torch_mnist.py"
+    )
     assert numbers(r"epoch 4: .*test accuracy ([\d.]+)%", output)[0] > 80.0
 
 
 def test_resnet_learns_to_tell_made_up_images_apart_and_resumes(tmp_path: Path) -> None:
-    arguments = [*TINY, "--synthetic", "32", "--classes", "2", "--warmup-epochs", "1", "--base-lr", "0.05"]
-    arguments += ["--batch-size", "4", "--batches-per-step", "2", "--checkpoint", str(tmp_path / "resnet.pt")]
+    arguments = [
+        *TINY,
+        "--synthetic",
+        "32",
+        "--classes",
+        "2",
+        "--warmup-epochs",
+        "1",
+        "--base-lr",
+        "0.05",
+    ]
+    arguments += [
+        "--batch-size",
+        "4",
+        "--batches-per-step",
+        "2",
+        "--checkpoint",
+        str(tmp_path / "resnet.pt"),
+    ]
     script = "torch_imagenet_resnet50.py"
-    losses = numbers(r"epoch \d+: loss ([\d.]+)", train(*arguments, "--epochs", "8", np=2, script=script))
+    losses = numbers(
+        r"epoch \d+: loss ([\d.]+)", train(*arguments, "--epochs", "8", np=2, script=script)
+    )
     assert len(losses) == 8
     assert losses[-1] < 0.7 * losses[0]
     assert numbers(r"epoch (\d+):", train(*arguments, "--epochs", "9", np=2, script=script)) == [9]
 
 
 def test_resnet_50_has_its_size() -> None:
-    assert sum(each.numel() for each in load("resnet").resnet().parameters()) == 25_557_032  # as published
+    # as published
+    assert sum(each.numel() for each in load("resnet").resnet().parameters()) == 25_557_032
 
 
 def test_the_synthetic_benchmark_prints_horovods_lines() -> None:
-    arguments = ["--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "2", *TINY]
+    arguments = [
+        "--num-warmup-batches",
+        "1",
+        "--num-batches-per-iter",
+        "2",
+        "--num-iters",
+        "2",
+        *TINY,
+    ]
     output = train(*arguments, np=2, script="torch_synthetic_benchmark.py")
     assert len(re.findall(r"^Iter #\d: [\d.]+ img/sec per CPU$", output, re.M)) == 2
     [each] = numbers(r"(?m)^Img/sec per CPU: ([\d.]+) \+-[\d.]+$", output)
@@ -228,13 +287,18 @@ def test_each_process_set_trains_its_own_model() -> None:
     output = train("--steps", "60", np=3, script="torch_process_sets.py")
     found = re.findall(r"ranks (\[.*?\]): mean weight ([+-][\d.]+), spread ([\d.]+)", output)
     assert [(ranks, round(float(weight)), spread) for ranks, weight, spread in found] == [
-        ("[0, 2]", 1, "0.0"), ("[1]", -1, "0.0"),
-    ]  # fmt: skip
+        ("[0, 2]", 1, "0.0"),
+        ("[1]", -1, "0.0"),
+    ]
 
 
 def test_ranks_with_uneven_data_join() -> None:
     output = train("--batches", "3", np=3, script="torch_join.py")
-    assert re.findall(r"on (\d) batches; the last to finish was rank 2", "".join(sorted(output.splitlines()))) == [
-        "3", "6", "9",
-    ]  # fmt: skip
+    assert re.findall(
+        r"on (\d) batches; the last to finish was rank 2", "".join(sorted(output.splitlines()))
+    ) == [
+        "3",
+        "6",
+        "9",
+    ]
     assert "all ranks alike: True" in output

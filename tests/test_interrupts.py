@@ -67,11 +67,26 @@ def caught(call: Callable[[], object]) -> BaseException:
 @pytest.mark.parametrize(
     "each",
     [
-        handler, lambda number, frame: deeper(), Handlers().method, Handlers(), functools.partial(handler),
-        Inherits(), functools.partial(Handlers()), only_once,
+        handler,
+        lambda number, frame: deeper(),
+        Handlers().method,
+        Handlers(),
+        functools.partial(handler),
+        Inherits(),
+        functools.partial(Handlers()),
+        only_once,
     ],
-    ids=["function", "lambda", "method", "object", "partial", "inherits", "partial object", "gives its place away"],
-)  # fmt: skip
+    ids=[
+        "function",
+        "lambda",
+        "method",
+        "object",
+        "partial",
+        "inherits",
+        "partial object",
+        "gives its place away",
+    ],
+)
 def test_what_a_handler_raises(each: Any) -> None:
     with handled_by(each):
         assert interrupts(caught(lambda: signal.raise_signal(signal.SIGUSR1)))

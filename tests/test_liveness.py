@@ -1,4 +1,6 @@
-"""Is the other host still there? With what the kernel would say of connections; ``context/test_hosts`` asks it."""
+"""Is the other host still there? With what the kernel would say of connections;
+``context/test_hosts`` asks it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ from tests.kits.transport import until
 from tests.transports.double_store import ThreadStore
 
 
-def test_one_connection_that_is_answered_shows_that_the_host_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that sends again learns of a link that has come back later than one that is probed."""
+def test_one_connection_that_is_answered_shows_that_the_host_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that sends again learns of a link that has come back later than one that is
+    probed.
+    """
     said: dict[socket.socket, tuple[bool, float]] = {}
     monkeypatch.setattr(liveness, "silence", lambda sock: said.get(sock, (False, 0.0)))
     secret, store = new_secret(), ThreadStore()
@@ -41,7 +47,9 @@ def test_one_connection_that_is_answered_shows_that_the_host_is_there(monkeypatc
     pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
 
 
-def test_an_answer_is_awaited_no_longer_than_the_host_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_awaited_no_longer_than_the_host_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, other = socket.socketpair()
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.01)
     with one, other:
@@ -55,7 +63,10 @@ def test_an_answer_is_awaited_no_longer_than_the_host_is_there(monkeypatch: pyte
 
 
 def test_what_the_kernel_says_of_a_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
         liveness.probe(client)
         client.send(b"data")
         client.shutdown(socket.SHUT_WR)

@@ -41,7 +41,9 @@ def test_a_loopback_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(socket, "create_server", absent)
-    with pytest.raises(SettingsError, match=r"have the address 127\.0\.0\.1, .*: ip address add 127.0.0.1/8 dev lo"):
+    with pytest.raises(
+        SettingsError, match=r"have the address 127\.0\.0\.1, .*: ip address add 127.0.0.1/8 dev lo"
+    ):
         listening("127.0.0.1")
     with pytest.raises(OSError, match="Cannot assign"):
         listening("10.1.2.3")
@@ -60,11 +62,23 @@ def test_an_interface_may_have_addresses_of_both_kinds() -> None:
     assert SIXTH.network == "fd00:1::/64"
 
 
-def test_ipv6_addresses_that_others_cannot_use_or_that_change_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Linux has them: those of one cable, for a day (privacy), on their way out, and not yet known to be unique."""
-    kinds = [("01", "00", "80"), ("02", "20", "80"), ("03", "00", "01"), ("04", "00", "20"), ("05", "00", "c0")]
+def test_ipv6_addresses_that_others_cannot_use_or_that_change_are_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Linux has them: those of one cable, for a day (privacy), on their way out, and not yet
+    known to be unique.
+    """
+    kinds = [
+        ("01", "00", "80"),
+        ("02", "20", "80"),
+        ("03", "00", "01"),
+        ("04", "00", "20"),
+        ("05", "00", "c0"),
+    ]
     lines = [f"fd00{end:0>28} 01 40 {scope} {flags}       lo\n" for end, scope, flags in kinds]
-    monkeypatch.setattr(network, "content", lambda path: "".join(lines) if path.endswith("if_inet6") else "")
+    monkeypatch.setattr(
+        network, "content", lambda path: "".join(lines) if path.endswith("if_inet6") else ""
+    )
     found = [each for each in interfaces() if ":" in each.address]
     assert found == [Interface("lo", "fd00::1", 64, 0, True)]
     assert all(is_here(f"fd00::{end}") for end in range(1, 6))
@@ -80,7 +94,10 @@ def test_an_address_and_its_port(host: str) -> None:
 def test_listening_everywhere_is_by_both_kinds() -> None:
     with listening(EVERYWHERE) as door:
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, door.getsockname()[1]), 5.0) as there, door.accept()[0]:
+            with (
+                socket.create_connection((host, door.getsockname()[1]), 5.0) as there,
+                door.accept()[0],
+            ):
                 assert there.getpeername()[0] == host
 
 
@@ -111,24 +128,39 @@ def test_names_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("addresses", "here"),
-    [({"127.0.1.1"}, True), ({"127.0.1.1", "10.1.2.3"}, True), ({"127.0.1.1", "10.9.9.9"}, False), (set(), False),
-     ({"10.1.2.3", "fd00::9"}, True), ({"127.0.1.1", "fd00::9"}, True), ({"fd00::9"}, False)],
-)  # fmt: skip
-def test_a_name_of_this_host_as_debian_has_it(addresses: set[str], here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        ({"127.0.1.1"}, True),
+        ({"127.0.1.1", "10.1.2.3"}, True),
+        ({"127.0.1.1", "10.9.9.9"}, False),
+        (set(), False),
+        ({"10.1.2.3", "fd00::9"}, True),
+        ({"127.0.1.1", "fd00::9"}, True),
+        ({"fd00::9"}, False),
+    ],
+)
+def test_a_name_of_this_host_as_debian_has_it(
+    addresses: set[str], here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(network, "interfaces", lambda: ALL)
     monkeypatch.setattr(network, "_resolved", lambda host: frozenset(addresses))
     assert is_here("box.lab") is here
 
 
 def test_an_interface_that_is_not_here() -> None:
-    with pytest.raises(SettingsError, match=r"no interface 'eth3' that is up and has an address \(it has lo, eth0"):
+    with pytest.raises(
+        SettingsError, match=r"no interface 'eth3' that is up and has an address \(it has lo, eth0"
+    ):
         chosen(ALL, "eth3")
 
 
 def test_networks_that_answered_are_tried_first_and_those_that_did_not_last() -> None:
     addresses = ["172.17.0.1/16", "10.1.2.9/24", "192.168.7.9/16"]
     assert order(addresses, reached=set(), failed=set()) == addresses
-    assert order(addresses, {"192.168.0.0/16"}, {"172.17.0.0/16"}) == [addresses[2], addresses[1], addresses[0]]
+    assert order(addresses, {"192.168.0.0/16"}, {"172.17.0.0/16"}) == [
+        addresses[2],
+        addresses[1],
+        addresses[0],
+    ]
 
 
 def test_addresses_and_their_networks() -> None:

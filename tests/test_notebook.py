@@ -1,4 +1,6 @@
-"""``farandole.run`` in a notebook: functions of its cells, output in the cell, inside the kernel's event loop."""
+"""``farandole.run`` in a notebook: functions of its cells, output in the cell, inside the kernel's
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def train(x):
     print("training", x)
     return Result(factor * x + int(os.environ["HOROVOD_RANK"]))
 """,
-    "results = farandole.run(train, (4,), np=2)\n[(type(each) is Result, each.value) for each in results]",
+    (
+        "results = farandole.run(train, (4,), np=2)\n[(type(each) is Result, each.value) for each"
+        " in results]"
+    ),
     """
 try:
     farandole.Runner(np=2).run(lambda: 1 / 0)
@@ -62,15 +67,26 @@ farandole.run(fail, np=2)
 
 
 def test_cells_run_on_two_ranks() -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in CELLS]
+    )
     notebook.cells[-1].metadata["tags"] = ["raises-exception"]
-    nbclient.NotebookClient(notebook, timeout=500, startup_timeout=300, kernel_name="python3").execute()
+    nbclient.NotebookClient(
+        notebook, timeout=500, startup_timeout=300, kernel_name="python3"
+    ).execute()
 
     def stream(cell: int, name: str) -> str:
         outputs = notebook.cells[cell].outputs
-        return "".join(each["text"] for each in outputs if each["output_type"] == "stream" and each["name"] == name)
+        return "".join(
+            each["text"]
+            for each in outputs
+            if each["output_type"] == "stream" and each["name"] == name
+        )
 
-    assert sorted(stream(2, "stdout").splitlines()) == ["[0]<stdout>:training 4", "[1]<stdout>:training 4"]
+    assert sorted(stream(2, "stdout").splitlines()) == [
+        "[0]<stdout>:training 4",
+        "[1]<stdout>:training 4",
+    ]
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[(True, 40), (True, 41)]"
     assert "failed: ZeroDivisionError: division by zero" in stream(3, "stdout")
     assert stream(3, "stderr") == ""
@@ -81,7 +97,11 @@ def test_cells_run_on_two_ranks() -> None:
     assert stream(5, "stdout").splitlines() == ["[0]<stdout>:shown", "[0]<stdout>:5"]
     assert notebook.cells[5].outputs[-1]["data"]["text/plain"] == "[None]"  # it has ended by exit()
     assert notebook.cells[6].outputs[-1]["data"]["text/plain"] == "[('NoneType', 'exit')]"
-    shown = [each["data"]["text/plain"] for each in notebook.cells[-1].outputs if each["output_type"] == "display_data"]
+    shown = [
+        each["data"]["text/plain"]
+        for each in notebook.cells[-1].outputs
+        if each["output_type"] == "display_data"
+    ]
     assert shown[0].startswith("failed, 0:0")
     (error,) = [each for each in notebook.cells[-1].outputs if each["output_type"] == "error"]
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))

@@ -1,4 +1,6 @@
-"""Functions sent by value keep the name of their file, whatever version of cloudpickle sends them."""
+"""Functions sent by value keep the name of their file, whatever version of cloudpickle sends
+them.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,21 @@ def test_parametrized_modules_of_torch_are_those_that_were_sent() -> None:
     from torch.nn.utils import parametrizations, parametrize
 
     model = torch.nn.Sequential(
-        parametrizations.weight_norm(torch.nn.Linear(3, 4)), parametrizations.spectral_norm(torch.nn.Linear(4, 4)),
+        parametrizations.weight_norm(torch.nn.Linear(3, 4)),
+        parametrizations.spectral_norm(torch.nn.Linear(4, 4)),
         parametrizations.orthogonal(torch.nn.Linear(4, 2)),
-    )  # fmt: skip
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sent, stepping = cloudpickle.loads(pickled.dumps((model, optimizer)))
     x = torch.randn(5, 3)
     assert repr(sent) == repr(model)
-    assert [name for name, _ in sent.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert all(one is other for one, other in zip(sent.parameters(), stepping.param_groups[0]["params"], strict=True))
+    assert [name for name, _ in sent.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
+    assert all(
+        one is other
+        for one, other in zip(sent.parameters(), stepping.param_groups[0]["params"], strict=True)
+    )
     with parametrize.cached():
         assert torch.equal(sent.eval()(x), model.eval()(x))
     sent.load_state_dict(model.state_dict())

@@ -42,7 +42,9 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    done = subprocess.run([sys.executable, "-m", "farandole.cli", "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "farandole.cli", "--version"], capture_output=True, text=True
+    )
     assert done.stdout.strip() == farandole.__version__
 
 
@@ -59,4 +61,10 @@ def test_the_operations_are_horovods_numbers() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     import farandole.torch as hvd
 
-    assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)] == [0, 1, 3, 4, 5]
+    assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)] == [
+        0,
+        1,
+        3,
+        4,
+        5,
+    ]

@@ -78,12 +78,19 @@ assert [type(box) is Box and box.value for box in boxes] == [5, 5]
 print("ran once")
 """
         done = subprocess.run(
-            [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=200, check=False
+            [sys.executable, "-"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
         assert (done.stdout, done.stderr) == ("ran once\n", "")
 
     def test_a_process_that_multiprocessing_has_spawned(self, tmp_path: Path) -> None:
-        """Its functions belong to a module that it alone has, by another name than that of the script."""
+        """Its functions belong to a module that it alone has, by another name than that of the
+        script.
+        """
         script = tmp_path / "search.py"
         script.write_text("""
 import farandole, multiprocessing, pickle
@@ -98,21 +105,30 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.apply(job, (4,)), [box.value for box in pool.apply(farandole.run, (make, (5,)))])
 """)
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+        )
         assert (done.stdout, done.stderr) == ("[8, 8] [10]\n", "")
 
-    def test_a_script_without_a_main_guard_runs_once_and_finds_its_neighbours(self, tmp_path: Path) -> None:
+    def test_a_script_without_a_main_guard_runs_once_and_finds_its_neighbours(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "neighbour.py").write_text("def double(x): return 2 * x\n")
         script = tmp_path / "sub" / "script.py"
         script.parent.mkdir()
         script.write_text(
-            f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-            "import farandole, neighbour\nprint('script')\nprint(farandole.run(lambda: neighbour.double(4), np=2))\n"
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport farandole,"
+            " neighbour\nprint('script')\nprint(farandole.run(lambda: neighbour.double(4),"
+            " np=2))\n"
         )
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+        )
         assert (done.stdout, done.stderr) == ("script\n[8, 8]\n", "")
 
-    def test_a_file_of_ours_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_of_ours_in_the_way(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "socket.py").write_text("raise RuntimeError('not the socket you want')\n")
         monkeypatch.chdir(tmp_path)
         if sys.version_info >= (3, 11):
@@ -123,8 +139,9 @@ if __name__ == "__main__":
         (seen,) = farandole.run(
             lambda: [os.environ.get(name) for name in names],
             env={"MINE": "x", "HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_LOG_LEVEL": "info"},
-            cache_capacity=7, log_level="error",
-        )  # fmt: skip
+            cache_capacity=7,
+            log_level="error",
+        )
         assert seen == ["x", "2.5", "7", "error"]
 
     def test_a_default_overrides_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +149,19 @@ if __name__ == "__main__":
         read = lambda: os.environ.get("HOROVOD_CACHE_CAPACITY")  # noqa: E731
         assert farandole.run(read) == ["5"]
         assert farandole.run(read, cache_capacity=1024) == ["1024"]
-        assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == ["1024"]
+        assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == [
+            "1024"
+        ]
 
-    def test_settings_come_from_the_environment_and_places_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_settings_come_from_the_environment_and_places_do_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
         monkeypatch.setenv("HOROVOD_SIZE", "7")  # that of a job that we might be a part of
-        read = lambda: [os.environ.get(f"HOROVOD_{each}") for each in ("DYNAMIC_PROCESS_SETS", "SIZE")]  # noqa: E731
+
+        def read() -> list[str | None]:
+            return [os.environ.get(f"HOROVOD_{each}") for each in ("DYNAMIC_PROCESS_SETS", "SIZE")]
+
         assert farandole.run(read) == [["1", "1"]]
 
     def test_output_goes_where_ours_goes(self) -> None:
@@ -180,7 +204,10 @@ if __name__ == "__main__":
         assert farandole.run(leave, (True,)) == [5]
         assert capfd.readouterr().err == ""
         assert farandole.run(leave, (False,)) == [5]
-        assert "waits for the end of what it has started: heartbeat. Have it end" in capfd.readouterr().err
+        assert (
+            "waits for the end of what it has started: heartbeat. Have it end"
+            in capfd.readouterr().err
+        )
 
     def test_a_job_inside_a_job(self) -> None:
         def outer() -> list[Any]:
@@ -193,13 +220,17 @@ if __name__ == "__main__":
     def test_nothing_stays_open(self) -> None:
         farandole.run(whoami, np=2)
         before, threads = opened(), set(threading.enumerate())
-        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        handlers = [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ]
         farandole.run(whoami, np=2)
         with pytest.raises(JobFailedError), contextlib.redirect_stderr(io.StringIO()):
             farandole.run(lambda: 1 / 0, np=2)
         assert opened() <= before
         assert set(threading.enumerate()) <= threads
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+        assert [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ] == handlers
 
 
 class TestRunner:
@@ -220,7 +251,9 @@ class TestFailures:
                 raise ValueError("boom")
             time.sleep(1000)
 
-        with pytest.raises(JobFailedError, match=r"(?s)^Rank 1 on localhost failed: ValueError: boom") as caught:
+        with pytest.raises(
+            JobFailedError, match=r"(?s)^Rank 1 on localhost failed: ValueError: boom"
+        ) as caught:
             farandole.run(fail, np=2)
         error = caught.value
         assert (error.rank, error.host, error.exit_code) == (1, "localhost", 1)
@@ -253,7 +286,10 @@ class TestFailures:
         assert "variable 'lock' is a _thread.lock, which cannot be pickled" in text
         assert "the function uses it from outside. Create it inside the function" in text
         assert caught.value.__suppress_context__
-        with pytest.raises(SettingsError, match=r"'lock.acquire' cannot be sent to the ranks: it cannot be pickled \("):
+        with pytest.raises(
+            SettingsError,
+            match=r"'lock.acquire' cannot be sent to the ranks: it cannot be pickled \(",
+        ):
             farandole.run(lock.acquire, np=2)
         assert len(caught.traceback) == 2, "the test's frame and one of ours"
 
@@ -262,11 +298,16 @@ class TestFailures:
             def __init__(self) -> None:
                 self.layers = [1, {"lock": threading.Lock()}]
 
-        with pytest.raises(SettingsError, match=r"the argument 0 \(there: layers\[1\]\['lock'\]\) is a _thread.lock"):
+        with pytest.raises(
+            SettingsError,
+            match=r"the argument 0 \(there: layers\[1\]\['lock'\]\) is a _thread.lock",
+        ):
             farandole.run(print, (Model(),))
 
     def test_a_result_that_cannot_be_pickled(self) -> None:
-        with pytest.raises(JobFailedError, match=r"the result of .* its \['x'\]\[0\] is a generator") as caught:
+        with pytest.raises(
+            JobFailedError, match=r"the result of .* its \['x'\]\[0\] is a generator"
+        ) as caught:
             farandole.run(lambda: {"x": [(i for i in range(3))]}, np=2)
         assert str(caught.value).startswith("Rank ")
 
@@ -278,7 +319,9 @@ class TestFailures:
 
             return Odd()
 
-        with pytest.raises(JobFailedError, match=r"the result of rank 0 .* cannot be read here: ValueError"):
+        with pytest.raises(
+            JobFailedError, match=r"the result of rank 0 .* cannot be read here: ValueError"
+        ):
             farandole.run(make)
 
     def test_a_module_that_the_ranks_do_not_have(self, tmp_path: Path) -> None:
@@ -302,7 +345,9 @@ class TestFailures:
                 time.sleep(1000)
             context.init()
 
-        with pytest.raises(JobFailedError, match=r"^Rank 1 did not reach init\(\) within 2 s") as caught:
+        with pytest.raises(
+            JobFailedError, match=r"^Rank 1 did not reach init\(\) within 2 s"
+        ) as caught:
             farandole.run(work, np=2, start_timeout=2.0)
         assert caught.value.rank == 1
 
@@ -314,7 +359,9 @@ class TestFailures:
             os.rename(tmp_path / f"{rank}.tmp", tmp_path / f"{rank}.pid")
             time.sleep(1000)
 
-        killer = threading.Thread(target=lambda: os.kill(read_pids(tmp_path, 2)["1"], signal.SIGKILL))
+        killer = threading.Thread(
+            target=lambda: os.kill(read_pids(tmp_path, 2)["1"], signal.SIGKILL)
+        )
         killer.start()
         with pytest.raises(JobFailedError) as caught:
             farandole.run(work, np=2)
@@ -331,7 +378,8 @@ class TestFailures:
         try:
             with pytest.raises(KeyboardInterrupt) as caught:
                 farandole.run(interrupt)
-            assert caught.value.__context__ is None  # of which a notebook would show another traceback
+            # of which a notebook would show another traceback
+            assert caught.value.__context__ is None
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -346,20 +394,44 @@ class TestWrongCalls:
         ("call", "text"),
         [
             (lambda: farandole.run(5), "must be a function"),
-            (lambda: farandole.run(whoami, "ab"), "must be a tuple or list of arguments; for one argument"),
-            (lambda: farandole.run(whoami, 2), r"for one argument: args=\(x,\); for processes: np=2"),
+            (
+                lambda: farandole.run(whoami, "ab"),
+                "must be a tuple or list of arguments; for one argument",
+            ),
+            (
+                lambda: farandole.run(whoami, 2),
+                r"for one argument: args=\(x,\); for processes: np=2",
+            ),
             (lambda: farandole.run(whoami, (), [1]), "must be a dict"),
             (lambda: farandole.run(whoami, env={"X": 1}), r"env\['X'\]=1 must be text"),
             (lambda: farandole.run(whoami, env={"X=Y": "1"}), "cannot be an environment variable"),
-            (lambda: farandole.run(whoami, cycle_tme=1.0), "no setting 'cycle_tme'; did you mean 'cycle_time'?"),
-            (lambda: farandole.run(whoami, cycle_time="1"), "cycle_time='1' is a str; it must be of type float"),
+            (
+                lambda: farandole.run(whoami, cycle_tme=1.0),
+                "no setting 'cycle_tme'; did you mean 'cycle_time'?",
+            ),
+            (
+                lambda: farandole.run(whoami, cycle_time="1"),
+                "cycle_time='1' is a str; it must be of type float",
+            ),
             (lambda: farandole.run(whoami, cache_capacity=-1), "must be >= 0"),
-            (lambda: farandole.run(whoami, rank=1), "no setting 'rank' .* what the function takes goes into args="),
-            (lambda: farandole.run(whoami, env={"HOROVOD_CYCLE_TIME": "x"}), "HOROVOD_CYCLE_TIME='x' cannot be read"),
-            (lambda: farandole.run(whoami, launcher="locl"), "no launcher 'locl' .*did you mean 'local'?"),
+            (
+                lambda: farandole.run(whoami, rank=1),
+                "no setting 'rank' .* what the function takes goes into args=",
+            ),
+            (
+                lambda: farandole.run(whoami, env={"HOROVOD_CYCLE_TIME": "x"}),
+                "HOROVOD_CYCLE_TIME='x' cannot be read",
+            ),
+            (
+                lambda: farandole.run(whoami, launcher="locl"),
+                "no launcher 'locl' .*did you mean 'local'?",
+            ),
             (lambda: farandole.run(whoami, hosts="a"), "Invalid host input"),
             (lambda: farandole.run(whoami, hosts="a:1", np=2), "Requested more processes"),
-            (lambda: farandole.run(whoami, hosts="elsewhere:1", launcher="local"), "on this machine only"),
+            (
+                lambda: farandole.run(whoami, hosts="elsewhere:1", launcher="local"),
+                "on this machine only",
+            ),
         ],
     )
     def test_others(self, call: Any, text: str) -> None:
@@ -392,7 +464,9 @@ def allreduce_for_ever(victim: int, how: str) -> None:
 
 @pytest.mark.usefixtures("jobs")
 @pytest.mark.parametrize("seed", range(10))
-def test_the_rank_that_failed_is_blamed_and_no_victim(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_rank_that_failed_is_blamed_and_no_victim(
+    seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     rng = random.Random(seed)
     victim, how = rng.randrange(3), rng.choice(["kill", "raise"])
     with pytest.raises(JobFailedError) as caught:
@@ -403,7 +477,9 @@ def test_the_rank_that_failed_is_blamed_and_no_victim(seed: int, capfd: pytest.C
 
 
 def catches_all(victim: int) -> None:
-    """As command line libraries do it (Hydra): whatever the error is, it is told, and the exit code is 1."""
+    """As command line libraries do it (Hydra): whatever the error is, it is told, and the exit code
+    is 1.
+    """
     import traceback
 
     try:
@@ -416,7 +492,9 @@ def catches_all(victim: int) -> None:
 @pytest.mark.usefixtures("jobs")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> None:
-    with pytest.raises(JobFailedError, match=r"ValueError: boom\nRank \d had lost another rank") as caught:
+    with pytest.raises(
+        JobFailedError, match=r"ValueError: boom\nRank \d had lost another rank"
+    ) as caught:
         farandole.run(catches_all, (victim,), np=2)
     assert caught.value.rank == victim
 
@@ -448,7 +526,9 @@ def test_a_rank_that_makes_another_error_of_what_it_caught_is_not_blamed() -> No
 
 @pytest.mark.usefixtures("jobs")
 def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2") as caught:
+    with pytest.raises(
+        JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2"
+    ) as caught:
         farandole.run(allreduce_for_ever, (1, "return"), np=3)
     assert caught.value.exit_code == 1
     assert "ShutDownError" in caught.value.remote_traceback
@@ -458,7 +538,12 @@ def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.usefixtures("jobs")
 def test_ranks_of_a_job_below_torchrun_do_not_look_for_the_store_of_its_agent() -> None:
     """With this variable, torch.distributed's rank 0 makes no store, and all ranks wait for one."""
-    agent = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "1", "WORLD_SIZE": "2"}
+    agent = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+    }
     found = farandole.run(lambda: [os.environ.get(name) for name in agent], np=1, env=agent)
     assert found == [["none", None, "0", "1"]]
 
@@ -466,7 +551,22 @@ def test_ranks_of_a_job_below_torchrun_do_not_look_for_the_store_of_its_agent() 
 def test_a_rank_ends_with_no_warning_of_its_own_where_python_shows_all(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     program = tmp_path / "train.py"
-    program.write_text("import torch, farandole.torch as hvd; hvd.init(); hvd.allreduce(torch.ones(3)); print('done')")
-    command = ["-m", "farandole", "run", "-np", "2", "--show-ranks", "0", sys.executable, "-X", "dev", str(program)]
+    program.write_text(
+        "import torch, farandole.torch as hvd; hvd.init(); hvd.allreduce(torch.ones(3));"
+        " print('done')"
+    )
+    command = [
+        "-m",
+        "farandole",
+        "run",
+        "-np",
+        "2",
+        "--show-ranks",
+        "0",
+        sys.executable,
+        "-X",
+        "dev",
+        str(program),
+    ]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:done\n", "")

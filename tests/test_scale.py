@@ -8,7 +8,15 @@ from benchmarks import model, simulated
 from farandole.transports.tcp import overlay
 
 GIVEN = model.Constants(
-    message=1e-5, rank=1e-8, meet=1e-3, exchange=5e-4, value=1e-7, connection=1e-3, step=2e-4, link=0.9, copying=2e9
+    message=1e-5,
+    rank=1e-8,
+    meet=1e-3,
+    exchange=5e-4,
+    value=1e-7,
+    connection=1e-3,
+    step=2e-4,
+    link=0.9,
+    copying=2e9,
 )
 
 
@@ -20,24 +28,34 @@ def made(at: model.Constants) -> dict[str, object]:
     return {
         "rounds": [
             {"ranks": 8, "path": 1.0, "steps": 1},
-            *({"ranks": ranks, "path": steps * work + ranks * at.rank, "steps": steps} for ranks, steps in trees),
+            *(
+                {"ranks": ranks, "path": steps * work + ranks * at.rank, "steps": steps}
+                for ranks, steps in trees
+            ),
         ],
         "meetings": [
-            {"ranks": ranks, "connect": ranks * at.meet, "exchange": ranks * (at.exchange + ranks * at.value)}
+            {
+                "ranks": ranks,
+                "connect": ranks * at.meet,
+                "exchange": ranks * (at.exchange + ranks * at.value),
+            }
             for ranks in (100, 1000, 4000)
         ],
         "connection": at.connection,
         "allreduce": [
             *(
                 {
-                    "hosts": hosts, "rate": 1e9, "bytes": nbytes,
-                    "seconds": 2 * (hosts - 1) * at.step + model.crossing(nbytes, hosts, 1e9) / at.link,
+                    "hosts": hosts,
+                    "rate": 1e9,
+                    "bytes": nbytes,
+                    "seconds": 2 * (hosts - 1) * at.step
+                    + model.crossing(nbytes, hosts, 1e9) / at.link,
                 }
                 for hosts, nbytes in ringed
             ),
             {"hosts": 2, "rate": 0.0, "bytes": 1 << 26, "seconds": (1 << 26) / at.copying},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_constants_are_found_again_in_points_that_lie_on_the_model() -> None:
@@ -52,7 +70,9 @@ def test_what_a_prediction_is_made_of() -> None:
     copying = 2 * 127 / 128 * 1e8 / 8 / 2e9
     assert model.allreduce(1024, 4e11, GIVEN) == pytest.approx(254 * 2e-4 + copying)
     answers = 4 * 40 * 1024**2 * 8 / (1e9 * model.PAYLOAD)
-    assert model.start(1024, 1e9, GIVEN) == pytest.approx(1024 * (1e-3 + 4 * (5e-4 + 1024e-7) + 1e-3) + answers)
+    assert model.start(1024, 1e9, GIVEN) == pytest.approx(
+        1024 * (1e-3 + 4 * (5e-4 + 1024e-7) + 1e-3) + answers
+    )
 
 
 @pytest.mark.parametrize(("size", "direct", "steps"), [(4, True, 1), (12, False, 4)])

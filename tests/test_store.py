@@ -63,7 +63,9 @@ class TestValues:
             client.set(key, key.encode())
             assert client.get(key, 1.0) == key.encode()
 
-    def test_the_server_itself_may_wait_for_a_value(self, server: StoreServer, client: StoreClient) -> None:
+    def test_the_server_itself_may_wait_for_a_value(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         assert server.wait("a", 0.0) is None
         later = threading.Timer(0.05, client.set, ("a", b"1"))
         later.start()
@@ -99,7 +101,9 @@ class TestValues:
         client.close()
         assert wait_until(lambda: gone == ["me"])
 
-    def test_a_server_that_closes_calls_nobody_lost(self, server: StoreServer, client: StoreClient) -> None:
+    def test_a_server_that_closes_calls_nobody_lost(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         gone: list[str] = []
         server.lost.append(gone.append)
         client.stay("me")
@@ -114,7 +118,9 @@ class TestValues:
         finally:
             server.close()
 
-    def test_hooks_hear_of_what_the_ranks_set(self, server: StoreServer, client: StoreClient) -> None:
+    def test_hooks_hear_of_what_the_ranks_set(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         heard: list[tuple[str, bytes]] = []
         server.hooks.append(lambda key, value: heard.append((key, bytes(value))))
         client.set("a", b"1")
@@ -162,12 +168,17 @@ class TestWaiting:
             thread.join(60)
         assert not failures
 
-    def test_all_that_ranks_set_comes_in_one_answer(self, server: StoreServer, client: StoreClient) -> None:
+    def test_all_that_ranks_set_comes_in_one_answer(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         client.set("topic/0", b"zero")
         client.set("topic/2", b"")
         assert client.gather("topic", 3, 0.0) == [b"zero", None, b""]
         found: list[list[bytes | None]] = []
-        waiting = [threading.Thread(target=lambda: found.append(client.gather("topic", 3, 30.0))) for _ in range(2)]
+        waiting = [
+            threading.Thread(target=lambda: found.append(client.gather("topic", 3, 30.0)))
+            for _ in range(2)
+        ]
         for thread in waiting:
             thread.start()
         client.set("topic/1", b"one")
@@ -177,7 +188,9 @@ class TestWaiting:
         assert client.gather("topic", 2, 5.0) == [b"zero", b"one"]
         assert not server._awaited, "nobody waits any more"
 
-    def test_nobody_is_remembered_who_waited_in_vain(self, server: StoreServer, client: StoreClient) -> None:
+    def test_nobody_is_remembered_who_waited_in_vain(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         with pytest.raises(RendezvousError):
             client.get("never", 0.05)
         assert client.take("never", 0.05) is None
@@ -216,11 +229,19 @@ class TestNobodyThere:
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
         monkeypatch.setattr(socket, "create_connection", down)
-        with pytest.raises(RendezvousError, match=r"unreachable\); the loopback interface is down: ip link set lo up"):
+        with pytest.raises(
+            RendezvousError,
+            match=r"unreachable\); the loopback interface is down: ip link set lo up",
+        ):
             StoreClient("127.0.0.1:1", SECRET, timeout=1.0)
 
-    def test_a_link_that_is_out_for_a_while_is_awaited(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, fails = socket.create_connection, [OSError(errno.EHOSTUNREACH, "No route to host")] * 2
+    def test_a_link_that_is_out_for_a_while_is_awaited(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, fails = (
+            socket.create_connection,
+            [OSError(errno.EHOSTUNREACH, "No route to host")] * 2,
+        )
 
         def create_connection(*where: Any) -> socket.socket:
             if fails:
@@ -236,7 +257,8 @@ class TestNobodyThere:
                 StoreClient(server.address, SECRET, timeout=seconds).close()
                 assert not fails
             fails += [OSError(errno.EHOSTUNREACH, "No route to host")]
-            with pytest.raises(RendezvousError, match="No route to host"):  # who has little time has other addresses
+            # who has little time has other addresses
+            with pytest.raises(RendezvousError, match="No route to host"):
                 StoreClient(server.address, SECRET, timeout=2.0)
             monkeypatch.setattr(liveness, "LOST_SECONDS", -1.0)
             fails += [OSError(errno.EHOSTUNREACH, "No route to host")]
@@ -270,7 +292,9 @@ class TestNobodyThere:
         def slowly(sock: socket.socket) -> None:
             me = threading.current_thread()
             if me.name == "farandole-store-peer" and not ending:
-                monkeypatch.setattr(me, "join", lambda seconds: (awaited.set(), threading.Thread.join(me, seconds)))
+                monkeypatch.setattr(
+                    me, "join", lambda seconds: (awaited.set(), threading.Thread.join(me, seconds))
+                )
                 ending.append(me)
                 ended.set()
                 awaited.wait(60)
@@ -319,13 +343,18 @@ class TestStrangers:
         rng = random.Random(seed)
         for _ in range(8):
             with stranger(server) as sock:
-                pieces = rng.choice([
-                    [rng.randbytes(rng.randint(0, 300))],
-                    [b"\xff" * 8, b"\xff" * 4096],
-                    [struct.pack("<Q", 1 << rng.randint(0, 63)), rng.randbytes(rng.randint(0, 100))],
-                    [rng.randbytes(32), rng.randbytes(32)],
-                    [bytes([byte]) for byte in rng.randbytes(20)],
-                ])  # fmt: skip
+                pieces = rng.choice(
+                    [
+                        [rng.randbytes(rng.randint(0, 300))],
+                        [b"\xff" * 8, b"\xff" * 4096],
+                        [
+                            struct.pack("<Q", 1 << rng.randint(0, 63)),
+                            rng.randbytes(rng.randint(0, 100)),
+                        ],
+                        [rng.randbytes(32), rng.randbytes(32)],
+                        [bytes([byte]) for byte in rng.randbytes(20)],
+                    ]
+                )
                 try:
                     for piece in pieces:
                         sock.sendall(piece)
@@ -334,7 +363,9 @@ class TestStrangers:
         assert wait_until(lambda: server.newcomers.refused == 8)
         self.check(server, client)
 
-    def test_silence_does_not_keep_a_rank_out(self, server: StoreServer, client: StoreClient) -> None:
+    def test_silence_does_not_keep_a_rank_out(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         silent = [stranger(server) for _ in range(module.MAX_PENDING + 100)]
         assert wait_until(lambda: server.newcomers.refused >= 100)
         self.check(server, client)
@@ -401,22 +432,34 @@ class TestMembers:
             (0, 0.0, b"a", "the verb 0"),
             (77, 0.0, b"a", "the verb 77"),
             (7, 0.0, b"x y", "wants to gather 'x' values"),
-            (7, 0.0, b"99999999999999999999999999 y", "wants to gather '99999999999999999999' values"),
+            (
+                7,
+                0.0,
+                b"99999999999999999999999999 y",
+                "wants to gather '99999999999999999999' values",
+            ),
             (1, 0.0, b"\xff", "cannot be read"),
             (1, 0.0, b"k" * (1 << 20), "announced a message of"),
         ],
     )
     def test_what_cannot_be(
-        self, verb: int, seconds: float, key: bytes, said: str,
-        server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture,
-    ) -> None:  # fmt: skip
+        self,
+        verb: int,
+        seconds: float,
+        key: bytes,
+        said: str,
+        server: StoreServer,
+        client: StoreClient,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
         with caplog.at_level(logging.WARNING, "farandole"):
             session = trusted(server)
             with session.sock:
                 with contextlib.suppress(OSError):  # hung up on in the middle of it
                     session.send(struct.pack("<Bd", verb, seconds) + key)
                 self.check(server, client)
-            assert wait_until(lambda: said in caplog.text)  # the server may see it later than it answers another
+            # the server may see it later than it answers another
+            assert wait_until(lambda: said in caplog.text)
 
     def test_a_very_long_wait_is_one(self, server: StoreServer, client: StoreClient) -> None:
         session = trusted(server)
@@ -442,17 +485,22 @@ class TestMembers:
             assert _virtual() < before + length // 2
         assert f"announced a message of {length} bytes; here it may have {64 << 20}" in caplog.text
 
-    def test_the_connection_of_who_stays_ends_when_its_host_is_lost(self, server: StoreServer) -> None:
+    def test_the_connection_of_who_stays_ends_when_its_host_is_lost(
+        self, server: StoreServer
+    ) -> None:
         """Also while the answer is under way: then the kernel does not probe."""
         client = StoreClient(server.address, SECRET)
         client.stay("agent/0")
         limits = {
-            session.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000 for session in server._sessions
+            session.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+            for session in server._sessions
         }
         client.close()
         assert limits == {0.0, liveness.LOST_SECONDS}
 
-    def test_what_functions_return_may_be_large(self, server: StoreServer, client: StoreClient) -> None:
+    def test_what_functions_return_may_be_large(
+        self, server: StoreServer, client: StoreClient
+    ) -> None:
         value = bytes(module.MAX_VALUE + 1)
         client.set("result/0", value)
         assert server.pop("result/0") == value
@@ -478,8 +526,12 @@ def _virtual() -> int:
         return int(file.read().split()[0]) * 4096
 
 
-def test_a_port_for_later_is_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.distributed listens on it when it has been imported; sockets of the job took it meanwhile, now and then."""
+def test_a_port_for_later_is_none_that_the_kernel_gives_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.distributed listens on it when it has been imported; sockets of the job took it
+    meanwhile, now and then.
+    """
     (tmp_path / "given").write_text("25000\t60999\n")
     monkeypatch.setattr(ports, "_GIVEN", str(tmp_path / "given"))
     monkeypatch.setattr(ports, "_ASIDE", range(24_990, 25_010))

@@ -30,15 +30,29 @@ def test_the_half_types() -> None:
 
 def test_operations_have_horovods_numbers() -> None:
     assert {each.name: each.value for each in ReduceOp} == {
-        "AVERAGE": 0, "SUM": 1, "ADASUM": 2, "MIN": 3, "MAX": 4, "PRODUCT": 5,
-        "BAND": 6, "BOR": 7, "BXOR": 8,  # torch.distributed's, which Horovod does not have
-    }  # fmt: skip
+        "AVERAGE": 0,
+        "SUM": 1,
+        "ADASUM": 2,
+        "MIN": 3,
+        "MAX": 4,
+        "PRODUCT": 5,
+        "BAND": 6,
+        "BOR": 7,
+        "BXOR": 8,  # torch.distributed's, which Horovod does not have
+    }
 
 
 def test_collectives_have_the_names_of_horovods_messages() -> None:
     assert [each.name for each in Kind] == [
-        "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER", "JOIN", "ALLOCATE",
-    ]  # fmt: skip
+        "ALLREDUCE",
+        "ALLGATHER",
+        "BROADCAST",
+        "ALLTOALL",
+        "REDUCESCATTER",
+        "BARRIER",
+        "JOIN",
+        "ALLOCATE",
+    ]
 
 
 def test_equal_requests_are_one_key() -> None:

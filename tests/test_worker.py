@@ -16,33 +16,51 @@ from farandole.worker import _store_of_first, environment, identify
 
 
 def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: text for key, text in os.environ.items() if not key.startswith(("FARANDOLE_", "HOROVOD_"))}
+    clean = {
+        key: text
+        for key, text in os.environ.items()
+        if not key.startswith(("FARANDOLE_", "HOROVOD_"))
+    }
     return subprocess.run(
-        worker_command(), env={**clean, **env}, capture_output=True, text=True, timeout=200, check=False
+        worker_command(),
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 
 def test_identity_of_a_rank_on_uneven_hosts() -> None:
     placement = identify(plan("a:1,b:2", 3), Placement(rank=2, generation=7))
     assert placement == Placement(
-        rank=2, size=3, local_rank=1, local_size=2, cross_rank=0, cross_size=1, hostname="b", homogeneous=False,
+        rank=2,
+        size=3,
+        local_rank=1,
+        local_size=2,
+        cross_rank=0,
+        cross_size=1,
+        hostname="b",
+        homogeneous=False,
         generation=7,
-    )  # fmt: skip
+    )
     assert identify(plan("a:1,b:1", 2), Placement(rank=1)).homogeneous
 
 
 def variables_of(np: int, settings: Settings | None = None) -> dict[str, str]:
     """What rank 0 of ``np`` on this host is given."""
     placement = identify(plan(None, np), Placement())
-    return environment(placement, Connection(store="h:1", secret="5e", launcher="local"), settings or Settings())
+    return environment(
+        placement, Connection(store="h:1", secret="5e", launcher="local"), settings or Settings()
+    )
 
 
 def test_variables_of_rank_0_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     env = variables_of(1, Settings(cycle_time=3.0))
-    assert {name: env[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")} == {
-        "RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"
-    }  # fmt: skip
+    assert {
+        name: env[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    } == {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
     assert env["HOROVOD_HOSTNAME"] == "localhost"
     assert env["HOROVOD_CYCLE_TIME"] == env["FARANDOLE_CYCLE_TIME"] == "3"
     assert "OMP_NUM_THREADS" not in env, "one rank may have all cores"
@@ -71,9 +89,12 @@ def test_the_driver_is_gone() -> None:
     store = StoreServer(secret)
     store.close()
     done = run_worker(
-        FARANDOLE_STORE=store.address, FARANDOLE_SECRET=secret, FARANDOLE_LAUNCHER="local", FARANDOLE_RANK="3",
+        FARANDOLE_STORE=store.address,
+        FARANDOLE_SECRET=secret,
+        FARANDOLE_LAUNCHER="local",
+        FARANDOLE_RANK="3",
         FARANDOLE_LOCAL_RANK="3",
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert f"rank 3 cannot join its job: no job's store answers at {store.address}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -83,9 +104,12 @@ def test_another_jobs_store() -> None:
     store = StoreServer(new_secret())
     try:
         done = run_worker(
-            FARANDOLE_STORE=store.address, FARANDOLE_SECRET=new_secret(), FARANDOLE_LAUNCHER="local",
-            FARANDOLE_RANK="0", FARANDOLE_LOCAL_RANK="0",
-        )  # fmt: skip
+            FARANDOLE_STORE=store.address,
+            FARANDOLE_SECRET=new_secret(),
+            FARANDOLE_LAUNCHER="local",
+            FARANDOLE_RANK="0",
+            FARANDOLE_LOCAL_RANK="0",
+        )
         assert done.returncode == 1
         assert "rank 0 cannot join its job" in done.stderr
     finally:
@@ -97,14 +121,24 @@ def test_starting_a_command_imports_nothing_heavy() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     ).stdout
-    assert not {"numpy", "cloudpickle", "psutil", "rich", "subprocess", "asyncio", "argparse"} & set(loaded.split())
+    assert not {
+        "numpy",
+        "cloudpickle",
+        "psutil",
+        "rich",
+        "subprocess",
+        "asyncio",
+        "argparse",
+    } & set(loaded.split())
 
 
 @pytest.mark.parametrize(
     ("hosts", "elsewhere", "told"),
     [("a:2", False, False), ("a:2", True, True), ("a:1,b:1", True, True)],
 )
-def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(hosts: str, elsewhere: bool, told: bool) -> None:
+def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(
+    hosts: str, elsewhere: bool, told: bool
+) -> None:
     """Unless it is the driver's, which has found one."""
     server = StoreServer("5e" * 32)
     client = StoreClient(server.address, "5e" * 32)

@@ -1,4 +1,6 @@
-"""What a process of ``tests.pool`` runs: ``python worker_main.py READ_FD WRITE_FD``. Dies when the tests do."""
+"""What a process of ``tests.pool`` runs: ``python worker_main.py READ_FD WRITE_FD``. Dies when the
+tests do.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ del sys.path[0]  # this folder: tests/torch is not torch
 
 
 def main() -> None:
-    tasks, results = Connection(int(sys.argv[1]), writable=False), Connection(int(sys.argv[2]), readable=False)
+    tasks, results = (
+        Connection(int(sys.argv[1]), writable=False),
+        Connection(int(sys.argv[2]), readable=False),
+    )
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import cloudpickle

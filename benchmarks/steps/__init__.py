@@ -1,8 +1,9 @@
 """A training step in each framework: one file per framework, named for it.
 
-``connect(rank, plan)`` of such a file joins this process to the job, and to that of the framework's own way to
-exchange gradients where it has one, and gives a ``Team``. What is measured is the same in all of them: an MLP and a
-convolutional network on random images, batches of 32, SGD with momentum, one thread.
+``connect(rank, plan)`` of such a file joins this process to the job, and to that of the framework's
+own way to exchange gradients where it has one, and gives a ``Team``. What is measured is the same
+in all of them: an MLP and a convolutional network on random images, batches of 32, SGD with
+momentum, one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Team(Protocol):
     """The contenders of one framework, connected in this process."""
 
     def turns(self, model: str) -> Mapping[str, Callable[[], object]]:
-        """Per contender, a function that takes one training step on this rank, and returns when it is done."""
+        """Per contender, a function that takes one training step on this rank, and returns when it
+        is done.
+        """
 
     def close(self) -> None: ...
 
@@ -41,7 +44,9 @@ FRAMEWORKS = {
     "tensorflow": Framework(("tensorflow", "tf_keras"), _QUIET_TENSORFLOW, one_core=True),
     "keras": Framework(("keras", "torch"), {"KERAS_BACKEND": "torch"}),
     "jax": Framework(
-        ("jax", "optax"), {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}, one_core=True
+        ("jax", "optax"),
+        {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"},
+        one_core=True,
     ),
     "mxnet": Framework(("mxnet",), {"PYTHONWARNINGS": "ignore"}, one_core=True),
 }

@@ -1,4 +1,6 @@
-"""JAX: beside ours, ``jax.distributed``: one program over the devices of all processes, which talk by Gloo."""
+"""JAX: beside ours, ``jax.distributed``: one program over the devices of all processes, which talk
+by Gloo.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,18 @@ SHAPES = {"mlp": (BATCH, 1024), "conv_net": (BATCH, 28, 28, 1)}
 
 def parameters(model: str) -> dict[str, Any]:
     random = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"one": (1024, 2048), "two": (2048, 1024), "out": (1024, CLASSES)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "one": (1024, 2048),
+        "two": (2048, 1024),
+        "out": (1024, CLASSES),
+    }
     if model == "conv_net":
-        shapes = {"conv1": (3, 3, 1, 32), "conv2": (3, 3, 32, 64), "one": (9216, 128), "out": (128, CLASSES)}
+        shapes = {
+            "conv1": (3, 3, 1, 32),
+            "conv2": (3, 3, 32, 64),
+            "one": (9216, 128),
+            "out": (128, CLASSES),
+        }
     found = {}
     for name, shape in shapes.items():
         found[f"{name}.weight"] = random.standard_normal(shape, dtype=np.float32) / np.float32(
@@ -41,7 +52,9 @@ def logits(values: dict[str, Any], x: Any) -> Any:
     if x.ndim == 4:
         for name in ("conv1", "conv2"):
             kernel = values[f"{name}.weight"]
-            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
             x = jax.nn.relu(x + values[f"{name}.bias"])
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         x = x.reshape(len(x), -1)
@@ -62,7 +75,10 @@ class Team:
         labels = random.integers(0, CLASSES, BATCH).astype(np.int32)
         given = parameters(model), images, labels
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        turns = {name: trainer(*jax.device_put(given, here), here, name) for name in (ALONE, TOGETHER, OURS)}
+        turns = {
+            name: trainer(*jax.device_put(given, here), here, name)
+            for name in (ALONE, TOGETHER, OURS)
+        }
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
         copied = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         turns[SHARDED] = trainer(*over_all(mesh, copied, *given), copied, SHARDED)
@@ -82,7 +98,9 @@ def connect(rank: int, plan: Plan) -> Team:
     return Team()
 
 
-def over_all(mesh: Any, copied: Any, values: dict[str, Any], images: Any, labels: Any) -> tuple[Any, Any, Any]:
+def over_all(
+    mesh: Any, copied: Any, values: dict[str, Any], images: Any, labels: Any
+) -> tuple[Any, Any, Any]:
     """Parameters that every device has, and one batch per device."""
     dealt = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ranks"))
     local = jax.make_array_from_process_local_data
@@ -90,8 +108,12 @@ def over_all(mesh: Any, copied: Any, values: dict[str, Any], images: Any, labels
     return everywhere, local(dealt, images), local(dealt, labels)
 
 
-def trainer(values: dict[str, Any], images: Any, labels: Any, place: Any, name: str) -> Callable[[], object]:
-    """A function that takes one step. ``place``: where the parameters are, and the optimizer's state has to be."""
+def trainer(
+    values: dict[str, Any], images: Any, labels: Any, place: Any, name: str
+) -> Callable[[], object]:
+    """A function that takes one step. ``place``: where the parameters are, and the optimizer's
+    state has to be.
+    """
     optimizer = optax.sgd(LEARNING_RATE, MOMENTUM)
     if name == OURS:
         optimizer = hvd.DistributedOptimizer(optimizer)

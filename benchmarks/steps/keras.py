@@ -1,4 +1,6 @@
-"""Keras 3 on PyTorch: beside ours, torch's DistributedDataParallel on Gloo around the same Keras model."""
+"""Keras 3 on PyTorch: beside ours, torch's DistributedDataParallel on Gloo around the same Keras
+model.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def network(model: str) -> Any:
         inner = [layers.Dense(2048, activation="relu"), layers.Dense(1024, activation="relu")]
     else:
         inner = [
-            layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(2),
-            layers.Flatten(), layers.Dense(128, activation="relu"),
-        ]  # fmt: skip
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+        ]
     return keras.Sequential([layers.Input(SHAPES[model][1:]), *inner, layers.Dense(CLASSES)])
 
 
@@ -38,7 +43,10 @@ class Team:
     def turns(self, model: str) -> dict[str, Callable[[], object]]:
         keras.utils.set_random_seed(0)
         images, labels = torch.randn(SHAPES[model]), torch.randint(CLASSES, (BATCH,))
-        return {name: trainer(network(model), images, labels, name) for name in (ALONE, TOGETHER, OURS, DDP)}
+        return {
+            name: trainer(network(model), images, labels, name)
+            for name in (ALONE, TOGETHER, OURS, DDP)
+        }
 
     def close(self) -> None:
         hvd.shutdown()
@@ -48,11 +56,15 @@ class Team:
 def connect(rank: int, plan: Plan) -> Team:
     torch.set_num_threads(1)
     hvd.init()
-    dist.init_process_group("gloo", init_method=f"file://{plan.rendezvous}", rank=rank, world_size=plan.size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{plan.rendezvous}", rank=rank, world_size=plan.size
+    )
     return Team()
 
 
-def trainer(model: Any, images: torch.Tensor, labels: torch.Tensor, name: str) -> Callable[[], object]:
+def trainer(
+    model: Any, images: torch.Tensor, labels: torch.Tensor, name: str
+) -> Callable[[], object]:
     """A function that takes one step, as a custom loop does."""
     optimizer: Any = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
     if name == OURS:

@@ -23,7 +23,11 @@ def network(model: str) -> Any:
     if model == "mlp":
         net.add(nn.Dense(2048, activation="relu"), nn.Dense(1024, activation="relu"))
     else:
-        net.add(nn.Conv2D(32, 3, activation="relu"), nn.Conv2D(64, 3, activation="relu"), nn.MaxPool2D(2))
+        net.add(
+            nn.Conv2D(32, 3, activation="relu"),
+            nn.Conv2D(64, 3, activation="relu"),
+            nn.MaxPool2D(2),
+        )
         net.add(nn.Dense(128, activation="relu"))
     net.add(nn.Dense(CLASSES))
     net.initialize(mx.init.Xavier())
@@ -38,7 +42,9 @@ class Team:
         mx.random.seed(0)
         images = mx.nd.random.normal(shape=SHAPES[model])
         labels = mx.nd.random.randint(0, CLASSES, (BATCH,)).astype("float32")
-        return {name: trainer(network(model), images, labels, name) for name in (ALONE, TOGETHER, OURS)}
+        return {
+            name: trainer(network(model), images, labels, name) for name in (ALONE, TOGETHER, OURS)
+        }
 
     def close(self) -> None:
         hvd.shutdown()

@@ -1,4 +1,6 @@
-"""TensorFlow with tf_keras models: beside ours, MultiWorkerMirroredStrategy, which works with these alone."""
+"""TensorFlow with tf_keras models: beside ours, MultiWorkerMirroredStrategy, which works with these
+alone.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def network(model: str) -> Any:
         inner = [layers.Dense(2048, activation="relu"), layers.Dense(1024, activation="relu")]
     else:
         inner = [
-            layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(2),
-            layers.Flatten(), layers.Dense(128, activation="relu"),
-        ]  # fmt: skip
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+        ]
     return tf_keras.Sequential([layers.Input(SHAPES[model][1:]), *inner, layers.Dense(CLASSES)])
 
 
@@ -57,14 +62,18 @@ class Team:
 def connect(rank: int, plan: Plan) -> Team:
     """The strategy comes first: it can only be made before TensorFlow has done anything."""
     task = {"type": "worker", "index": rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": meet(rank, plan.size)}, "task": task})
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": meet(rank, plan.size)}, "task": task}
+    )
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     hvd.init()
     return Team(strategy)
 
 
-def trainer(model: Any, images: Any, labels: Any, name: str, strategy: Any = None) -> Callable[[], object]:
+def trainer(
+    model: Any, images: Any, labels: Any, name: str, strategy: Any = None
+) -> Callable[[], object]:
     """A function that takes one step, as a custom loop does."""
     optimizer = tf_keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
     optimizer.build(model.trainable_variables)
@@ -72,7 +81,9 @@ def trainer(model: Any, images: Any, labels: Any, name: str, strategy: Any = Non
 
     def replica_step() -> None:
         with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, model(images, training=True)
+            )
             loss = tf.reduce_sum(losses) / (BATCH * count)
         if name == OURS:
             tape = hvd.DistributedGradientTape(tape)

@@ -21,19 +21,29 @@ if TYPE_CHECKING:
 
 def mlp() -> nn.Module:
     """4.2 million parameters."""
-    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
 
 
 def conv_net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (mlp, (BATCH, 1024)), "conv_net": (conv_net, (BATCH, 1, 28, 28))
-}  # fmt: skip
+    "mlp": (mlp, (BATCH, 1024)),
+    "conv_net": (conv_net, (BATCH, 1, 28, 28)),
+}
 
 
 class Team:
@@ -46,7 +56,10 @@ class Team:
         make, shape = MODELS[model]
         torch.manual_seed(0)
         net, images, labels = make(), torch.randn(shape), torch.randint(CLASSES, shape[:1])
-        return {name: trainer(copy.deepcopy(net), images, labels, name) for name in (ALONE, TOGETHER, OURS, DDP)}
+        return {
+            name: trainer(copy.deepcopy(net), images, labels, name)
+            for name in (ALONE, TOGETHER, OURS, DDP)
+        }
 
     def close(self) -> None:
         for peer in reversed(self.peers):

@@ -1,5 +1,5 @@
-"""What PyTorch calls when it is imported (the entry point ``torch.backends``): it makes a word known, and has
-torch.distributed tell of ranks that cannot be, where it would wait.
+"""What PyTorch calls when it is imported (the entry point ``torch.backends``): it makes a word
+known, and has torch.distributed tell of ranks that cannot be, where it would wait.
 
 Every program that imports torch comes here, so nothing may fail, and nothing else is loaded.
 """
@@ -23,12 +23,16 @@ def register() -> None:
     if backend is not None and NAME.upper() not in getattr(backend, "_plugins", {NAME.upper()}):
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         _keep_defaults(backend)
-        _check_ranks(getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {}))
+        _check_ranks(
+            getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+        )
 
 
 def _keep_defaults(backend: Any) -> None:
-    """``init_process_group("cpu:gloo,cuda:gloo")`` makes Gloo the default of the group only while there is no plugin,
-    of whatever name: it asks for ``keys()``, and finds a plugin by ``in`` and ``[]``."""
+    """``init_process_group("cpu:gloo,cuda:gloo")`` makes Gloo the default of the group only while
+    there is no plugin, of whatever name: it asks for ``keys()``, and finds a plugin by ``in`` and
+    ``[]``.
+    """
     if type(backend._plugins) is dict:
         backend._plugins = _Plugins(backend._plugins)
 
@@ -49,7 +53,9 @@ def _checked(handler: Any) -> Any:
     @wraps(handler)
     def handle(url: str, *args: Any, **named: Any) -> Any:
         given = dict(pair.partition("=")[::2] for pair in url.partition("?")[2].split("&"))
-        rank, size = (given.get(name, os.environ.get(name.upper(), "")) for name in ("rank", "world_size"))
+        rank, size = (
+            given.get(name, os.environ.get(name.upper(), "")) for name in ("rank", "world_size")
+        )
         if rank.removeprefix("-").isdecimal() and size.isdecimal():
             check_rank(int(rank), int(size))
         return handler(url, *args, **named)
@@ -63,9 +69,10 @@ def check_rank(rank: int, size: int) -> None:
         from farandole.errors import SettingsError
 
         raise SettingsError(
-            f"this process is to be rank {rank} of {size} (arguments rank and world_size, else RANK and WORLD_SIZE of "
-            "the environment), and ranks are numbers from 0 to world size - 1. Give all ranks of a job the same world "
-            "size; a process that is to train alone is rank 0 of 1"
+            f"this process is to be rank {rank} of {size} (arguments rank and world_size, else RANK"
+            " and WORLD_SIZE of the environment), and ranks are numbers from 0 to world size - 1."
+            " Give all ranks of a job the same world size; a process that is to train alone is"
+            " rank 0 of 1"
         )
 
 

@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``. ``modules``: the names that each of its modules gives."""
+def names(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``. ``modules``: the names that each of its
+    modules gives.
+    """
     home = {name: f"{package}.{module}" for module, given in modules.items() for name in given}
 
     def attribute(name: str) -> Any:

@@ -1,6 +1,7 @@
 """One logger for the package, in Horovod's line format, with the rank in front.
 
-``logging`` takes several milliseconds to load. It is loaded when there is something to say, or by the program.
+``logging`` takes several milliseconds to load. It is loaded when there is something to say, or by
+the program.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Prepare = Callable[["logging.Logger"], None]
 
 
 class _Logger:
-    """``logging.getLogger("farandole")``, by and by: what is below the level is not worth the loading."""
+    """``logging.getLogger("farandole")``, by and by: what is below the level is not worth the
+    loading.
+    """
 
     def __init__(self) -> None:
         self._level = _LEVELS["warning"]  # logging's own, if nobody has set one
@@ -75,7 +78,9 @@ logger = cast("logging.Logger", _lazy)
 
 
 def prepare(how: Prepare) -> None:
-    """Have ``how`` see to the handlers of the package's logger: now, or when ``logging`` is loaded."""
+    """Have ``how`` see to the handlers of the package's logger: now, or when ``logging`` is
+    loaded.
+    """
     _lazy.prepare(None, how)
 
 
@@ -85,8 +90,9 @@ def forget(how: Prepare) -> None:
 
 
 def configure(level: str, *, who: str, hide_time: bool) -> None:
-    """Write the package's log to stderr at ``level``, unless the program has set up a handler of its own. ``who``: this
-    process, as in "rank 3"."""
+    """Write the package's log to stderr at ``level``, unless the program has set up a handler of
+    its own. ``who``: this process, as in "rank 3".
+    """
     number = _LEVELS[level.lower()]
 
     def write(found: logging.Logger) -> None:

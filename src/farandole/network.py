@@ -1,8 +1,10 @@
-"""The networks of this host: which addresses others may reach it by, in the order in which they should be tried.
+"""The networks of this host: which addresses others may reach it by, in the order in which they
+should be tried.
 
-A host with several interfaces, one of them dead or not routable, is normal. Nobody knows which of them leads where
-before somebody has tried, so each side offers all of its addresses and the other finds the one that answers. IPv4 or
-IPv6 is said by the address itself: nobody else asks which it is.
+A host with several interfaces, one of them dead or not routable, is normal. Nobody knows which of
+them leads where before somebody has tried, so each side offers all of its addresses and the other
+finds the one that answers. IPv4 or IPv6 is said by the address itself: nobody else asks which it
+is.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ EVERYWHERE = ""  # where to listen: on all interfaces, by IPv4 and by IPv6
 _ADDRESS, _MASK, _FLAGS = 0x8915, 0x891B, 0x8913  # SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS
 _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40  # IFF_*; an interface without a carrier is not running
 _LINK = 0x20  # the scope of addresses that hold on one cable only
-_PASSING = 0x69  # flags of addresses that change (privacy), are on their way out, or may be somebody else's
+# flags of addresses that change (privacy), are on their way out, or may be somebody else's
+_PASSING = 0x69
 
 
 class Interface(NamedTuple):
-    """One address of an interface, by which others may reach it. ``prefix``: how many bits of it name the network;
-    ``speed``: Mbit/s, 0 if nobody knows."""
+    """One address of an interface, by which others may reach it. ``prefix``: how many bits of it
+    name the network; ``speed``: Mbit/s, 0 if nobody knows.
+    """
 
     name: str
     address: str
@@ -64,7 +68,8 @@ def caller(sock: socket.socket) -> str:
         host, port = sock.getpeername()[:2]
     except OSError:
         return ""
-    return joined(host.removeprefix("::ffff:"), port)  # an IPv4 address, at a socket for both versions
+    # an IPv4 address, at a socket for both versions
+    return joined(host.removeprefix("::ffff:"), port)
 
 
 def is_loopback(address: str) -> bool:
@@ -72,11 +77,15 @@ def is_loopback(address: str) -> bool:
 
 
 def listening(host: str, backlog: int = 128) -> socket.socket:
-    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's choice.
+    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's
+    choice.
 
-    Raises SettingsError where the loopback interface lacks its own."""
+    Raises SettingsError where the loopback interface lacks its own.
+    """
     if host == EVERYWHERE and socket.has_dualstack_ipv6():
-        return socket.create_server((host, 0), backlog=backlog, family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(
+            (host, 0), backlog=backlog, family=socket.AF_INET6, dualstack_ipv6=True
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, 0), backlog=backlog, family=family)
@@ -84,14 +93,15 @@ def listening(host: str, backlog: int = 128) -> socket.socket:
         if error.errno != errno.EADDRNOTAVAIL or not is_loopback(host):
             raise
         raise SettingsError(
-            f"this host ({socket.gethostname()}) does not have the address {host}, at which the processes of a host "
-            f"meet: ip address add {host}/{128 if ':' in host else 8} dev lo"
+            f"this host ({socket.gethostname()}) does not have the address {host}, at which the"
+            f" processes of a host meet: ip address add {host}/{128 if ':' in host else 8} dev lo"
         ) from None
 
 
 def interfaces() -> list[Interface]:
-    """The addresses of those of this host that are up and have a carrier: the first IPv4 address of each, and its IPv6
-    addresses, but for those that other hosts cannot use, or that will change."""
+    """The addresses of those of this host that are up and have a carrier: the first IPv4 address of
+    each, and its IPv6 addresses, but for those that other hosts cannot use, or that will change.
+    """
     found = []
     more: dict[str, list[tuple[str, int]]] = {}
     for name, address, prefix, lasts in _ipv6():
@@ -107,7 +117,10 @@ def interfaces() -> list[Interface]:
             addresses = [*_ipv4(sock, ask), *more.get(name, ())]
             if flags & _UP and flags & _RUNNING and addresses:
                 speed, loopback = _speed(name), bool(flags & _LOOPBACK)
-                found += [Interface(name, address, prefix, speed, loopback) for address, prefix in addresses]
+                found += [
+                    Interface(name, address, prefix, speed, loopback)
+                    for address, prefix in addresses
+                ]
     return found
 
 
@@ -122,7 +135,9 @@ def _ipv4(sock: socket.socket, ask: bytes) -> list[tuple[str, int]]:
 
 
 def _ipv6() -> Iterator[tuple[str, str, int, bool]]:
-    """Those of all interfaces: whose, the address, its prefix, and whether other hosts can use it, and it will last."""
+    """Those of all interfaces: whose, the address, its prefix, and whether other hosts can use it,
+    and it will last.
+    """
     for line in content("/proc/net/if_inet6").splitlines():
         digits, _, prefix, scope, flags, name = line.split()
         lasts = int(scope, 16) != _LINK and not int(flags, 16) & _PASSING
@@ -137,8 +152,9 @@ def _speed(name: str) -> int:
 def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[Interface]:
     """The interfaces to offer, the one to try first in front. Pure.
 
-    ``names``: the user's own list ("eth0,ib0"), in its order; without it all but the loopback, the fastest first, and
-    of equally fast ones the one with the address ``near`` first. Raises SettingsError for names that are not here.
+    ``names``: the user's own list ("eth0,ib0"), in its order; without it all but the loopback, the
+    fastest first, and of equally fast ones the one with the address ``near`` first. Raises
+    SettingsError for names that are not here.
     """
     known: dict[str, list[Interface]] = {}
     for interface in found:
@@ -149,8 +165,9 @@ def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[
             if name not in known:
                 near_it = did_you_mean(name, known)
                 raise SettingsError(
-                    f"--network-interfaces {names}: this host ({socket.gethostname()}) has no interface {name!r} that "
-                    f"is up and has an address (it has {', '.join(known) or 'none'}){near_it}"
+                    f"--network-interfaces {names}: this host ({socket.gethostname()}) has no"
+                    f" interface {name!r} that is up and has an address (it has"
+                    f" {', '.join(known) or 'none'}){near_it}"
                 )
         return [interface for name in wanted for interface in known[name]]
     outside = [interface for own in known.values() for interface in own if not interface.loopback]
@@ -158,11 +175,15 @@ def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[
 
 
 def offered(near: str, names: str = "") -> str:
-    """The addresses for others to try, with commas between ("10.1.2.3/24,192.168.7.3/16"). ``near``: our address
-    towards the driver; ``names``: see ``chosen``. A job with its driver on the loopback is all on this host."""
+    """The addresses for others to try, with commas between ("10.1.2.3/24,192.168.7.3/16").
+    ``near``: our address towards the driver; ``names``: see ``chosen``. A job with its driver on
+    the loopback is all on this host.
+    """
     if is_loopback(near) and not names:
         return near
-    found = [f"{interface.address}/{interface.prefix}" for interface in chosen(interfaces(), names, near)]
+    found = [
+        f"{interface.address}/{interface.prefix}" for interface in chosen(interfaces(), names, near)
+    ]
     known = names or any(parted(address)[0] == near for address in found)
     return ",".join(found if known else [*found, near])
 
@@ -177,19 +198,24 @@ def is_here(host: str) -> bool:
     """Is ``host`` a name or an address of this machine?"""
     if host in ("localhost", socket.gethostname()) or is_loopback(host):
         return True
-    own = {interface.address for interface in interfaces()} | {address for _, address, _, _ in _ipv6()}
+    own = {interface.address for interface in interfaces()} | {
+        address for _, address, _, _ in _ipv6()
+    }
     if host in own:
         return True
     found = _resolved(host)
-    found = frozenset(address for address in found if ":" not in address) or found  # AAAA records outlive addresses
-    outside = {address for address in found if not is_loopback(address)}  # Debian: 127.0.1.1 box.lab box
+    # AAAA records outlive addresses
+    found = frozenset(address for address in found if ":" not in address) or found
+    # Debian: 127.0.1.1 box.lab box
+    outside = {address for address in found if not is_loopback(address)}
     return outside <= own if outside else bool(found)
 
 
 @functools.lru_cache(maxsize=4096)
 def _resolved(host: str) -> frozenset[str]:
     """Its addresses; none if nobody knows it (ssh's configuration may)."""
-    # As bytes: IDNA, by which Python encodes text, refuses parts of more than 63 letters, which a host may have.
+    # As bytes: IDNA, by which Python encodes text, refuses parts of more than 63 letters, which a
+    # host may have.
     name: str | bytes = host.encode() if host.isascii() else host
     try:
         found = socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
@@ -199,8 +225,9 @@ def _resolved(host: str) -> frozenset[str]:
 
 
 def order(addresses: Sequence[str], reached: Collection[str], failed: Collection[str]) -> list[str]:
-    """``addresses`` (with prefix: "10.1.2.3/24") of a peer in the order to try them: networks on which other peers
-    were ``reached`` first, those on which they were not last. Pure."""
+    """``addresses`` (with prefix: "10.1.2.3/24") of a peer in the order to try them: networks on
+    which other peers were ``reached`` first, those on which they were not last. Pure.
+    """
 
     def turn(address: str) -> int:
         network = network_of(*parted(address))

@@ -1,4 +1,6 @@
-"""The collectives on plain arrays, for scripts without a framework: ``import farandole.numpy as hvd``."""
+"""The collectives on plain arrays, for scripts without a framework: ``import farandole.numpy as
+hvd``.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,19 @@ if TYPE_CHECKING:
 
 class _Binding(ArrayBinding):
     def buffer(self, tensor: Any) -> Buffer:
-        # An ordinary array is seen at once: np.ma is loaded when it is named, which takes milliseconds.
+        # An ordinary array is seen at once: np.ma is loaded when it is named, which takes
+        # milliseconds.
         if type(tensor) is not np.ndarray and (
-            not isinstance(tensor, (np.ndarray, np.generic)) or isinstance(tensor, np.ma.MaskedArray)
+            not isinstance(tensor, (np.ndarray, np.generic))
+            or isinstance(tensor, np.ma.MaskedArray)
         ):
-            raise TypeError(f"a numpy array is needed, not {type(tensor).__name__}: use np.asarray(value)")
+            raise TypeError(
+                f"a numpy array is needed, not {type(tensor).__name__}: use np.asarray(value)"
+            )
         if not tensor.dtype.isnative:
             raise ValueError(
-                f"arrays of type {tensor.dtype.str!r} are not supported: its bytes are not in this machine's order. "
-                "Use array.astype(array.dtype.newbyteorder('='))."
+                f"arrays of type {tensor.dtype.str!r} are not supported: its bytes are not in this"
+                " machine's order. Use array.astype(array.dtype.newbyteorder('='))."
             )
         return super().buffer(np.asarray(tensor))
 
@@ -50,7 +56,9 @@ class _Arrays(Collectives[Any, Any]):
 
     @like(Collectives.grouped_allreduce_async_)
     def grouped_allreduce_async_(self, tensors: Iterable[Any], *args: Any, **options: Any) -> int:
-        return super().grouped_allreduce_async_([_writable(tensor) for tensor in tensors], *args, **options)
+        return super().grouped_allreduce_async_(
+            [_writable(tensor) for tensor in tensors], *args, **options
+        )
 
     @like(Collectives.broadcast_)
     def broadcast_(self, tensor: Any, *args: Any, **options: Any) -> Any:
@@ -71,13 +79,22 @@ class _Arrays(Collectives[Any, Any]):
     @like(Collectives.alltoall)
     def alltoall(self, tensor: Any, splits: Any = None, *args: Any, **options: Any) -> Any:
         found = super().alltoall(_carried(tensor), splits, *args, **options)
-        return found.view(tensor.dtype) if splits is None else (found[0].view(tensor.dtype), found[1])
+        return (
+            found.view(tensor.dtype) if splits is None else (found[0].view(tensor.dtype), found[1])
+        )
 
 
 def _writable(tensor: Any) -> Any:
     if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
-        what = "is read-only" if isinstance(tensor, np.ndarray) else f"is a {type(tensor).__name__}, not an array"
-        raise ValueError(f"the array {what}, so that it cannot be changed in place: use the function without the _")
+        what = (
+            "is read-only"
+            if isinstance(tensor, np.ndarray)
+            else f"is a {type(tensor).__name__}, not an array"
+        )
+        raise ValueError(
+            f"the array {what}, so that it cannot be changed in place: use the function without"
+            " the _"
+        )
     return tensor
 
 

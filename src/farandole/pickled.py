@@ -1,6 +1,7 @@
-"""cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and neither the line of
-a traceback nor that of a collective can be told. It also takes torch's parametrized modules, caches of functools, and
-names of IPython."""
+"""cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and
+neither the line of a traceback nor that of a collective can be told. It also takes torch's
+parametrized modules, caches of functools, and names of IPython.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +32,21 @@ _PARAMETRIZE = "torch.nn.utils.parametrize"
 
 
 def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
-    """Of a module whose class torch has made for it alone, to compute weights (``weight_norm``): torch refuses it."""
+    """Of a module whose class torch has made for it alone, to compute weights (``weight_norm``):
+    torch refuses it.
+    """
     torch, own = sys.modules[_PARAMETRIZE], type(module).__bases__[0]
     state = own.__getstate__(module) if hasattr(own, "__getstate__") else vars(module)
-    return _parametrized, (own, list(module.parametrizations), torch._inject_new_class, torch._inject_property), state
+    return (
+        _parametrized,
+        (own, list(module.parametrizations), torch._inject_new_class, torch._inject_property),
+        state,
+    )
 
 
-def _parametrized(own: Any, names: list[str], make_class: Callable[..., None], add: Callable[..., None]) -> Any:
+def _parametrized(
+    own: Any, names: list[str], make_class: Callable[..., None], add: Callable[..., None]
+) -> Any:
     module = own.__new__(own)
     make_class(module)
     for name in names:
@@ -46,8 +55,10 @@ def _parametrized(own: Any, names: list[str], make_class: Callable[..., None], a
 
 
 def _reduce_cache(obj: Any) -> tuple[Any, ...] | None:
-    """Of ``lru_cache`` and ``cached_property``: the function. pickle looks for the first by a name that the script or
-    cell alone has, and the second holds a lock before Python 3.12. None for all else."""
+    """Of ``lru_cache`` and ``cached_property``: the function. pickle looks for the first by a name
+    that the script or cell alone has, and the second holds a lock before Python 3.12. None for all
+    else.
+    """
     if type(obj) is functools.cached_property:
         return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
     if type(obj) is functools._lru_cache_wrapper and not _importable(obj):
@@ -77,12 +88,17 @@ def no_shell() -> None:
 
 
 def _elsewhere(obj: Any) -> Callable[..., Any] | None:
-    """What stands elsewhere for a name that IPython has in each cell, and that holds the whole shell: ``get_ipython``,
-    ``exit`` and ``quit``. None for all else."""
+    """What stands elsewhere for a name that IPython has in each cell, and that holds the whole
+    shell: ``get_ipython``, ``exit`` and ``quit``. None for all else.
+    """
     if type(obj).__name__ in _ENDS:
         return sys.exit
     named = isinstance(obj, MethodType) and obj.__name__ == "get_ipython"
-    return no_shell if named and isinstance(obj.__self__, sys.modules[_SHELL].InteractiveShell) else None
+    return (
+        no_shell
+        if named and isinstance(obj.__self__, sys.modules[_SHELL].InteractiveShell)
+        else None
+    )
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

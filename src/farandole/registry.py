@@ -1,7 +1,7 @@
 """Which implementations there are, by name. They are imported when they are used, not before.
 
-Other distributions add their own through entry points in the group ``farandole.launchers``, ``farandole.wires`` or
-``farandole.strategies``.
+Other distributions add their own through entry points in the group ``farandole.launchers``,
+``farandole.wires`` or ``farandole.strategies``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     # Modules that have another public name, too, in a room below theirs.
     "api": {"keras": "farandole.keras", "tf_keras": "farandole.keras.tf_keras"},
-    "callbacks": {"keras": "farandole.keras.callbacks", "tf_keras": "farandole.keras.tf_keras.callbacks"},
+    "callbacks": {
+        "keras": "farandole.keras.callbacks",
+        "tf_keras": "farandole.keras.tf_keras.callbacks",
+    },
     "elastic": {"keras": "farandole.keras.elastic", "tf_keras": "farandole.keras.tf_keras.elastic"},
 }
 
@@ -73,8 +76,9 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The class (or module) called ``name``. SettingsError for a name that nobody has, or whose package is not
-    installed."""
+    """The class (or module) called ``name``. SettingsError for a name that nobody has, or whose
+    package is not installed.
+    """
     check(kind, name)
     target = BUILT_IN[kind].get(name) or _installed(kind)[name]
     module, _, attribute = target.partition(":")
@@ -82,11 +86,15 @@ def load(kind: str, name: str) -> Any:
         found = importlib.import_module(module)
         return getattr(found, attribute) if attribute else found
     except ImportError as error:
-        raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
+        raise SettingsError(
+            f"the {kind} {name!r} needs a package that is not installed: {error}"
+        ) from error
 
 
 def check(kind: str, spec: str) -> None:
-    """Raise SettingsError if nobody has the name that ``spec`` begins with: "name", or "name:argument"."""
+    """Raise SettingsError if nobody has the name that ``spec`` begins with: "name", or
+    "name:argument".
+    """
     name = spec.partition(":")[0]
     if name not in BUILT_IN[kind] and name not in _installed(kind):
         known = names(kind)
@@ -96,20 +104,24 @@ def check(kind: str, spec: str) -> None:
 
 
 def make(kind: str, spec: str) -> Any:
-    """An instance of what ``spec`` names: "name", or "name:argument", which is given to the class as text. Raises
-    SettingsError as ``load`` does, and for an argument that the class refuses."""
+    """An instance of what ``spec`` names: "name", or "name:argument", which is given to the class
+    as text. Raises SettingsError as ``load`` does, and for an argument that the class refuses.
+    """
     name, colon, argument = spec.partition(":")
     made = load(kind, name)
     try:
         return made(argument) if colon else made()
     except TypeError as error:  # one that it does not take, or does not go without
         rule = "takes no argument" if colon else "needs an argument"
-        raise SettingsError(f"{kind}={spec!r}: {name} {rule}, as in name:argument ({error})") from None
+        raise SettingsError(
+            f"{kind}={spec!r}: {name} {rule}, as in name:argument ({error})"
+        ) from None
 
 
 def best(kind: str, request: Any) -> Any:
-    """An instance of the kind with the highest ``affinity(request)``; those that answer 0 or less have to be asked
-    for."""
+    """An instance of the kind with the highest ``affinity(request)``; those that answer 0 or less
+    have to be asked for.
+    """
     found = [load(kind, name)() for name in names(kind)]
     chosen = max(found, key=lambda candidate: candidate.affinity(request))
     if chosen.affinity(request) < 1:
@@ -118,13 +130,18 @@ def best(kind: str, request: Any) -> Any:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which takes longer than
-    starting a job; here only files that name our group are read."""
+    """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which
+    takes longer than starting a job; here only files that name our group are read.
+    """
     header = f"[farandole.{kind[:-1]}ies]" if kind.endswith("y") else f"[farandole.{kind}s]"
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
-            names = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
+            names = [
+                name
+                for name in os.listdir(folder or ".")
+                if name.endswith((".dist-info", ".egg-info"))
+            ]
         except OSError:
             continue
         for name in names:

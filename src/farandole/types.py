@@ -1,4 +1,5 @@
-"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, DeviceBuffer, Request, Response, Slot.
+"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, DeviceBuffer, Request, Response,
+Slot.
 
 Nothing here imports numpy: the launcher uses these nouns too, and must start in milliseconds.
 """
@@ -31,7 +32,9 @@ class DType(str, Enum):
 
     @property
     def storage(self) -> str:
-        """The numpy dtype that holds this type's bits: numpy has no bfloat16, so it travels as uint16."""
+        """The numpy dtype that holds this type's bits: numpy has no bfloat16, so it travels as
+        uint16.
+        """
         return "uint16" if self is DType.BFLOAT16 else self.value
 
     @property
@@ -50,16 +53,25 @@ class DType(str, Enum):
 
 
 _ITEMSIZE = {
-    DType.UINT8: 1, DType.INT8: 1, DType.INT16: 2, DType.INT32: 4, DType.INT64: 8,
-    DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4, DType.FLOAT64: 8, DType.BOOL: 1,
-}  # fmt: skip
+    DType.UINT8: 1,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.BOOL: 1,
+}
 
 
 class ReduceOp(IntEnum):
     """Reductions, numbered as Horovod numbers them (``hvd.Average == 0``).
 
-    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the engine. BAND, BOR and
-    BXOR (bit by bit, of integers) are torch.distributed's; wires take them as well.
+    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the
+    engine. BAND, BOR and BXOR (bit by bit, of integers) are torch.distributed's; wires take them as
+    well.
     """
 
     AVERAGE = 0
@@ -74,19 +86,24 @@ class ReduceOp(IntEnum):
 
     @classmethod
     def given(cls, op: Any) -> ReduceOp:
-        """What a program gave as ``op=``, by these numbers. Raises ValueError if it is none of them.
+        """What a program gave as ``op=``, by these numbers. Raises ValueError if it is none of
+        them.
 
-        Enumerations of others compare equal to their own numbers: torch.distributed.ReduceOp.SUM is 0 there.
+        Enumerations of others compare equal to their own numbers: torch.distributed.ReduceOp.SUM is
+        0 there.
         """
         if isinstance(op, Integral) and not isinstance(op, bool) and op in tuple(cls):
             return cls(int(op))
         raise ValueError(
-            f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product, as hvd has them (hvd.Sum)"
+            f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product, as hvd"
+            " has them (hvd.Sum)"
         )
 
 
 class Kind(IntEnum):
-    """The collectives. The names appear in Horovod's error messages. ALLOCATE makes memory on all ranks at once."""
+    """The collectives. The names appear in Horovod's error messages. ALLOCATE makes memory on all
+    ranks at once.
+    """
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -101,8 +118,8 @@ class Kind(IntEnum):
 class Buffer(NamedTuple):
     """Memory of one tensor.
 
-    ``data``: 1-D contiguous array (of ``dtype.storage``) that is read.
-    ``out``: 1-D array of the same length and type that is written; the same object as ``data`` when in place.
+    ``data``: 1-D contiguous array (of ``dtype.storage``) that is read. ``out``: 1-D array of the
+    same length and type that is written; the same object as ``data`` when in place.
     """
 
     data: Array
@@ -116,7 +133,9 @@ class Buffer(NamedTuple):
 
 
 class DeviceBuffer(Buffer):
-    """Memory of a GPU: ``data`` and ``out`` are flat tensors of the framework, of the dtype itself."""
+    """Memory of a GPU: ``data`` and ``out`` are flat tensors of the framework, of the dtype
+    itself.
+    """
 
     __slots__ = ()
 
@@ -130,8 +149,9 @@ class DeviceBuffer(Buffer):
 
 
 class Sizes(NamedTuple):
-    """What may be tuned while a job runs, in bytes: fuse tensors up to ``fusion_threshold``; ``bucket_bytes`` is what
-    an optimizer aims at."""
+    """What may be tuned while a job runs, in bytes: fuse tensors up to ``fusion_threshold``;
+    ``bucket_bytes`` is what an optimizer aims at.
+    """
 
     fusion_threshold: int
     bucket_bytes: int
@@ -140,11 +160,11 @@ class Sizes(NamedTuple):
 class Request(NamedTuple):
     """One rank's request: everything that all ranks must agree on, and nothing else. Hashable.
 
-    ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
-    (an empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``: CPU or GPU.
-    ``dense_shape``: of the tensor of which rows are gathered; empty: unknown.
-    ``root``: of a broadcast; of an alltoall that is a gather (of another one: -1).
-    ``codec``: what an allreduce is compressed by, as "name" or "name:argument"; empty: by nothing.
+    ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together (an
+    empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``:
+    CPU or GPU. ``dense_shape``: of the tensor of which rows are gathered; empty: unknown. ``root``:
+    of a broadcast; of an alltoall that is a gather (of another one: -1). ``codec``: what an
+    allreduce is compressed by, as "name" or "name:argument"; empty: by nothing.
     """
 
     name: str
@@ -173,10 +193,10 @@ class Refusal(Enum):
 class Response(NamedTuple):
     """A decision of all ranks: run these requests now, as one unit, or fail them with ``error``.
 
-    ``names``: the requests, in the order in which every rank runs them.
-    ``requests``: per name, what some rank asked for, for ranks that have joined and asked for nothing.
-    ``parts``: per name, what each rank contributes: the first dimension (allgather) or its splits (alltoall).
-    ``error``: empty, or the text that every rank raises for these names; ``refusal``: of which kind it is.
+    ``names``: the requests, in the order in which every rank runs them. ``requests``: per name,
+    what some rank asked for, for ranks that have joined and asked for nothing. ``parts``: per name,
+    what each rank contributes: the first dimension (allgather) or its splits (alltoall). ``error``:
+    empty, or the text that every rank raises for these names; ``refusal``: of which kind it is.
     ``absent``: ranks that have joined: they have no data for this.
     """
 

@@ -1,6 +1,8 @@
-"""``python -m farandole.worker``: the program of every launcher. It finds its rank, and becomes the user's program.
+"""``python -m farandole.worker``: the program of every launcher. It finds its rank, and becomes the
+user's program.
 
-A command replaces this process (exec); a function is fetched from the store, called, and its result stored.
+A command replaces this process (exec); a function is fetched from the store, called, and its result
+stored.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from farandole.config import (
     torch_variables,
     variables,
 )
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
 from farandole.report import keys
 from farandole.report.files import FILES, files
 from farandole.store import StoreClient
@@ -38,7 +45,8 @@ from farandole.types import Slot
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _PR_SET_PDEATHSIG = 1
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and exec would hand that on to the program
+# Python ignores them, and exec would hand that on to the program
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def main() -> int:
@@ -50,7 +58,8 @@ def main() -> int:
     here = registry.load("launcher", connection.launcher)().surroundings(os.environ)
     if here is None:
         sys.stderr.write(
-            f"farandole.worker: nothing in the environment says which rank of a {connection.launcher} job this is\n"
+            "farandole.worker: nothing in the environment says which rank of a"
+            f" {connection.launcher} job this is\n"
         )
         return 2
     rank = here.rank
@@ -71,7 +80,8 @@ def main() -> int:
         _report(client, rank, str(error))
         return 1
     os.environ.update(torch_variables(placement, *first))
-    os.environ.pop(AGENT_STORE, None)  # of a torchrun above this job: at our address, rank 0 makes the store
+    # of a torchrun above this job: at our address, rank 0 makes the store
+    os.environ.pop(AGENT_STORE, None)
     if job["command"]:
         return _become(job["command"], client, rank)
     return _call(job, client, rank, settings.start_timeout)
@@ -81,14 +91,20 @@ def identify(slots: Sequence[Slot], here: Placement) -> Placement:
     """The placement of the rank that its surroundings named (``here``), by the slots of all."""
     slot = slots[here.rank]
     return here.replace(
-        size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
-        cross_rank=slot.cross_rank, cross_size=slot.cross_size, hostname=slot.host,
+        size=slot.size,
+        local_rank=slot.local_rank,
+        local_size=slot.local_size,
+        cross_rank=slot.cross_rank,
+        cross_size=slot.cross_size,
+        hostname=slot.host,
         homogeneous=len({slot.local_size for slot in slots}) == 1,
-    )  # fmt: skip
+    )
 
 
 def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
-    """The variables of one rank's program, with those that scripts written for Horovod read themselves."""
+    """The variables of one rank's program, with those that scripts written for Horovod read
+    themselves.
+    """
     who = placement.to_env(variables(Placement))  # programs read also those that have their default
     fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
     threads = {}
@@ -112,16 +128,24 @@ def _origin(env: Mapping[str, str]) -> str:
 
 
 def _store_of_first(
-    slots: Sequence[Slot], rank: int, client: StoreClient, settings: Settings, job: Mapping[str, Any]
+    slots: Sequence[Slot],
+    rank: int,
+    client: StoreClient,
+    settings: Settings,
+    job: Mapping[str, Any],
 ) -> tuple[str, int]:
-    """Rank 0's address and a port there, at which torch.distributed of all ranks finds the store that it makes."""
+    """Rank 0's address and a port there, at which torch.distributed of all ranks finds the store
+    that it makes.
+    """
     alone = len({slot.host for slot in slots}) == 1
     if alone and not job["elsewhere"]:
         return "127.0.0.1", job["port"]  # of the driver's host
     if rank == 0:
         from farandole import network  # here: a job on one host does not pay for it
 
-        address = "127.0.0.1" if alone else network.outside(client.host, settings.network_interfaces)
+        address = (
+            "127.0.0.1" if alone else network.outside(client.host, settings.network_interfaces)
+        )
         client.set(keys.FIRST, json.dumps([address, free_port()]).encode())
     address, port = json.loads(client.get(keys.FIRST, settings.start_timeout))
     return address, port
@@ -131,7 +155,8 @@ def _die_with_parent() -> None:
     """The end of the launcher's process ends this one too; survives exec."""
     import _ctypes  # as in the reaper: ctypes itself takes milliseconds to load
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]  # None: what is loaded
+    # None: what is loaded
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]
     _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, int(signal.SIGTERM)))
 
 
@@ -150,7 +175,8 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
         if getattr(error, "errno", 0) == errno.ENOEXEC:
             text += (
-                "; it is no program for this processor, and no script whose first line names what runs it (#!/bin/sh)"
+                "; it is no program for this processor, and no script whose first line names what"
+                " runs it (#!/bin/sh)"
             )
     for number in _RESTORED:
         signal.signal(number, signal.SIG_IGN)  # for the report
@@ -161,14 +187,22 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
 
 
 def _not_found(program: str) -> str:
-    """Why the kernel did not find it: a script may be there, and what its first line names is not."""
+    """Why the kernel did not find it: a script may be there, and what its first line names is
+    not.
+    """
     for folder in [""] if os.path.dirname(program) else os.get_exec_path():
         with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
             line = file.readline(256).rstrip(b"\n")
             if line.startswith(b"#!"):
                 what = repr(line[2:].decode(errors="replace").strip(" "))
-                what += ": the file has line ends of Windows, and needs those of Unix" * line.endswith(b"\r")
-                return f"the command {program!r} is a script, and what its first line names is not here: {what}"
+                what += (
+                    ": the file has line ends of Windows, and needs those of Unix"
+                    * line.endswith(b"\r")
+                )
+                return (
+                    f"the command {program!r} is a script, and what its first line names is not"
+                    f" here: {what}"
+                )
     return f"the command {program!r} was not found"
 
 
@@ -188,7 +222,8 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     from farandole.report import left, pickling, reporter
     from farandole.report.outcome import Outcome
 
-    sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
+    # the function's; ours is nobody's business
+    sys.modules["__main__"] = types.ModuleType("__main__")
     first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
     sys.path[:] = [
         *first,
@@ -210,7 +245,9 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
             sys.modules["farandole.report.figures"].FigureManager.pyplot_show()
         if job["first_only"] and rank:
             result = None
-        packed = pickling.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
+        packed = pickling.pack(
+            result, f"the result of {getattr(function, '__qualname__', 'the function')!r}"
+        )
         client.set(keys.result(rank), packed)
     except SystemExit as end:
         if end.code in (None, 0):
@@ -235,7 +272,8 @@ def _display(*shown: Any, **_: Any) -> None:
 def _fill_main(function: Any) -> None:
     """Let pickle find the classes of the user's ``__main__`` by name (torch.save does)."""
     names = getattr(function, "__globals__", {})
-    if names.get("__name__") in ("__main__", "__mp_main__"):  # the second: where multiprocessing has spawned the driver
+    # the second: where multiprocessing has spawned the driver
+    if names.get("__name__") in ("__main__", "__mp_main__"):
         main = sys.modules[names["__name__"]] = sys.modules["__main__"]
         for name, value in names.items():
             if not name.startswith("__"):

@@ -30,7 +30,9 @@ def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     state = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}"
     code = f"source {file}; {state}; _farandole; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "--norc", "-c", code], cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code], cwd=folder, capture_output=True, text=True, timeout=100
+    )
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -63,11 +65,18 @@ class TestBash:
         line = ["farandole", "run", "-np", "2", "--overlap", "on", "python"]
         assert completed(bash_file, *line, "tra", folder=tmp_path) == ["train.py"]
         assert completed(bash_file, *line, "--verb", folder=tmp_path) == ["--verbatim"]
-        assert completed(bash_file, *line[:6], "--", "x", "", folder=tmp_path) == ["--verbatim", "train.py"]
+        assert completed(bash_file, *line[:6], "--", "x", "", folder=tmp_path) == [
+            "--verbatim",
+            "train.py",
+        ]
 
-    def test_the_value_of_an_option_is_not_the_command(self, bash_file: Path, tmp_path: Path) -> None:
+    def test_the_value_of_an_option_is_not_the_command(
+        self, bash_file: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "logs").mkdir()
-        assert completed(bash_file, "farandole", "run", "--output-dir", "l", folder=tmp_path) == ["logs"]
+        assert completed(bash_file, "farandole", "run", "--output-dir", "l", folder=tmp_path) == [
+            "logs"
+        ]
         line = ["farandole", "run", "--output-dir", "logs", "--autotune-l"]
         assert completed(bash_file, *line, folder=tmp_path) == ["--autotune-log-file"]
         (tmp_path / "key").touch()  # for the same setting of another command, too
@@ -77,17 +86,24 @@ class TestBash:
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_a_script_knows_every_flag_and_value(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_knows_every_flag_and_value(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = script(shell, capsys)
     for name in (name for action in parser()._actions for name in action.option_strings):
         assert (completion._spelling(name) if shell == "fish" else name) in text
     assert all(" ".join(setting.choices) in text for setting in settings_of())
     assert "auto local ssh spark" in text
     if shutil.which(shell):
-        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(
+            [shell, "-n"], input=text, capture_output=True, text=True, timeout=100
+        )
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "zhs"]) == 2
-    assert "'zhs' is not known; choose one of bash, zsh, fish; did you mean 'zsh'?" in capsys.readouterr().err
+    assert (
+        "'zhs' is not known; choose one of bash, zsh, fish; did you mean 'zsh'?"
+        in capsys.readouterr().err
+    )

@@ -39,7 +39,9 @@ def run(tmp_path: Path, content: str, *arguments: str) -> int:
     return cli.main(["run", "--config-file", str(tmp_path / "job.yaml"), *arguments, "true"])
 
 
-def test_a_file_says_what_flags_say(tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_says_what_flags_say(
+    tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
     assert run(tmp_path, CONTENT) == 0
     (job,) = started
@@ -52,7 +54,19 @@ def test_a_file_says_what_flags_say(tmp_path: Path, started: list[Job], monkeypa
 
 
 def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
-    assert run(tmp_path, CONTENT, "-np", "2", "--cycle-time-ms", "9", "--no-stall-check", "--overlap=off") == 0
+    assert (
+        run(
+            tmp_path,
+            CONTENT,
+            "-np",
+            "2",
+            "--cycle-time-ms",
+            "9",
+            "--no-stall-check",
+            "--overlap=off",
+        )
+        == 0
+    )
     (job,) = started
     assert (job.np, job.settings.cycle_time, job.settings.stall_check_disable) == (2, 9.0, True)
     assert job.settings.overlap == "off"
@@ -71,9 +85,15 @@ def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("num_procs: 3", "job.yaml: num_procs: there is no option 'num_procs'; did you mean 'num-proc'?"),
+        (
+            "num_procs: 3",
+            "job.yaml: num_procs: there is no option 'num_procs'; did you mean 'num-proc'?",
+        ),
         ("fusion_treshold_mb: 3", "did you mean 'fusion-threshold-mb'?"),
-        ("params: {cycle_time_ms: 3}", "job.yaml: params: sections are for horovodrun; options stand at the top level"),
+        (
+            "params: {cycle_time_ms: 3}",
+            "job.yaml: params: sections are for horovodrun; options stand at the top level",
+        ),
         ("verbose: 3", "job.yaml: verbose=3 must be true or false"),
         ("np: [1]", "job.yaml: np=[1] must be text or a number"),
         ("start_timeout: true", "job.yaml: start_timeout=True must be text or a number"),
@@ -88,12 +108,18 @@ def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
         ("np: 2\nstrategy: local_sgd:x", "job.yaml: strategy local_sgd:x: "),
         ("np: 2\ncodec: topk:x", "job.yaml: codec='topk:x': the argument"),
         ("np: 2\ncheck: on", "check=True must be text"),
-        ("np: 2\nnetwork_interfaces: [lo]", "must be text or a number, as it would stand after --network-interfaces"),
+        (
+            "np: 2\nnetwork_interfaces: [lo]",
+            "must be text or a number, as it would stand after --network-interfaces",
+        ),
         ("np: 2\nhosts: a:2\nhostfile: x", "job.yaml: hosts and hostfile exclude each other"),
         ("help: true", "there is no option 'help'"),
         ("- a list", "must hold options by name (np: 2), not ['a list']"),
         ("np: {", "cannot be read"),
-        ("np: 2\nverbose: true\nnp: 3", "job.yaml: np: it stands there twice, again in line 3: remove one"),
+        (
+            "np: 2\nverbose: true\nnp: 3",
+            "job.yaml: np: it stands there twice, again in line 3: remove one",
+        ),
         ("verbose: true", "-np is missing"),
     ],
 )
@@ -106,7 +132,9 @@ def test_mistakes_are_one_line(
     assert len(said.splitlines()) == 1
 
 
-def test_errors_of_flags_name_flags(tmp_path: Path, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_flags_name_flags(
+    tmp_path: Path, started: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tmp_path, "np: 2\ncycle_time_ms: 2", "--cycle-time-ms", "soon") == 2
     assert "farandole: --cycle-time-ms='soon' cannot be read" in capsys.readouterr().err
 
@@ -125,7 +153,10 @@ def test_a_file_that_is_not_there(started: list[Job], capsys: pytest.CaptureFixt
 
 
 def test_without_pyyaml(
-    tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    started: list[Job],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert run(tmp_path, "np: 2") == 2

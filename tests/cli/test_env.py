@@ -28,9 +28,17 @@ def report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_the_report_has_what_one_asks_for(report: str) -> None:
     lines = {line.split("  ")[1]: line for line in report.splitlines() if line.startswith("  ")}
     assert sys.version.split()[0] in lines["Python"]
-    assert {"farandole", "numpy", "system", "kernel", "cores", "memory", "shared memory", "tcp", "open files"} <= {
-        name.strip() for name in lines
-    }
+    assert {
+        "farandole",
+        "numpy",
+        "system",
+        "kernel",
+        "cores",
+        "memory",
+        "shared memory",
+        "tcp",
+        "open files",
+    } <= {name.strip() for name in lines}
     assert "works: memfd and abstract Unix sockets" in report
     assert "127.0.0.1" in lines["tcp"]
 
@@ -41,7 +49,9 @@ def test_secrets_are_hidden_and_the_rest_is_left_out(report: str) -> None:
     assert "FARANDOLE_SECRET (hidden)" in report
     assert "NCCL_SOCKET_IFNAME eth0" in report
     assert "UNRELATED" not in report
-    assert env.variables({"SPARK_MASTER": "spark://user:pw@host:1"}) == {"SPARK_MASTER": "spark://(hidden)@host:1"}
+    assert env.variables({"SPARK_MASTER": "spark://user:pw@host:1"}) == {
+        "SPARK_MASTER": "spark://(hidden)@host:1"
+    }
 
 
 def test_the_report_fits_the_terminal(report: str) -> None:
@@ -52,14 +62,30 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["versions", "machine", "GPUs", "wires", "limits", "environment"]
-    assert farandole.__version__ in found["versions"]["farandole"] or "source" in found["versions"]["farandole"]
+    assert (
+        farandole.__version__ in found["versions"]["farandole"]
+        or "source" in found["versions"]["farandole"]
+    )
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys; from farandole.cli import main; main(['env']); print('MODULES', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    code = (
+        "import sys; from farandole.cli import main; main(['env']); print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
     loaded = set(done.stdout.partition("MODULES")[2].split())
-    assert not loaded & {"numpy", "torch", "tensorflow", "keras", "jax", "mxnet", "pyspark", "mpi4py"}
+    assert not loaded & {
+        "numpy",
+        "torch",
+        "tensorflow",
+        "keras",
+        "jax",
+        "mxnet",
+        "pyspark",
+        "mpi4py",
+    }
 
 
 def test_a_broken_installation_is_reported_too(
@@ -87,7 +113,10 @@ class TestGpus:
         tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771 MiB, 580.1'\n")
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert env._gpus({"CUDA_VISIBLE_DEVICES": ""}) == {"0": "NVIDIA H200, 143771 MiB, 580.1", "visible": "0"}
+        assert env._gpus({"CUDA_VISIBLE_DEVICES": ""}) == {
+            "0": "NVIDIA H200, 143771 MiB, 580.1",
+            "visible": "0",
+        }
 
     def test_a_tool_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tool = tmp_path / "nvidia-smi"

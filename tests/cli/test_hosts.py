@@ -13,9 +13,16 @@ from farandole.cli.hosts import rounds, table
 from tests.kits.hosts import Hosts, hosts
 
 FACTS = {
-    "hostname": "gpu1.lab", "python": "3.11.7", "executable": "/p", "farandole": None, "numpy": "2.4.6", "cores": 8,
-    "memory": 64 << 30, "gpus": ["A100", "A100"], "addresses": ["10.0.0.1"],
-}  # fmt: skip
+    "hostname": "gpu1.lab",
+    "python": "3.11.7",
+    "executable": "/p",
+    "farandole": None,
+    "numpy": "2.4.6",
+    "cores": 8,
+    "memory": 64 << 30,
+    "gpus": ["A100", "A100"],
+    "addresses": ["10.0.0.1"],
+}
 
 
 @pytest.mark.parametrize(("count", "pairs"), [(1, 0), (2, 1), (4, 6), (8, 28), (9, 9), (50, 50)])
@@ -33,9 +40,11 @@ def test_the_table() -> None:
     measured = {"address": "10.0.0.2", "latency": 25e-6, "bandwidth": 1.25e9}
     lines = table(
         [("a", 2), ("b", 4), ("c", 1)],
-        {"hosts": {"a": FACTS, "b": other, "c": {**FACTS, "farandole": "/old"}},
-         "pairs": {"a b": measured, "a c": {"error": "10.0.0.3: timed out"}}},
-    ).splitlines()  # fmt: skip
+        {
+            "hosts": {"a": FACTS, "b": other, "c": {**FACTS, "farandole": "/old"}},
+            "pairs": {"a b": measured, "a c": {"error": "10.0.0.3: timed out"}},
+        },
+    ).splitlines()
     assert re.split(r"  +", lines[1]) == [
         "a",
         "2",
@@ -56,7 +65,9 @@ def test_the_table() -> None:
 
 
 def test_names_that_would_change_the_terminal_are_escaped() -> None:
-    lines = table([("a", 2)], {"hosts": {"a": {**FACTS, "hostname": "\x1b[2Jgpu\udcff"}}, "pairs": {}}).splitlines()
+    lines = table(
+        [("a", 2)], {"hosts": {"a": {**FACTS, "hostname": "\x1b[2Jgpu\udcff"}}, "pairs": {}}
+    ).splitlines()
     assert re.split(r"  +", lines[1])[2] == "\\x1b[2Jgpu\\udcff"
     assert lines[0].index("Python") == lines[1].index("3.11.7")
 
@@ -69,45 +80,69 @@ def test_hosts_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
 def command_of(made: Hosts, listed: str) -> tuple[list[str], dict[str, str]]:
     """``farandole hosts`` on the first host, and its environment."""
     root = Path(__file__).parents[2]
-    env = {**os.environ, "PYTHONPATH": str(root / "src"), "FARANDOLE_SSH_OPTIONS": f"-F {made.config}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(root / "src"),
+        "FARANDOLE_SSH_OPTIONS": f"-F {made.config}",
+    }
     return made[0].command(sys.executable, "-m", "farandole.cli", "hosts", "-H", listed), env
 
 
 def test_a_firewall_on_the_way_back_to_the_driver() -> None:
     with hosts(3) as made:
-        for number, rule in ((10, "sport 22 lookup main"), (20, f"to {made[0].address} unreachable")):
+        for number, rule in (
+            (10, "sport 22 lookup main"),
+            (20, f"to {made[0].address} unreachable"),
+        ):
             made[2].run(*f"ip rule add pref {number} ipproto tcp {rule}".split())
         command, env = command_of(made, "a:1,b:1,c:1")
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
         assert done.returncode == 1
         assert re.search(
-            r"a host cannot be used:\n  c: it does not reach the driver back, at 10\.99\.0\.1:\d+ \(Network is "
+            r"a host cannot be used:\n  c: it does not reach the driver back, at 10\.99\.0\.1:\d+"
+            r" \(Network is "
             r"unreachable\): a firewall stands on the way back",
             done.stderr,
         ), done.stderr
         made[2].run("ip", "rule", "del", "pref", "20")
         made[2].run(*f"ip rule add pref 20 to {made[1].address} ipproto tcp unreachable".split())
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
         assert done.returncode == 1, "ranks of c could not connect to those of b"
-        assert re.findall(r"^(\w and \w) .* not reached: (.*):", done.stdout, re.M) == [("b and c", made[1].address)]
+        assert re.findall(r"^(\w and \w) .* not reached: (.*):", done.stdout, re.M) == [
+            ("b and c", made[1].address)
+        ]
         assert made.idle()
 
 
 def test_three_hosts() -> None:
     with hosts(3, speed="1gbit") as made:
         command, env = command_of(made, "a:1,b:2,c:1")
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
         assert done.returncode == 0, done.stderr
         none = [*command, "--network-interfaces", "eth7"]
-        without = subprocess.run(none, env=env, capture_output=True, text=True, timeout=200, check=False)
+        without = subprocess.run(
+            none, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
         assert without.returncode == 1
-        assert re.findall(r"^  (\w): .*this host \(\w\) has no interface 'eth7'", without.stderr, re.M) == [
+        assert re.findall(
+            r"^  (\w): .*this host \(\w\) has no interface 'eth7'", without.stderr, re.M
+        ) == [
             "a",
             "b",
             "c",
         ]
         assert made.idle()
     lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]
-    assert [(row[0], row[1], row[2]) for row in lines[1:4]] == [("a", "1", "a"), ("b", "2", "b"), ("c", "1", "c")]
+    assert [(row[0], row[1], row[2]) for row in lines[1:4]] == [
+        ("a", "1", "a"),
+        ("b", "2", "b"),
+        ("c", "1", "c"),
+    ]
     assert {row[0] for row in lines[6:]} == {"a and b", "a and c", "b and c"}
     assert all(row[3].endswith("Gbit/s") for row in lines[6:])

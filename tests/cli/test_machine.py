@@ -51,51 +51,85 @@ class TestAuto:
 
     @pytest.mark.parametrize(
         ("files", "limit"),
-        [({"memory.max": "1024\n"}, 1024), ({"memory.max": "max\n"}, 1 << 62), ({}, 1 << 62),
-         ({"memory/memory.limit_in_bytes": "4096\n"}, 4096),
-         ({"groups": "5:cpu:/x\n4:memory:/slurm/job_1/step_0\n",
-           "memory/memory.limit_in_bytes": "9223372036854771712\n",
-           "memory/slurm/job_1/memory.limit_in_bytes": "8192\n",
-           "memory/slurm/job_1/step_0/memory.limit_in_bytes": "9223372036854771712\n"}, 8192),
-         ({"groups": "0::/user/run.scope\n", "user/memory.max": "max\n", "user/run.scope/memory.max": "5\n"}, 5)],
-    )  # fmt: skip
-    def test_the_memory_of_a_container(self, tmp_path: Path, files: dict[str, str], limit: int) -> None:
+        [
+            ({"memory.max": "1024\n"}, 1024),
+            ({"memory.max": "max\n"}, 1 << 62),
+            ({}, 1 << 62),
+            ({"memory/memory.limit_in_bytes": "4096\n"}, 4096),
+            (
+                {
+                    "groups": "5:cpu:/x\n4:memory:/slurm/job_1/step_0\n",
+                    "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                    "memory/slurm/job_1/memory.limit_in_bytes": "8192\n",
+                    "memory/slurm/job_1/step_0/memory.limit_in_bytes": "9223372036854771712\n",
+                },
+                8192,
+            ),
+            (
+                {
+                    "groups": "0::/user/run.scope\n",
+                    "user/memory.max": "max\n",
+                    "user/run.scope/memory.max": "5\n",
+                },
+                5,
+            ),
+        ],
+    )
+    def test_the_memory_of_a_container(
+        self, tmp_path: Path, files: dict[str, str], limit: int
+    ) -> None:
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
             (tmp_path / name).write_text(text)
         assert machine.memory_limit(str(tmp_path), str(tmp_path / "groups")) == limit
 
-    def test_free_memory_that_nobody_knows_limits_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(machine, "memory", lambda: machine.Memory(0, 0))  # /proc may be mounted without meminfo
+    def test_free_memory_that_nobody_knows_limits_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # /proc may be mounted without meminfo
+        monkeypatch.setattr(machine, "memory", lambda: machine.Memory(0, 0))
         monkeypatch.setattr(machine, "memory_limit", lambda: 1 << 62)
         assert machine.ranks(4, 0, machine.free_memory()).np == 4
 
 
 def test_the_memory_of_the_machine(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:       24 kB\nMemFree: 3 kB\nMemAvailable:   16 kB\nSwapTotal: 1 kB\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:       24 kB\nMemFree: 3 kB\nMemAvailable:   16 kB\nSwapTotal: 1 kB\n"
+    )
     assert machine.memory(str(tmp_path / "meminfo")) == (24 << 10, 16 << 10)
     assert 0 < machine.memory().free <= machine.memory().total
 
 
 class TestTheNumberOfRanks:
     def test_says_what_it_chose_and_why(
-        self, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        started: list[Job],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr("farandole.cli.run.cores", lambda: 16)
         monkeypatch.setattr(machine, "visible_gpus", lambda env: 0)
         monkeypatch.setattr(machine, "free_memory", lambda: 64 << 30)
         assert cli.main(["run", "-np", "auto", "true"]) == 0
         assert started[0].np == 8
-        assert capsys.readouterr().err == (
-            "farandole: -np auto: 8 ranks (16 usable cores, two for a rank: one computes while the other exchanges "
-            "gradients)\n"
+        assert (
+            capsys.readouterr().err
+            == "farandole: -np auto: 8 ranks (16 usable cores, two for a rank: one computes while"
+            " the other exchanges gradients)\n"
         )
 
-    def test_the_places_of_hosts(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_places_of_hosts(
+        self, started: list[Job], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["run", "-n", "auto", "-H", "localhost:2,elsewhere.invalid:3", "true"]) == 0
         assert started[0].np == 5
         assert "-np auto: 5 ranks (the places of --hosts)" in capsys.readouterr().err
 
-    def test_on_a_cluster_one_says_how_many(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_on_a_cluster_one_says_how_many(
+        self, started: list[Job], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["run", "-np", "auto", "--launcher", "spark", "true"]) == 2
-        assert "counts this machine's cores; with launcher 'spark', say how many" in capsys.readouterr().err
+        assert (
+            "counts this machine's cores; with launcher 'spark', say how many"
+            in capsys.readouterr().err
+        )

@@ -27,12 +27,22 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 class TestRun:
     def test_the_command_begins_at_the_first_word_that_is_no_flag(self, started: list[Job]) -> None:
-        assert cli.main(["run", "-np", "2", "--verbose", "python", "-m", "train", "-np", "7", "--lr", "0.1"]) == 0
+        assert (
+            cli.main(
+                ["run", "-np", "2", "--verbose", "python", "-m", "train", "-np", "7", "--lr", "0.1"]
+            )
+            == 0
+        )
         (job,) = started
-        assert (job.np, list(job.command)) == (2, ["python", "-m", "train", "-np", "7", "--lr", "0.1"])
+        assert (job.np, list(job.command)) == (
+            2,
+            ["python", "-m", "train", "-np", "7", "--lr", "0.1"],
+        )
         assert job.display.verbose
 
-    def test_or_after_two_dashes(self, started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_or_after_two_dashes(
+        self, started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "-odd-name").touch(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert cli.main(["run", "--num-proc=3", "--", "-odd-name", "--", "x"]) == 0
@@ -42,10 +52,18 @@ class TestRun:
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
         special = {each.name: each.choices[-1] for each in settings_of() if each.choices}
-        special |= {"autotune_gaussian_process_noise": "0.5", "codec": "topk:0.01", "strategy": "diloco:8"}
+        special |= {
+            "autotune_gaussian_process_noise": "0.5",
+            "codec": "topk:0.01",
+            "strategy": "diloco:8",
+        }
         flags: list[str] = []
         for each in settings_of():
-            flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
+            flags += (
+                [each.flag]
+                if each.kind is bool
+                else [each.flag, special.get(each.name, values[each.kind])]
+            )
         assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
         settings = started[0].settings
         for each in settings_of():
@@ -66,8 +84,14 @@ class TestRun:
                 "--strategy gossip_async --codec sign",
                 "--codec sign adds up what all ranks have, but with strategy='gos",
             ),
-            ("--strategy gossip --codec sign", "--codec sign adds up what all ranks have, but with strategy='gossip:"),
-            ("--strategy ps --codec sign", "--codec sign adds up what all ranks have, but with strategy='ps:1"),
+            (
+                "--strategy gossip --codec sign",
+                "--codec sign adds up what all ranks have, but with strategy='gossip:",
+            ),
+            (
+                "--strategy ps --codec sign",
+                "--codec sign adds up what all ranks have, but with strategy='ps:1",
+            ),
         ],
     )
     def test_what_cannot_be_exchanged_is_told_before_the_start(
@@ -80,12 +104,24 @@ class TestRun:
     @pytest.mark.parametrize(
         ("given", "told"),
         [
-            ("--timeline-all-ranks", "farandole: --timeline-all-ranks does nothing without --timeline-filename\n"),
+            (
+                "--timeline-all-ranks",
+                "farandole: --timeline-all-ranks does nothing without --timeline-filename\n",
+            ),
             (
                 "--autotune-log-file a.csv --autotune-warmup-samples 1",
-                "farandole: --autotune-log-file, --autotune-warmup-samples do nothing without --autotune\n",
+                (
+                    "farandole: --autotune-log-file, --autotune-warmup-samples do nothing without"
+                    " --autotune\n"
+                ),
             ),
-            ("--timeline-all-ranks --timeline-filename DYNAMIC --autotune --autotune-log-file a.csv", ""),
+            (
+                (
+                    "--timeline-all-ranks --timeline-filename DYNAMIC --autotune"
+                    " --autotune-log-file a.csv"
+                ),
+                "",
+            ),
         ],
     )
     def test_a_flag_that_does_nothing_without_another_is_told(
@@ -96,11 +132,18 @@ class TestRun:
         assert len(started) == 1
 
     @pytest.mark.parametrize(
-        "given", ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"]
+        "given",
+        ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"],
     )
-    def test_the_number_of_processes_is_given_as_elsewhere(self, given: str, started: list[Job]) -> None:
+    def test_the_number_of_processes_is_given_as_elsewhere(
+        self, given: str, started: list[Job]
+    ) -> None:
         assert cli.main(["run", *given.split(), "-v", "true"]) == 0
-        assert (started[0].np, list(started[0].command), started[0].display.verbose) == (2, ["true"], True)
+        assert (started[0].np, list(started[0].command), started[0].display.verbose) == (
+            2,
+            ["true"],
+            True,
+        )
 
     def test_a_misspelt_script_is_named_with_its_neighbour(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -109,15 +152,23 @@ class TestRun:
         (tmp_path / "tool").touch(0o755)
         monkeypatch.chdir(tmp_path)
         assert cli.main(["run", "-np", "2", sys.executable, "trian.py"]) == 2
-        assert f"there is no file 'trian.py' in {tmp_path}; did you mean 'train.py'?" in capsys.readouterr().err
+        assert (
+            f"there is no file 'trian.py' in {tmp_path}; did you mean 'train.py'?"
+            in capsys.readouterr().err
+        )
         assert cli.main(["run", "-np", "2", sys.executable, "src/train.py"]) == 2
         assert f"there is no file 'src/train.py' in {tmp_path}\n" in capsys.readouterr().err
         assert cli.main(["run", "-np", "2", "tool"]) == 2
         assert "programs are not looked for in: write ./tool" in capsys.readouterr().err
         assert cli.main(["run", "-np", "2", "python train.py"]) == 2
-        assert "a command stands without quotes: farandole run -np N python train.py" in capsys.readouterr().err
+        assert (
+            "a command stands without quotes: farandole run -np N python train.py"
+            in capsys.readouterr().err
+        )
 
-    def test_a_flag_wins_over_the_environment(self, started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_flag_wins_over_the_environment(
+        self, started: list[Job], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
         monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
         assert cli.main(["run", "-np", "1", "--cycle-time-ms", "1.0", "true"]) == 0
@@ -141,22 +192,37 @@ class TestRun:
         [
             ("", "-np is missing"),
             ("true", "-np is missing: how many processes? For example: farandole run -np 2 true"),
-            ("train.py -v", "-np is missing: how many processes? For example: farandole run -np 2 python train.py -v"),
+            (
+                "train.py -v",
+                (
+                    "-np is missing: how many processes? For example: farandole run -np 2 python"
+                    " train.py -v"
+                ),
+            ),
             ("-np 2", "the command to run is missing"),
             ("-np 2 --", "the command to run is missing"),
             ("-np", "-np needs a value; see farandole run --help"),
             ("-np -- true", "-np needs a value"),
             ("--output-dir -np 2 true", "--output-dir needs a value"),
             ("-np 1e3 true", "-np '1e3' cannot be read: it must be a whole number >= 1, or auto"),
-            ("\u2014np 2 true", "begins with a long dash, as texts have it; options begin with - or --"),
+            (
+                "\u2014np 2 true",
+                "begins with a long dash, as texts have it; options begin with - or --",
+            ),
             ("-np 2 \u2013\u2013verbose true", "begins with a long dash"),
             ("-np 2 --version", "did you mean 'farandole --version'?"),
-            ("-np 2 --verbose True python x.py", "there is no program 'True': options like --verbose take no value"),
+            (
+                "-np 2 --verbose True python x.py",
+                "there is no program 'True': options like --verbose take no value",
+            ),
             (
                 "-np 2 LR=1 python x.py",
                 "a variable stands in front of farandole, and every rank has it: LR=1 farandole",
             ),
-            ("-np 2 cd /tmp", "'cd' is a word of the shell, not a program: farandole run -np N bash -c"),
+            (
+                "-np 2 cd /tmp",
+                "'cd' is a word of the shell, not a program: farandole run -np N bash -c",
+            ),
             ("-np 0 true", "np=0 must be >= 1"),
             ("-np -3 true", "np=-3 must be >= 1"),
             ("-np two true", "-np 'two' cannot be read: it must be a whole number >= 1"),
@@ -165,32 +231,65 @@ class TestRun:
             ("-np 2 --out x true", "no flag '--out'"),
             (
                 "-np 2 -x FOO=1 true",
-                "no flag '-x'; every rank has the variables of this shell: NAME=value farandole run",
+                (
+                    "no flag '-x'; every rank has the variables of this shell: NAME=value"
+                    " farandole run"
+                ),
             ),
-            ("-np 2 -H @localhost:2 true", "'@localhost:2'; the name of the user in front of @ is empty"),
+            (
+                "-np 2 -H @localhost:2 true",
+                "'@localhost:2'; the name of the user in front of @ is empty",
+            ),
             ("--nproc_per_node=2 true", "no flag '--nproc_per_node'; did you mean '-np'?"),
             ("-np 2 --output_dir x true", "no flag '--output_dir'; did you mean '--output-dir'?"),
             ("python train.py", "For example: farandole run -np 2 python train.py"),
-            ("4 python train.py", "-np is missing in front of 4: farandole run -np 4 python train.py"),
+            (
+                "4 python train.py",
+                "-np is missing in front of 4: farandole run -np 4 python train.py",
+            ),
             (
                 "python train.py -np 3 --lr 1",
                 "Options of farandole stand before: farandole run -np 3 python train.py --lr 1",
             ),
-            ("python train.py -np3", "Options of farandole stand before: farandole run -np 3 python train.py"),
-            ("python train.py --np=3", "Options of farandole stand before: farandole run -np 3 python train.py"),
+            (
+                "python train.py -np3",
+                "Options of farandole stand before: farandole run -np 3 python train.py",
+            ),
+            (
+                "python train.py --np=3",
+                "Options of farandole stand before: farandole run -np 3 python train.py",
+            ),
             ("-np 2 pyhton train.py", "there is no program 'pyhton'; did you mean 'python"),
             ("-np 2 setup.cfg", "there is no program 'setup.cfg'"),
-            ("-np 2 train.py --lr 1", "interpreter in front: farandole run -np N python train.py --lr 1"),
-            ("-np 2 python", "'python' would read the program from standard input, and ranks have nothing there"),
-            ("-np 2 python3 -u - --epochs 3", "'python3 -u - --epochs 3' would read the program from standard input"),
-            ("-np 2 -H h1:2 python /dev/fd/63", "'python /dev/fd/63' would read the program from /dev/fd/63"),
+            (
+                "-np 2 train.py --lr 1",
+                "interpreter in front: farandole run -np N python train.py --lr 1",
+            ),
+            (
+                "-np 2 python",
+                "'python' would read the program from standard input, and ranks have nothing there",
+            ),
+            (
+                "-np 2 python3 -u - --epochs 3",
+                "'python3 -u - --epochs 3' would read the program from standard input",
+            ),
+            (
+                "-np 2 -H h1:2 python /dev/fd/63",
+                "'python /dev/fd/63' would read the program from /dev/fd/63",
+            ),
             ("-np 2 python /no/such/train.py", "there is no file '/no/such/train.py' in /no/such"),
             ("-np 2 /etc/passwd", "cannot be executed; chmod +x /etc/passwd"),
             ("-np 2 /etc", "'/etc' is a folder"),
             ("-np 2 --cycle-time-ms=-- true", "--cycle-time-ms needs a value"),
             ("-np 2 --verbose=1 true", "ignored explicit argument '1'"),
-            ("-np 2 --cycle-time-ms soon true", "--cycle-time-ms='soon' cannot be read: it must be a number"),
-            ("-np 2 --cache-capacity 1.5 true", "--cache-capacity='1.5' cannot be read: it must be a whole number"),
+            (
+                "-np 2 --cycle-time-ms soon true",
+                "--cycle-time-ms='soon' cannot be read: it must be a number",
+            ),
+            (
+                "-np 2 --cache-capacity 1.5 true",
+                "--cache-capacity='1.5' cannot be read: it must be a whole number",
+            ),
             ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
             ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be in [0.001, 1e+09]"),
             (
@@ -199,10 +298,16 @@ class TestRun:
             ),
             (
                 "-np 2 --launcher lcal true",
-                "no launcher 'lcal' (known: auto, local, ssh, spark, mpi, slurm); did you mean 'local'?",
+                (
+                    "no launcher 'lcal' (known: auto, local, ssh, spark, mpi, slurm); did you mean"
+                    " 'local'?"
+                ),
             ),
             ("-np 2 -H a true", "Invalid host input"),
-            ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
+            (
+                "-np 3 -H localhost:2 true",
+                "Requested more processes (3) than there are available slots (2)",
+            ),
             ("-np 2 --launcher local -H elsewhere:2 true", "on this machine only"),
             ("-np 1 --output-dir /dev/null/x true", "--output-dir='/dev/null/x' cannot be used"),
         ],
@@ -215,16 +320,26 @@ class TestRun:
         assert len(shown.err.splitlines()) == 1, "one clear message"
         assert shown.out == ""
 
-    def test_an_empty_word_in_the_place_of_the_program(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_empty_word_in_the_place_of_the_program(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["run", "-np", "2", "", "train.py"]) == 2
-        assert capsys.readouterr().err.startswith("farandole: the first word of the command is empty")
+        assert capsys.readouterr().err.startswith(
+            "farandole: the first word of the command is empty"
+        )
 
-    @pytest.mark.parametrize("words", [("--hostfile", ""), ("--output-dir=",), ("--config-file", ""), ("--launcher=",)])
-    def test_a_variable_that_is_not_set(self, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize(
+        "words", [("--hostfile", ""), ("--output-dir=",), ("--config-file", ""), ("--launcher=",)]
+    )
+    def test_a_variable_that_is_not_set(
+        self, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """It would mean another job: on this machine, without files."""
         assert cli.main(["run", "-np", "1", *words, "true"]) == 2
         name = words[0].rstrip("=")
-        assert capsys.readouterr().err.startswith(f"farandole: the value of {name} is empty: is it a variable of the")
+        assert capsys.readouterr().err.startswith(
+            f"farandole: the value of {name} is empty: is it a variable of the"
+        )
 
     def test_help_lists_every_flag_and_every_value_within_the_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -244,9 +359,23 @@ class TestRun:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
         assert names == {each.flag for each in settings_of()} | {
-            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--hostfile", "--launcher",
-            "--config-file", "--output-dir", "--show-ranks", "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
-        }  # fmt: skip
+            "-np",
+            "-n",
+            "--np",
+            "--num-proc",
+            "-H",
+            "--hosts",
+            "--hostfile",
+            "--launcher",
+            "--config-file",
+            "--output-dir",
+            "--show-ranks",
+            "--prefix-timestamp",
+            "-v",
+            "--verbose",
+            "-h",
+            "--help",
+        }
 
 
 class TestOthers:
@@ -266,49 +395,70 @@ class TestOthers:
     ) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])
         with contextlib.suppress(SystemExit):  # of the benchmarks' parser
-            assert cli.main([*command.split(), "--help"] if " " not in command else command.split()) == 0
+            assert (
+                cli.main([*command.split(), "--help"] if " " not in command else command.split())
+                == 0
+            )
         text = capsys.readouterr().out
         assert text.startswith("usage: farandole ")
         assert "farandole " in text.partition("\nexample: ")[2]
 
     def test_as_a_module(self) -> None:
-        done = subprocess.run([sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            [sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=200
+        )
         assert (done.returncode, done.stdout.strip()) == (0, farandole.__version__)
 
     def test_a_misspelt_option_of_a_small_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["env", "--jsn"]) == 2
         assert cli.main(["--verison"]) == 2
         first, second = capsys.readouterr().err.splitlines()
-        assert first == "farandole: there is no option '--jsn'; did you mean '--json'?; see farandole env --help"
+        assert (
+            first
+            == "farandole: there is no option '--jsn'; did you mean '--json'?; see farandole env"
+            " --help"
+        )
         assert "did you mean '--version'?" in second
 
     def test_output_that_cannot_be_written_is_one_line(self) -> None:
         command = [sys.executable, "-m", "farandole", "--help"]
         with open("/dev/full", "w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200
+            )
         assert done.returncode == 2
-        assert done.stderr == "farandole: the output cannot be written: [Errno 28] No space left on device\n"
+        assert (
+            done.stderr
+            == "farandole: the output cannot be written: [Errno 28] No space left on device\n"
+        )
 
-    def test_settings_fit_a_terminal(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_settings_fit_a_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         assert cli.main(["config"]) == 0
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= 80
-        assert "--cycle-time-ms  (default: 1 ms)\n    FARANDOLE_CYCLE_TIME\n    HOROVOD_CYCLE_TIME\n" in text
+        assert (
+            "--cycle-time-ms  (default: 1 ms)\n    FARANDOLE_CYCLE_TIME\n    HOROVOD_CYCLE_TIME\n"
+            in text
+        )
 
     def test_without_the_word_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["-np", "2", "python", "train.py"]) == 2
         assert cli.main(["python", "train.py"]) == 2
         assert cli.main(["train.py"]) == 2
         said = capsys.readouterr().err.splitlines()
-        assert said == ["farandole: the command stands first: farandole run -np 2 python train.py"] * 3
+        assert (
+            said == ["farandole: the command stands first: farandole run -np 2 python train.py"] * 3
+        )
 
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
         assert (
-            "there is no command 'rnu' (commands: run, predict, hosts, env, config, timeline, bench, completion); "
-            "did you mean 'run'?" in capsys.readouterr().err
+            "there is no command 'rnu' (commands: run, predict, hosts, env, config, timeline,"
+            " bench, completion); did you mean 'run'?" in capsys.readouterr().err
         )
 
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +477,9 @@ class TestOthers:
         assert cli.main(["config", "x"]) == 2
         assert "there is no option 'x'" in capsys.readouterr().err
 
-    def test_bench_passes_its_arguments_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bench_passes_its_arguments_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])
         fake = type(sys)("benchmarks.__main__")
         fake.main = lambda argv: len(argv)  # type: ignore[attr-defined]
@@ -342,7 +494,10 @@ class TestOthers:
         monkeypatch.setitem(sys.modules, "benchmarks", None)
         monkeypatch.setitem(sys.modules, "benchmarks.__main__", None)
         assert cli.main(["bench"]) == 2
-        assert "In a clone of the project: pip install -e '.[bench]' && farandole bench" in capsys.readouterr().err
+        assert (
+            "In a clone of the project: pip install -e '.[bench]' && farandole bench"
+            in capsys.readouterr().err
+        )
 
 
 class TestPublicNames:
@@ -359,8 +514,17 @@ class TestPublicNames:
     def test_the_command_line_imports_nothing_heavy(self) -> None:
         code = "import sys, farandole.cli.run, farandole.launch.driver; print(*sys.modules)"
         command = [sys.executable, "-c", code]
-        loaded = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
-        assert not {"numpy", "cloudpickle", "psutil", "rich", "asyncio", "importlib.metadata"} & set(loaded.split())
+        loaded = subprocess.run(
+            command, capture_output=True, text=True, timeout=200, check=True
+        ).stdout
+        assert not {
+            "numpy",
+            "cloudpickle",
+            "psutil",
+            "rich",
+            "asyncio",
+            "importlib.metadata",
+        } & set(loaded.split())
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
@@ -368,9 +532,10 @@ def test_a_system_that_cannot_run_it_is_told_so_at_import(system: str) -> None:
     code = f"import sys; sys.platform = {system!r}; import farandole.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: farandole runs on Linux, and this system is {system!r}: on Windows use WSL 2, on macOS a Linux "
-        "container"
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"ImportError: farandole runs on Linux, and this system is {system!r}: on Windows use"
+        " WSL 2, on macOS a Linux container"
     )
 
 
@@ -380,7 +545,9 @@ class TestRegistry:
         assert registry.load("launcher", "local").name == "local"
         assert registry.best("launcher", Request(2)).name == "local"
 
-    def test_another_distributions_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_distributions_launcher(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         info = tmp_path / "other-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Name: other\nVersion: 1.0\n")
@@ -393,7 +560,9 @@ class TestRegistry:
         monkeypatch.syspath_prepend(str(tmp_path))
         assert registry.names("launcher")[-2:] == ["mars", "moon"]
         assert registry.load("launcher", "moon").name == "moon"
-        with pytest.raises(SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"):
+        with pytest.raises(
+            SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"
+        ):
             registry.load("launcher", "mars")
 
 
@@ -403,5 +572,7 @@ def test_prediction_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert cli.main(["predict", "--model", "m.pt", "--input", "in.parquet", "--output", "out"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("farandole: farandole predict needs pyarrow, which cannot be imported here")
+    assert said.startswith(
+        "farandole: farandole predict needs pyarrow, which cannot be imported here"
+    )
     assert said.endswith("pip install pyarrow\n")

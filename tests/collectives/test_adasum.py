@@ -56,21 +56,34 @@ def test_every_type_and_number_of_ranks(n: int, dtype: DType, wire: str) -> None
     def body(transport: Any) -> list[Any]:
         given = [inputs(n, length, dtype)[transport.rank].copy() for length in lengths]
         outs = [np.empty_like(array) for array in given]
-        adasum.allreduce(transport, [Buffer(a, b, dtype) for a, b in zip(given, outs, strict=True)], 2.0)
+        adasum.allreduce(
+            transport, [Buffer(a, b, dtype) for a, b in zip(given, outs, strict=True)], 2.0
+        )
         for length, array in zip(lengths, given, strict=True):
-            assert np.array_equal(array, inputs(n, length, dtype)[transport.rank]), "what is read is not written"
+            assert np.array_equal(array, inputs(n, length, dtype)[transport.rank]), (
+                "what is read is not written"
+            )
         one = given[3]
         adasum.allreduce(transport, [Buffer(one, one, dtype)])
         return [*outs, one]
 
     results = pool.procs(n, body, wire=wire)
-    tolerance = {DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2, DType.FLOAT32: 1e-6, DType.FLOAT64: 1e-12}[dtype]
+    tolerance = {
+        DType.FLOAT16: 2e-3,
+        DType.BFLOAT16: 2e-2,
+        DType.FLOAT32: 1e-6,
+        DType.FLOAT64: 1e-12,
+    }[dtype]
     for index, length in enumerate([*lengths, 1000]):
         wanted = tree(list(wide(inputs(n, length, dtype).reshape(-1), dtype).reshape(n, length)))
         factor = 2.0 if index < len(lengths) else 1.0
         for result in results:
-            assert np.array_equal(result[index].view(np.uint8), results[0][index].view(np.uint8)), "the same bits"
-            np.testing.assert_allclose(wide(result[index], dtype), factor * wanted, rtol=tolerance, atol=tolerance)
+            assert np.array_equal(result[index].view(np.uint8), results[0][index].view(np.uint8)), (
+                "the same bits"
+            )
+            np.testing.assert_allclose(
+                wide(result[index], dtype), factor * wanted, rtol=tolerance, atol=tolerance
+            )
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
@@ -82,9 +95,19 @@ def test_what_agrees_counts_once_and_what_is_orthogonal_is_added(n: int) -> None
 
 def test_zeros_and_opposites_change_nothing_else() -> None:
     a, zero, c = np.array([3.0, 4.0]), np.zeros(2), np.array([1.0, -2.0])
-    for vectors in ([a, zero], [zero, a], [zero, zero], [a, -a, c, zero], [a, -a, zero, c], [zero, zero, a, c]):
+    for vectors in (
+        [a, zero],
+        [zero, a],
+        [zero, zero],
+        [a, -a, c, zero],
+        [a, -a, zero, c],
+        [zero, zero, a, c],
+    ):
         products = np.array([[one @ two for two in vectors] for one in vectors])
-        found = sum(weight * vector for weight, vector in zip(adasum.weights(products), vectors, strict=True))
+        found = sum(
+            weight * vector
+            for weight, vector in zip(adasum.weights(products), vectors, strict=True)
+        )
         np.testing.assert_allclose(found, tree(vectors), atol=1e-12)
 
 

@@ -26,7 +26,9 @@ class TestHierarchical(TransportKit):
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6])
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT64, DType.BOOL])
+@pytest.mark.parametrize(
+    "dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT64, DType.BOOL]
+)
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX])
 def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
     lengths = [SMALL // dtype.itemsize + 1, 7]
@@ -70,7 +72,9 @@ def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_hosts_whose_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces, through memory that ranks of a host take again for every second one; unequal hosts, growing sizes."""
+    """In pieces, through memory that ranks of a host take again for every second one; unequal
+    hosts, growing sizes.
+    """
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
     lengths, size = [30_001, 60_007, 20_011], 5
 
@@ -110,7 +114,9 @@ def test_a_byte_crosses_between_two_hosts_once() -> None:
     assert [sum(sent[:2]), sum(sent[2:])] == [4 * length] * 2
 
 
-def test_who_is_lost_between_pieces_ends_the_exchange_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_lost_between_pieces_ends_the_exchange_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
 
     def go_on(wire: Hierarchical, data: np.ndarray) -> None:

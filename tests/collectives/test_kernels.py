@@ -49,11 +49,22 @@ def test_averages_of_integers_are_truncated_toward_zero(dtype: DType, count: int
 @pytest.mark.parametrize(
     ("total", "scale", "want"),
     [
-        (-7, 1 / 2, -3), (7, 1 / 2, 3), (-1, 1 / 3, 0), (-9, 1 / 3, -3), (7, -1 / 2, -3), (-7, -1 / 2, 3),
-        (2**62 + 1, 1 / 2, 2**61), (-(2**62) - 3, 1 / 2, -(2**61) - 1), (-(2**63), 1 / 2, -(2**62)),
-        (2**63 - 1, 1 / 3, (2**63 - 1) // 3), (10, 0.0, 0), (10, 1.5, 15), (-3, 1.5, -4), (3, 1e-300, 0),
+        (-7, 1 / 2, -3),
+        (7, 1 / 2, 3),
+        (-1, 1 / 3, 0),
+        (-9, 1 / 3, -3),
+        (7, -1 / 2, -3),
+        (-7, -1 / 2, 3),
+        (2**62 + 1, 1 / 2, 2**61),
+        (-(2**62) - 3, 1 / 2, -(2**61) - 1),
+        (-(2**63), 1 / 2, -(2**62)),
+        (2**63 - 1, 1 / 3, (2**63 - 1) // 3),
+        (10, 0.0, 0),
+        (10, 1.5, 15),
+        (-3, 1.5, -4),
+        (3, 1e-300, 0),
     ],
-)  # fmt: skip
+)
 def test_scaled_integers(total: int, scale: float, want: int) -> None:
     out = np.zeros(1, np.int64)
     kernels.scale_into(out, np.array([total], np.int64), scale)
@@ -83,16 +94,27 @@ def test_an_average_of_small_integers_does_not_wrap_around() -> None:
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
     cases = {
-        0x3F800000: 0x3F80, 0x3F808000: 0x3F80, 0x3F818000: 0x3F82, 0x3F808001: 0x3F81, 0x3F807FFF: 0x3F80,
-        0x7F800000: 0x7F80, 0xFF800000: 0xFF80, 0x7F7FFFFF: 0x7F80, 0x80000000: 0x8000, 0x00008000: 0x0000,
-        0x00018000: 0x0002, 0x7F7F7FFF: 0x7F7F,
-    }  # fmt: skip
+        0x3F800000: 0x3F80,
+        0x3F808000: 0x3F80,
+        0x3F818000: 0x3F82,
+        0x3F808001: 0x3F81,
+        0x3F807FFF: 0x3F80,
+        0x7F800000: 0x7F80,
+        0xFF800000: 0xFF80,
+        0x7F7FFFFF: 0x7F80,
+        0x80000000: 0x8000,
+        0x00008000: 0x0000,
+        0x00018000: 0x0002,
+        0x7F7F7FFF: 0x7F7F,
+    }
     out = np.empty(len(cases), np.uint16)
     kernels.narrow_into(out, np.array(list(cases), np.uint32).view(np.float32), DType.BFLOAT16)
     assert [hex(bits) for bits in out] == [hex(bits) for bits in cases.values()]
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800001, 0x7FBFFFFF])
+@pytest.mark.parametrize(
+    "bits", [0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800001, 0x7FBFFFFF]
+)
 def test_not_a_number_stays_so(bits: int) -> None:
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         out = np.empty(1, dtype.storage)
@@ -143,19 +165,27 @@ def test_infinity_and_not_a_number_come_through_silently(dtype: DType, op: Reduc
             out[:] = numbers
         return out
 
-    largest = {DType.FLOAT16: 65504.0, DType.BFLOAT16: 3.3895e38, DType.FLOAT32: 3.4028234e38, DType.FLOAT64: 1.79e308}
+    largest = {
+        DType.FLOAT16: 65504.0,
+        DType.BFLOAT16: 3.3895e38,
+        DType.FLOAT32: 3.4028234e38,
+        DType.FLOAT64: 1.79e308,
+    }
     parts = [part(np.inf, np.nan, 1.0, largest[dtype]), part(1.0, 2.0, np.nan, largest[dtype])]
     out = np.empty(4, dtype.storage)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernels.reduce_into(out, parts, op, dtype, 0.5 if op is ReduceOp.SUM and dtype.is_half else 1.0)
+        kernels.reduce_into(
+            out, parts, op, dtype, 0.5 if op is ReduceOp.SUM and dtype.is_half else 1.0
+        )
     got = kernels.widen(out, dtype) if dtype.is_half else out
     assert got[0] == (1.0 if op is ReduceOp.MIN else np.inf)
     assert np.isnan(got[1:3]).all()
     if op is ReduceOp.PRODUCT:
         assert got[3] == np.inf
     elif op is ReduceOp.SUM and dtype is DType.FLOAT16:
-        assert np.isfinite(got[3])  # the average of two large halves is a half again: scaled before it is rounded
+        # the average of two large halves is a half again: scaled before it is rounded
+        assert np.isfinite(got[3])
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -173,6 +203,8 @@ def test_partial_results_give_the_same(dtype: DType, scale: float, op: ReduceOp)
     assert_reduced(out, parts, dtype, op, scale)
 
 
-@pytest.mark.parametrize(("total", "parts", "want"), [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])])
+@pytest.mark.parametrize(
+    ("total", "parts", "want"), [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])]
+)
 def test_shares(total: int, parts: int, want: list[int]) -> None:
     assert kernels.shares(total, parts) == want

@@ -61,7 +61,11 @@ def test_even_groups_cover_everything_once(total: int, size: int, chunk: int, ch
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 5000), min_size=2, max_size=6).filter(any), st.integers(5, 2000), st.integers(2, 5))
+@given(
+    st.lists(st.integers(0, 5000), min_size=2, max_size=6).filter(any),
+    st.integers(5, 2000),
+    st.integers(2, 5),
+)
 def test_ragged_groups_cover_every_segment(counts: list[int], chunk: int, chunks: int) -> None:
     ends = [sum(counts[:rank]) for rank in range(len(counts))]
     for group in ring.ragged_groups(counts, chunk, chunks):
@@ -95,7 +99,14 @@ def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: in
         whole = values(DType.FLOAT64, sum(counts), transport.rank)
         mine = np.zeros(counts[transport.rank])
         ring.reducescatter(
-            transport.link, Flat([whole]), Flat([mine]), counts, Scratch(), DType.FLOAT64, ReduceOp.SUM, 1.0
+            transport.link,
+            Flat([whole]),
+            Flat([mine]),
+            counts,
+            Scratch(),
+            DType.FLOAT64,
+            ReduceOp.SUM,
+            1.0,
         )
         return reduced, data, mine
 
@@ -108,7 +119,10 @@ def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: in
             assert_reduced(array, parts, dtype, ReduceOp.SUM, scale)
         assert np.array_equal(data, values(DType.UINT8, length, size - 1))
         start = sum((each % 2) * length for each in range(rank))
-        parts = [values(DType.FLOAT64, length * (size // 2), each)[start : start + len(mine)] for each in range(size)]
+        parts = [
+            values(DType.FLOAT64, length * (size // 2), each)[start : start + len(mine)]
+            for each in range(size)
+        ]
         assert_reduced(mine, parts, DType.FLOAT64, ReduceOp.SUM)
 
 
@@ -116,7 +130,10 @@ def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: in
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
 def test_recursive_doubling(size: int, ahead: int) -> None:
     """Of several arrays, in place and not; integers are divided once, halves are rounded once."""
-    length, kinds = 1001, ((DType.FLOAT32, 0.25), (DType.BFLOAT16, 1.0), (DType.INT32, 0.2), (DType.BOOL, 1.0))
+    length, kinds = (
+        1001,
+        ((DType.FLOAT32, 0.25), (DType.BFLOAT16, 1.0), (DType.INT32, 0.2), (DType.BOOL, 1.0)),
+    )
 
     def body(transport: Any) -> list[Any]:
         reduced = []
@@ -147,7 +164,9 @@ def test_recursive_doubling(size: int, ahead: int) -> None:
         (1024, [(doubling, SMALL), (ring, 1 << 40)]),
     ],
 )
-def test_the_algorithm_follows_from_size_and_ranks(size: int, limits: list[tuple[Any, int]]) -> None:
+def test_the_algorithm_follows_from_size_and_ranks(
+    size: int, limits: list[tuple[Any, int]]
+) -> None:
     low = 4
     for algorithm, high in limits:
         assert cheapest(low, size) is cheapest(high, size) is algorithm, (low, high)
@@ -177,4 +196,6 @@ def test_a_part_that_is_reduced_in_its_place(length: int) -> None:
 
     wholes = [values(DType.FLOAT32, 4 * length, rank) for rank in range(4)]
     for rank, mine in enumerate(ranks(4, body)):
-        assert_reduced(mine, [whole[rank * length :][:length] for whole in wholes], DType.FLOAT32, ReduceOp.SUM)
+        assert_reduced(
+            mine, [whole[rank * length :][:length] for whole in wholes], DType.FLOAT32, ReduceOp.SUM
+        )

@@ -92,25 +92,56 @@ def test_a_flag_that_is_a_setting(given: str, setting: str, value: Any, started:
         ("--fusion-threshold-mb 1", "HOROVOD_FUSION_THRESHOLD", "1048576"),
     ],
 )
-def test_a_flag_that_is_a_variable(given: str, variable: str, text: str, started: list[Job]) -> None:
+def test_a_flag_that_is_a_variable(
+    given: str, variable: str, text: str, started: list[Job]
+) -> None:
     assert horovodrun.main(["-np", "2", *given.split(), "true"]) == 0
     assert started[0].env[variable] == text
 
 
 def test_the_rest_of_the_line_is_the_command(started: list[Job], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=1\n# more of it\n127.0.0.1 slots=2\n\n")
-    assert horovodrun.main(["-np", "2", "-H", "localhost:4", "--verbose", "python", "train.py", "-np", "9"]) == 0
-    assert horovodrun.main(
-        ["-np", "3", "-hostfile", str(tmp_path / "hosts"), "-prefix-timestamp", "--output-filename", "out", "--", "x"]
-    ) == 0  # fmt: skip
+    assert (
+        horovodrun.main(
+            ["-np", "2", "-H", "localhost:4", "--verbose", "python", "train.py", "-np", "9"]
+        )
+        == 0
+    )
+    assert (
+        horovodrun.main(
+            [
+                "-np",
+                "3",
+                "-hostfile",
+                str(tmp_path / "hosts"),
+                "-prefix-timestamp",
+                "--output-filename",
+                "out",
+                "--",
+                "x",
+            ]
+        )
+        == 0
+    )
     first, second = started
-    assert (first.np, first.hosts, first.display.verbose, first.display.output_dir) == (2, "localhost:4", True, None)
+    assert (first.np, first.hosts, first.display.verbose, first.display.output_dir) == (
+        2,
+        "localhost:4",
+        True,
+        None,
+    )
     assert list(first.command) == ["python", "train.py", "-np", "9"]
-    assert (second.np, second.hosts, second.display.prefix_timestamp) == (3, "localhost:1,127.0.0.1:2", True)
+    assert (second.np, second.hosts, second.display.prefix_timestamp) == (
+        3,
+        "localhost:1,127.0.0.1:2",
+        True,
+    )
     assert (second.display.output_dir, list(second.command)) == ("out", ["x"])
 
 
-def test_a_flag_wins_over_the_environment(started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_wins_over_the_environment(
+    started: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FARANDOLE_CYCLE_TIME", "5")
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "6")
     assert horovodrun.main(["-np", "1", "--cycle-time-ms", "9", "true"]) == 0
@@ -120,21 +151,44 @@ def test_a_flag_wins_over_the_environment(started: list[Job], monkeypatch: pytes
 def test_ranks_see_what_was_said() -> None:
     """Also what is the default anyway, and a flag rather than the environment."""
     around = {"HOROVOD_FUSION_THRESHOLD": "67108864", "HOROVOD_CACHE_CAPACITY": "6"}
-    given = ["--cache-capacity", "1024", "--stall-check-warning-time-seconds", "60", "--gloo-timeout-seconds", "7"]
+    given = [
+        "--cache-capacity",
+        "1024",
+        "--stall-check-warning-time-seconds",
+        "60",
+        "--gloo-timeout-seconds",
+        "7",
+    ]
     done = tools.horovodrun("-np", "1", *given, "env", **around)
     lines = done.stdout.splitlines()
     for said in (
-        "FUSION_THRESHOLD=67108864", "CACHE_CAPACITY=1024", "STALL_CHECK_TIME_SECONDS=60", "GLOO_TIMEOUT_SECONDS=7",
-    ):  # fmt: skip
+        "FUSION_THRESHOLD=67108864",
+        "CACHE_CAPACITY=1024",
+        "STALL_CHECK_TIME_SECONDS=60",
+        "GLOO_TIMEOUT_SECONDS=7",
+    ):
         assert f"[0]<stdout>:HOROVOD_{said}" in lines
     assert not any("HOROVOD_AUTOTUNE" in line for line in lines)
 
 
 def test_parsed_flags_have_horovods_names() -> None:
-    line = "-np 2 --gloo --tcp --slots-per-host 3 --network-interfaces lo --blacklist-cooldown-range 1 2 true"
+    line = (
+        "-np 2 --gloo --tcp --slots-per-host 3 --network-interfaces lo --blacklist-cooldown-range 1"
+        " 2 true"
+    )
     options = horovodrun.parse_args(line.split())
-    assert (options.use_gloo, options.use_mpi, options.use_jsrun, options.tcp_flag) == (True, None, None, True)
-    assert (options.num_proc, options.slots, options.nics, options.cooldown_range) == (2, 3, "lo", [1, 2])
+    assert (options.use_gloo, options.use_mpi, options.use_jsrun, options.tcp_flag) == (
+        True,
+        None,
+        None,
+        True,
+    )
+    assert (options.num_proc, options.slots, options.nics, options.cooldown_range) == (
+        2,
+        3,
+        "lo",
+        [1, 2],
+    )
     assert options.log_with_timestamp is None
     for flag, shown in (("--log-hide-timestamp", False), ("--log-with-timestamp", True)):
         assert horovodrun.parse_args(["-np", "2", flag, "true"]).log_with_timestamp is shown
@@ -143,7 +197,11 @@ def test_parsed_flags_have_horovods_names() -> None:
 def test_flags_for_other_hosts_are_settings() -> None:
     line = "-np 1 -p 2222 -i key --network-interfaces eth0,ib0 true"
     found = horovodrun.job(horovodrun.parse_args(line.split())).settings
-    assert (found.ssh_port, found.ssh_identity_file, found.network_interfaces) == (2222, "key", "eth0,ib0")
+    assert (found.ssh_port, found.ssh_identity_file, found.network_interfaces) == (
+        2222,
+        "key",
+        "eth0,ib0",
+    )
 
 
 def test_mpi_where_there_is_an_mpirun(
@@ -153,17 +211,28 @@ def test_mpi_where_there_is_an_mpirun(
         monkeypatch.setattr(mpi, "found", lambda there=there: there)
         assert horovodrun.main(["-np", "2", "--mpi", "true"]) == 0
         assert started[-1].launcher == launcher
-        assert ("--mpi has no effect: there is no mpirun" in capsys.readouterr().err) is (there is None)
+        assert ("--mpi has no effect: there is no mpirun" in capsys.readouterr().err) is (
+            there is None
+        )
 
 
-def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    line = "-np 1 --mpi-args x --disable-cache --slots-per-host 2 --torus-allreduce --blacklist-cooldown-range 1 2 true"
+def test_what_has_no_effect_is_said_in_a_line_each(
+    started: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (
+        "-np 1 --mpi-args x --disable-cache --slots-per-host 2 --torus-allreduce"
+        " --blacklist-cooldown-range 1 2 true"
+    )
     assert horovodrun.main(line.split()) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(started) == 1
     assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
-        "--slots-per-host", "--disable-cache", "--mpi-args", "--torus-allreduce", "--blacklist-cooldown-range",
-    ]  # fmt: skip
+        "--slots-per-host",
+        "--disable-cache",
+        "--mpi-args",
+        "--torus-allreduce",
+        "--blacklist-cooldown-range",
+    ]
     assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -181,23 +250,40 @@ def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: p
         ("-np 2 --cycle-time-ms -1 true", "cycle_time_ms=-1.0 must be >= 0"),
         ("-np 2 --fusion-threshold-mb -1 true", "fusion_threshold_mb=-1 must be >= 0"),
         ("-np 2 --cache-capacity -1 true", "cache_capacity=-1 must be >= 0"),
-        ("-np 2 --stall-check-warning-time-seconds -1 true", "stall_check_warning_time_seconds=-1 must be >= 0"),
-        ("-np 2 --autotune-gaussian-process-noise 1.5 true", "autotune_gaussian_process_noise=1.5 must be in [0, 1]"),
+        (
+            "-np 2 --stall-check-warning-time-seconds -1 true",
+            "stall_check_warning_time_seconds=-1 must be >= 0",
+        ),
+        (
+            "-np 2 --autotune-gaussian-process-noise 1.5 true",
+            "autotune_gaussian_process_noise=1.5 must be in [0, 1]",
+        ),
         ("-np 2 --log-level LOUD true", "--log-level LOUD is not a level"),
         ("-np 2 -H a:1 --hostfile f true", "--hosts and --hostfile exclude each other"),
         ("-np 2 --gloo --mpi true", "--gloo and --mpi exclude each other"),
         ("-np 2 --jsrun true", "Horovod did not detect an LSF job."),
         ("-np 2 --jsrun true", "leave --jsrun out, and name the hosts with -H"),
-        ("-np 2 -H nonsense true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
-        ("-np 5 -H localhost:4 true", "Requested more processes (5) than there are available slots (4)"),
+        (
+            "-np 2 -H nonsense true",
+            "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2.",
+        ),
+        (
+            "-np 5 -H localhost:4 true",
+            "Requested more processes (5) than there are available slots (4)",
+        ),
         ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
-        ("-np 2 --min-np 1 true", "--min-num-proc is not available: this version of Farandole does not have elastic"),
+        (
+            "-np 2 --min-np 1 true",
+            "--min-num-proc is not available: this version of Farandole does not have elastic",
+        ),
         ("-np 2 --host-discovery-script d.sh true", "--host-discovery-script is not available"),
         ("-np 2 --max-np 3 true", "leave it out and give the number of processes and their hosts"),
         ("-np 2 --config-file /no/such.yaml true", "cannot be read"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line_and_status_2(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if "yaml" in line:
         pytest.importorskip("yaml", reason="PyYAML is not installed")
     assert horovodrun.main(line.split()) == 2
@@ -209,8 +295,13 @@ def test_mistakes_are_one_line_and_status_2(line: str, says: str, capsys: pytest
 
 def test_a_hostfile_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("one slots=2\ntwo three four\n")
-    with pytest.raises(SettingsError, match=r"hosts:2: 'two three four' cannot be read; a line is: <host> slots=<n>"):
-        horovodrun.job(horovodrun.parse_args(["-np", "1", "--hostfile", str(tmp_path / "hosts"), "true"]))
+    with pytest.raises(
+        SettingsError,
+        match=r"hosts:2: 'two three four' cannot be read; a line is: <host> slots=<n>",
+    ):
+        horovodrun.job(
+            horovodrun.parse_args(["-np", "1", "--hostfile", str(tmp_path / "hosts"), "true"])
+        )
 
 
 class TestConfigurationFile:
@@ -231,24 +322,47 @@ logging: {level: INFO, hide_timestamp: true}
 
     def parse(self, tmp_path: Path, content: str, *arguments: str) -> Any:
         (tmp_path / "config.yaml").write_text(content)
-        return horovodrun.parse_args(["-np", "1", "--config-file", str(tmp_path / "config.yaml"), *arguments, "true"])
+        return horovodrun.parse_args(
+            ["-np", "1", "--config-file", str(tmp_path / "config.yaml"), *arguments, "true"]
+        )
 
     def test_says_what_flags_say(self, tmp_path: Path) -> None:
         job = horovodrun.job(self.parse(tmp_path, self.CONTENT))
         settings = job.settings
-        assert (settings.fusion_threshold, settings.cycle_time, settings.cache_capacity) == (32 << 20, 2.0, 0)
-        assert (settings.autotune, settings.autotune_log, settings.autotune_warmup_samples) == (True, "tune.csv", 5)
+        assert (settings.fusion_threshold, settings.cycle_time, settings.cache_capacity) == (
+            32 << 20,
+            2.0,
+            0,
+        )
+        assert (settings.autotune, settings.autotune_log, settings.autotune_warmup_samples) == (
+            True,
+            "tune.csv",
+            5,
+        )
         assert (settings.timeline, settings.timeline_mark_cycles) == ("trace.json", True)
         assert (settings.stall_check_disable, settings.stall_warning_seconds) == (True, 30.0)
-        assert (settings.log_level, settings.log_hide_time, job.display.verbose) == ("info", True, True)
-        assert (job.env["HOROVOD_TORUS_ALLREDUCE"], job.env["HOROVOD_NUM_NCCL_STREAMS"]) == ("0", "2")
+        assert (settings.log_level, settings.log_hide_time, job.display.verbose) == (
+            "info",
+            True,
+            True,
+        )
+        assert (job.env["HOROVOD_TORUS_ALLREDUCE"], job.env["HOROVOD_NUM_NCCL_STREAMS"]) == (
+            "0",
+            "2",
+        )
 
     def test_flags_win(self, tmp_path: Path) -> None:
         given = ["--cycle-time-ms", "9", "--no-autotune", "--stall-check", "--mpi"]
         settings = horovodrun.job(self.parse(tmp_path, self.CONTENT, *given)).settings
-        assert (settings.cycle_time, settings.autotune, settings.stall_check_disable) == (9.0, False, False)
+        assert (settings.cycle_time, settings.autotune, settings.stall_check_disable) == (
+            9.0,
+            False,
+            False,
+        )
 
-    def test_what_nobody_knows_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_nobody_knows_is_said(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self.parse(tmp_path, "params: {cycle_tim_ms: 2}\nparam: 3\n")
         said = capsys.readouterr().err
         assert "the configuration file's params.cycle_tim_ms is not known" in said
@@ -258,14 +372,29 @@ logging: {level: INFO, hide_timestamp: true}
         ("content", "says"),
         [
             ("controller: pigeon", "No such controller supported: pigeon"),
-            ("params: {cycle_time_ms: soon}", "config.yaml: params.cycle_time_ms='soon' must be of type float"),
+            (
+                "params: {cycle_time_ms: soon}",
+                "config.yaml: params.cycle_time_ms='soon' must be of type float",
+            ),
             ("params: {cycle_time_ms: -1}", "config.yaml: params.cycle_time_ms=-1 must be >= 0"),
-            ("autotune: {gaussian_process_noise: 3}", "config.yaml: autotune.gaussian_process_noise=3 must be in"),
+            (
+                "autotune: {gaussian_process_noise: 3}",
+                "config.yaml: autotune.gaussian_process_noise=3 must be in",
+            ),
             ("logging: {level: loud}", "config.yaml: logging.level loud is not a level"),
-            ("params: {cycle_time_ms: .nan}", "config.yaml: params.cycle_time_ms='nan' cannot be read"),
-            ("controller: jsrun", "config.yaml: controller='jsrun': Horovod did not detect an LSF job"),
+            (
+                "params: {cycle_time_ms: .nan}",
+                "config.yaml: params.cycle_time_ms='nan' cannot be read",
+            ),
+            (
+                "controller: jsrun",
+                "config.yaml: controller='jsrun': Horovod did not detect an LSF job",
+            ),
             ("verbose: 3", "config.yaml: verbose=3 must be of type bool"),
-            ('stall_check: {enabled: "no"}', "config.yaml: stall_check.enabled='no' must be of type bool"),
+            (
+                'stall_check: {enabled: "no"}',
+                "config.yaml: stall_check.enabled='no' must be of type bool",
+            ),
             ("params: [1]", "config.yaml: params=[1] must be a section"),
             ("- a list", "must hold sections"),
             ("params: {", "cannot be read"),
@@ -275,12 +404,17 @@ logging: {level: INFO, hide_timestamp: true}
         self, tmp_path: Path, content: str, says: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "config.yaml").write_text(content)
-        assert horovodrun.main(["-np", "1", "--config-file", str(tmp_path / "config.yaml"), "true"]) == 2
+        assert (
+            horovodrun.main(["-np", "1", "--config-file", str(tmp_path / "config.yaml"), "true"])
+            == 2
+        )
         said = capsys.readouterr().err
         assert says in said
         assert len(said.splitlines()) == 1
 
-    def test_without_pyyaml_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pyyaml_it_says_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "yaml", None)
         with pytest.raises(SettingsError, match=r"pip install pyyaml$"):
             self.parse(tmp_path, "")
@@ -295,16 +429,27 @@ def test_the_module_is_the_command_too() -> None:
     """``python -m horovod.runner.launch -np 16 python ...`` stands in scripts."""
     code = "import farandole.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
     done = tools.python("-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:0 2", "[1]<stdout>:1 2"])
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["[0]<stdout>:0 2", "[1]<stdout>:1 2"],
+    )
     assert tools.python("-m", "horovod.runner.launch", "-np", "1", "false").returncode == 1
 
 
 def test_the_table_of_what_there_is() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     lines = tools.horovodrun("--check-build").stdout.splitlines()
-    for line in ("Available Frameworks:", "    [X] PyTorch", "    [ ] TensorFlow", "    [ ] MXNet",
-                 "Available Controllers:", "    [X] Gloo", "Available Tensor Operations:", "    [ ] DDL",
-                 "    [ ] CCL"):  # fmt: skip
+    for line in (
+        "Available Frameworks:",
+        "    [X] PyTorch",
+        "    [ ] TensorFlow",
+        "    [ ] MXNet",
+        "Available Controllers:",
+        "    [X] Gloo",
+        "Available Tensor Operations:",
+        "    [ ] DDL",
+        "    [ ] CCL",
+    ):
         assert line in lines
     assert sum(bool(re.fullmatch(r"    \[[X ]\] NCCL", line)) for line in lines) == 1
 
@@ -320,19 +465,26 @@ def test_output_per_rank_without_prefixes(tmp_path: Path) -> None:
 
 
 def test_one_rank_has_its_files_too(tmp_path: Path) -> None:
-    done = tools.horovodrun("-np", "1", "--output-filename", tmp_path, sys.executable, "-c", "print(1)")
+    done = tools.horovodrun(
+        "-np", "1", "--output-filename", tmp_path, sys.executable, "-c", "print(1)"
+    )
     assert (done.returncode, (tmp_path / "rank.0" / "stdout").read_text()) == (0, "1\n")
 
 
 def test_two_names_of_this_machine_are_two_hosts() -> None:
-    code = "import os; print(*(os.environ[f'HOROVOD_{name}'] for name in ('RANK', 'LOCAL_SIZE', 'CROSS_SIZE')))"
+    code = (
+        "import os; print(*(os.environ[f'HOROVOD_{name}'] for name in ('RANK', 'LOCAL_SIZE',"
+        " 'CROSS_SIZE')))"
+    )
     done = tools.horovodrun("-np", "4", "-H", "localhost:2,127.0.0.1:4", sys.executable, "-c", code)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 2 2" for rank in range(4)]
 
 
 def test_an_address_of_this_machine_is_a_host_too() -> None:
     addresses = [each.address for network in psutil.net_if_addrs().values() for each in network]
-    own = [each for each in addresses if re.fullmatch(r"[\d.]+", each) and not each.startswith("127.")]
+    own = [
+        each for each in addresses if re.fullmatch(r"[\d.]+", each) and not each.startswith("127.")
+    ]
     if not own:
         pytest.skip("this machine has no network")
     done = tools.horovodrun("-np", "1", "-H", f"{own[0]}:1", "echo", "here")
@@ -345,6 +497,7 @@ def test_the_status_is_that_of_the_rank_that_failed() -> None:
     assert done.returncode == 7
     assert "Rank 1 on localhost" in done.stderr
     assert done.stderr.endswith(
-        "\nHorovod detected that one or more processes exited with non-zero status, thus causing the job to be "
-        "terminated. The first process to do so was:\nProcess name: 1\nExit code: 7\n"
+        "\nHorovod detected that one or more processes exited with non-zero status, thus causing"
+        " the job to be terminated. The first process to do so was:\nProcess name: 1\nExit"
+        " code: 7\n"
     )

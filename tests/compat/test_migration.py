@@ -45,15 +45,17 @@ allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broa
 grouped_reducescatter
 """
 SPARK = (
-    "horovod.spark.run horovod.spark.run_elastic horovod.spark.task.get_available_devices sparkdl.HorovodRunner "
-    "sparkdl.horovod.log_to_driver sparkdl.horovod.tensorflow.keras.LogCallback horovod.spark.keras.KerasEstimator "
-    "horovod.spark.keras.KerasModel horovod.spark.torch.TorchEstimator horovod.spark.torch.TorchModel "
-    "horovod.spark.lightning.TorchEstimator horovod.spark.lightning.TorchModel horovod.spark.common.backend.Backend "
-    "horovod.spark.common.backend.SparkBackend horovod.spark.common.store.Store "
-    "horovod.spark.common.store.FilesystemStore horovod.spark.common.store.HDFSStore "
-    "horovod.spark.common.store.LocalStore horovod.spark.common.store.DBFSLocalStore "
-    "horovod.spark.common.util.prepare_data horovod.spark.common.util.clear_training_cache "
-    "sparkdl.estimators.HorovodEstimator"
+    "horovod.spark.run horovod.spark.run_elastic horovod.spark.task.get_available_devices"
+    " sparkdl.HorovodRunner sparkdl.horovod.log_to_driver"
+    " sparkdl.horovod.tensorflow.keras.LogCallback horovod.spark.keras.KerasEstimator"
+    " horovod.spark.keras.KerasModel horovod.spark.torch.TorchEstimator"
+    " horovod.spark.torch.TorchModel horovod.spark.lightning.TorchEstimator"
+    " horovod.spark.lightning.TorchModel horovod.spark.common.backend.Backend"
+    " horovod.spark.common.backend.SparkBackend horovod.spark.common.store.Store"
+    " horovod.spark.common.store.FilesystemStore horovod.spark.common.store.HDFSStore"
+    " horovod.spark.common.store.LocalStore horovod.spark.common.store.DBFSLocalStore"
+    " horovod.spark.common.util.prepare_data horovod.spark.common.util.clear_training_cache"
+    " sparkdl.estimators.HorovodEstimator"
 )
 NOT_OF_TORCH = """
 TensorFlowKerasState TensorFlowState KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback
@@ -66,10 +68,16 @@ def names(row: list[str]) -> list[str]:
 
 
 def is_here(module: str) -> bool:
-    """Is the framework installed that the module is about, if it is about one? tests/<framework> look at the others."""
+    """Is the framework installed that the module is about, if it is about one? tests/<framework>
+    look at the others.
+    """
     parts = module.split(".")[1:]
-    about = [part for part in parts if part in ("torch", "tensorflow", "keras", "mxnet", "lightning")]
-    if (parts[:1] == ["spark"] and {*parts[1:]} & {"common", "keras", "lightning", "torch"}) or parts == ["estimators"]:
+    about = [
+        part for part in parts if part in ("torch", "tensorflow", "keras", "mxnet", "lightning")
+    ]
+    if (
+        parts[:1] == ["spark"] and {*parts[1:]} & {"common", "keras", "lightning", "torch"}
+    ) or parts == ["estimators"]:
         about += ["pyspark", "pyarrow"]
     return all(find_spec(framework) is not None for framework in about)
 
@@ -77,8 +85,15 @@ def is_here(module: str) -> bool:
 def test_every_name_is_in_the_table() -> None:
     listed = {name for row in ROWS for name in names(row)}
     assert {*COMMON.split(), *TORCH.split(), *ELASTIC.split(), *LOADERS.split()} - listed == set()
-    assert set(MXNET.split()) - {name for row in ROWS for name in names(row) if row[0] == "`horovod.mxnet`"} == set()
-    assert set(SPARK.split()) - {f"{row[0].strip('`')}.{name}" for row in ROWS for name in names(row)} == set()
+    assert (
+        set(MXNET.split())
+        - {name for row in ROWS for name in names(row) if row[0] == "`horovod.mxnet`"}
+        == set()
+    )
+    assert (
+        set(SPARK.split()) - {f"{row[0].strip('`')}.{name}" for row in ROWS for name in names(row)}
+        == set()
+    )
     assert [name for name in NOT_OF_TORCH.split() if f"`{name}`" not in PAGE] == []
 
 
@@ -89,21 +104,31 @@ def test_every_row_has_a_status() -> None:
 
 def test_every_name_can_be_imported_and_what_comes_later_raises_when_it_is_used() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    known = [(row[0].strip("`"), name, row[2]) for row in ROWS for name in names(row) if is_here(row[0].strip("`"))]
-    assert code(
-        f"import importlib\nfor module, name, status in {known}:\n"
-        "    value = getattr(importlib.import_module(module), name)\n"
-        "    if status == 'later':\n"
-        "        try:\n            value(1, 2)\n        except NotImplementedError:\n            continue\n"
-        "        raise SystemExit(f'{module}.{name} did not raise')\n"
-        "print('all')"
-    ) == "all"  # fmt: skip
+    known = [
+        (row[0].strip("`"), name, row[2])
+        for row in ROWS
+        for name in names(row)
+        if is_here(row[0].strip("`"))
+    ]
+    assert (
+        code(
+            f"import importlib\nfor module, name, status in {known}:\n    value ="
+            " getattr(importlib.import_module(module), name)\n    if status == 'later':\n       "
+            " try:\n            value(1, 2)\n        except NotImplementedError:\n           "
+            " continue\n        raise SystemExit(f'{module}.{name} did not"
+            " raise')\nprint('all')"
+        )
+        == "all"
+    )
 
 
 def test_all_that_farandole_torch_has_is_there_under_horovods_name() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    assert code(
-        "import farandole.torch as ours, horovod.torch as hvd\n"
-        "for one, other in ((ours, hvd), (ours.mpi_ops, hvd.mpi_ops)):\n"
-        "    print([name for name in one.__all__ if getattr(one, name) is not getattr(other, name)])"
-    ) == "['elastic', 'mpi_ops']\n[]"  # fmt: skip
+    assert (
+        code(
+            "import farandole.torch as ours, horovod.torch as hvd\nfor one, other in ((ours, hvd),"
+            " (ours.mpi_ops, hvd.mpi_ops)):\n    print([name for name in one.__all__ if"
+            " getattr(one, name) is not getattr(other, name)])"
+        )
+        == "['elastic', 'mpi_ops']\n[]"
+    )

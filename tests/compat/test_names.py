@@ -36,7 +36,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Those of a module, and of the choice between Keras 2 and 3."""
     for node in body:
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith(("keras_2()", "== '__main__'")):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith(
+            ("keras_2()", "== '__main__'")
+        ):
             yield from (*node.body, *node.orelse)
         else:
             yield node
@@ -47,43 +49,51 @@ def test_the_packages_hold_names_and_no_logic(path: Path) -> None:
     for node in statements(ast.parse(path.read_text()).body):
         call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        assert text or call or isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.Raise)), ast.unparse(node)
+        assert (
+            text or call or isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.Raise))
+        ), ast.unparse(node)
 
 
 def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     names = (MODULES + TORCH_MODULES).split()
-    assert code(
-        f"import importlib\nfor name in {names}:\n    module = importlib.import_module(name)\n"
-        "    assert all(hasattr(module, each) for each in getattr(module, '__all__', [])), name\nprint('all')"
-    ) == "all"  # fmt: skip
+    assert (
+        code(
+            f"import importlib\nfor name in {names}:\n    module = importlib.import_module(name)\n "
+            "   assert all(hasattr(module, each) for each in getattr(module, '__all__', [])),"
+            " name\nprint('all')"
+        )
+        == "all"
+    )
 
 
 def test_the_class_of_distributed_optimizers_is_there_to_ask_and_not_to_derive_from() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     assert code(
-        "import torch, horovod.torch as hvd\n"
-        "from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer\n"
-        "hvd.init()\n"
-        "plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)\n"
-        "print(isinstance(plain, hvd._DistributedOptimizer))\n"
-        "print(isinstance(hvd.DistributedOptimizer(plain), _DistributedOptimizer))\n"
-        "print(isinstance(hvd.DistributedOptimizer(plain, op=hvd.Adasum), _DistributedAdasumOptimizer))\n"
-        "class Scheduled(_DistributedOptimizer):\n"
-        "    def __init__(self, params, named_parameters):\n"
-        "        super(self.__class__, self).__init__(params, named_parameters)\n"
-        "made = type('SGD', (torch.optim.SGD,), dict(Scheduled.__dict__))\n"
-        "try:\n    made(plain.param_groups, [])\nexcept TypeError as error:\n    print(error)\n"
-        "basics = hvd.mpi_ops._basics\n"
-        "print([int(each) for each in (basics.Average, basics.Sum, basics.Adasum, basics.Product)])"
+        "import torch, horovod.torch as hvd\nfrom horovod.torch.optimizer import"
+        " _DistributedAdasumOptimizer, _DistributedOptimizer\nhvd.init()\nplain ="
+        " torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)\nprint(isinstance(plain,"
+        " hvd._DistributedOptimizer))\nprint(isinstance(hvd.DistributedOptimizer(plain),"
+        " _DistributedOptimizer))\nprint(isinstance(hvd.DistributedOptimizer(plain, op=hvd.Adasum),"
+        " _DistributedAdasumOptimizer))\nclass Scheduled(_DistributedOptimizer):\n    def"
+        " __init__(self, params, named_parameters):\n        super(self.__class__,"
+        " self).__init__(params, named_parameters)\nmade = type('SGD', (torch.optim.SGD,),"
+        " dict(Scheduled.__dict__))\ntry:\n    made(plain.param_groups, [])\nexcept TypeError as"
+        " error:\n    print(error)\nbasics = hvd.mpi_ops._basics\nprint([int(each) for each in"
+        " (basics.Average, basics.Sum, basics.Adasum, basics.Product)])"
     ).splitlines() == [
-        "False", "True", "True",
-        "SGD derives from horovod.torch.optimizer._DistributedOptimizer, whose methods (_register_hooks, "
-        "_allreduce_grad_async, ...) are Horovod's own and do not exist here. Wrap the optimizer, "
-        "hvd.DistributedOptimizer(optimizer, ...), where compression= changes what is sent; or exchange gradients "
-        "yourself, with hvd.allreduce_async_(parameter.grad), and step with the plain optimizer",
+        "False",
+        "True",
+        "True",
+        (
+            "SGD derives from horovod.torch.optimizer._DistributedOptimizer, whose methods"
+            " (_register_hooks, _allreduce_grad_async, ...) are Horovod's own and do not exist"
+            " here. Wrap the optimizer, hvd.DistributedOptimizer(optimizer, ...), where"
+            " compression= changes what is sent; or exchange gradients yourself, with"
+            " hvd.allreduce_async_(parameter.grad), and step with the plain optimizer"
+        ),
         "[0, 1, 2, 5]",
-    ]  # fmt: skip
+    ]
 
 
 def test_who_imports_horovod_hears_of_horovod() -> None:
@@ -91,7 +101,9 @@ def test_who_imports_horovod_hears_of_horovod() -> None:
         "import horovod, farandole.numpy as hvd\nfrom farandole.errors import ShutDownError\n"
         "try:\n    hvd.rank()\nexcept ValueError as error:\n    print(error, ShutDownError())"
     )
-    assert said.startswith("Horovod has not been initialized; use hvd.init(). Horovod has been shut down. ")
+    assert said.startswith(
+        "Horovod has not been initialized; use hvd.init(). Horovod has been shut down. "
+    )
 
 
 def test_what_needs_no_framework_loads_none() -> None:
@@ -103,7 +115,9 @@ def test_what_needs_no_framework_loads_none() -> None:
 @pytest.mark.skipif(find_spec("tensorflow") is not None, reason="it is there")
 def test_a_framework_that_is_not_installed_is_named(name: str) -> None:
     said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
-    assert said.startswith("Extension horovod.tensorflow has not been built: tensorflow is not installed")
+    assert said.startswith(
+        "Extension horovod.tensorflow has not been built: tensorflow is not installed"
+    )
 
 
 # Horovod 0.28.1's other modules, and those of sparkdl: a name, or a folder and what is in it.
@@ -136,14 +150,23 @@ def elsewhere() -> list[str]:
     """Folders, and modules in them."""
     found = []
     for folder, names in re.findall(r"^(\S+): (.*(?:\n    .*)*)", ELSEWHERE, re.M):
-        found += [*([] if folder in BUILT else [folder]), *(f"{folder}.{name}" for name in names.split())]
+        found += [
+            *([] if folder in BUILT else [folder]),
+            *(f"{folder}.{name}" for name in names.split()),
+        ]
     return found
 
 
 BUILT = {
-    "horovod.runner", "horovod.spark", "horovod.spark.common", "horovod.spark.keras", "horovod.spark.lightning",
-    "horovod.spark.task", "horovod.spark.torch", "horovod.torch",
-}  # fmt: skip
+    "horovod.runner",
+    "horovod.spark",
+    "horovod.spark.common",
+    "horovod.spark.keras",
+    "horovod.spark.lightning",
+    "horovod.spark.task",
+    "horovod.spark.torch",
+    "horovod.torch",
+}
 
 
 def test_every_module_of_horovod_that_is_not_there_says_what_to_use_instead() -> None:
@@ -151,21 +174,23 @@ def test_every_module_of_horovod_that_is_not_there_says_what_to_use_instead() ->
     assert len(names) > 60
     said = code(
         f"import importlib\nfor name in {names}:\n    try:\n        importlib.import_module(name)\n"
-        "        print(name, 'is there')\n"
-        "    except ModuleNotFoundError as error:\n        print(name, 'not found', error)\n"
-        "    except ImportError as error:\n        print(error)\n"
-        "import sparkdl\nprint(sparkdl.__version__)\n"
-        "try:\n    from sparkdl import HorovodEstimator\nexcept ImportError as error:\n    print(error)\n"
-        "print(hasattr(sparkdl, 'anything'))"
-    ).splitlines()  # fmt: skip
+        "        print(name, 'is there')\n    except ModuleNotFoundError as error:\n       "
+        " print(name, 'not found', error)\n    except ImportError as error:\n       "
+        " print(error)\nimport sparkdl\nprint(sparkdl.__version__)\ntry:\n    from sparkdl import"
+        " HorovodEstimator\nexcept ImportError as error:\n    print(error)\nprint(hasattr(sparkdl,"
+        " 'anything'))"
+    ).splitlines()
     assert len(said) == len(names) + 3
     of_modules, (version, of_estimator, anything) = said[:-3], said[-3:]
     begins = ("Extension horovod.", "Extension sparkdl.", "horovod.")
-    assert [line for line in of_modules if not line.startswith(begins) or line.endswith("is there")] == []
+    assert [
+        line for line in of_modules if not line.startswith(begins) or line.endswith("is there")
+    ] == []
     assert all("Today: " in line or "use horovod.run, horovodrun" in line for line in of_modules)
     assert (version, anything) == ("1.6.0", "False")
     assert of_estimator.startswith(
-        "sparkdl.HorovodEstimator: this version of Farandole does not have the estimators of that module. Today: spark"
+        "sparkdl.HorovodEstimator: this version of Farandole does not have the estimators of that"
+        " module. Today: spark"
     )
     assert "sparkdl.HorovodRunner" in of_estimator
 
@@ -177,22 +202,41 @@ def test_a_framework_that_is_not_installed_is_named_in_horovods_words(name: str)
         f"sys.modules[{name!r}] = None\n"
         f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)"
     )
-    assert said == f"Extension horovod.{name} has not been built: {name} is not installed (pip install {name})"
+    assert (
+        said == f"Extension horovod.{name} has not been built: {name} is not installed (pip install"
+        f" {name})"
+    )
 
 
 @pytest.mark.parametrize("distribution", ["horovod", "sparkdl"])
-def test_beside_the_real_one_it_refuses_and_says_what_to_do(distribution: str, tmp_path: Path) -> None:
+def test_beside_the_real_one_it_refuses_and_says_what_to_do(
+    distribution: str, tmp_path: Path
+) -> None:
     info = tmp_path / f"{distribution}-0.28.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.28.1\n")
-    done = python("-c", f"import {distribution}", PYTHONPATH=os.pathsep.join([str(SOURCE), str(tmp_path)]))
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.28.1\n"
+    )
+    done = python(
+        "-c", f"import {distribution}", PYTHONPATH=os.pathsep.join([str(SOURCE), str(tmp_path)])
+    )
     assert done.returncode == 1
-    assert f"ImportError: the distribution '{distribution}' 0.28.1 is installed in {tmp_path}" in done.stderr
-    assert f"pip uninstall -y {distribution} farandole-horovod, then pip install ./compat in a clone of" in done.stderr
+    assert (
+        f"ImportError: the distribution '{distribution}' 0.28.1 is installed in {tmp_path}"
+        in done.stderr
+    )
+    assert (
+        f"pip uninstall -y {distribution} farandole-horovod, then pip install ./compat in a"
+        " clone of" in done.stderr
+    )
     if distribution == "horovod":
-        done = python("-m", "farandole.compat.horovodrun", "-np", "1", "true", PYTHONPATH=str(tmp_path))
+        done = python(
+            "-m", "farandole.compat.horovodrun", "-np", "1", "true", PYTHONPATH=str(tmp_path)
+        )
         assert done.returncode == 2
-        assert done.stderr.startswith("horovodrun: the distribution 'horovod' 0.28.1 is installed in")
+        assert done.stderr.startswith(
+            "horovodrun: the distribution 'horovod' 0.28.1 is installed in"
+        )
 
 
 class TestHorovodRunner:
@@ -211,16 +255,23 @@ class TestHorovodRunner:
 
     def test_the_names_of_databricks(self) -> None:
         names = "sparkdl.horovod:log_to_driver sparkdl.horovod.runner_base:HorovodRunner"
-        assert code(
-            f"import importlib\nfor each in {names.split()}:\n    module, _, name = each.partition(':')\n"
-            "    print(getattr(importlib.import_module(module), name).__module__)"
-        ) == "farandole.report.messages\nfarandole.spark.runner"  # fmt: skip
+        assert (
+            code(
+                f"import importlib\nfor each in {names.split()}:\n    module, _, name ="
+                " each.partition(':')\n    print(getattr(importlib.import_module(module),"
+                " name).__module__)"
+            )
+            == "farandole.report.messages\nfarandole.spark.runner"
+        )
 
     @pytest.mark.parametrize(
         ("call", "says"),
         [
             ("np='2'", "np='2' is a str"),
-            ("np=-1, driver_log_verbosity='loud'", "driver_log_verbosity='loud' must be 'all' or 'log_callback_only'"),
+            (
+                "np=-1, driver_log_verbosity='loud'",
+                "driver_log_verbosity='loud' must be 'all' or 'log_callback_only'",
+            ),
             ("2", "TypeError"),
         ],
     )
@@ -246,7 +297,10 @@ def test_horovod_run_is_the_api_mode() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        ("hosts='localhost:1', hostfile='f'", "Argument hosts and hostfile only allow one provided."),
+        (
+            "hosts='localhost:1', hostfile='f'",
+            "Argument hosts and hostfile only allow one provided.",
+        ),
         ("use_gloo=True, use_mpi=True", "Argument use_gloo and use_mpi only allow one set True."),
         ("min_num_proc=1", "horovod.run(min_num_proc=1) is not available"),
         ("max_np=3", "horovod.run(max_num_proc=3) is not available"),
@@ -260,24 +314,63 @@ def test_arguments_of_horovod_run_that_cannot_be(call: str, says: str) -> None:
     assert says in done.stderr
 
 
-def test_arguments_of_horovod_run_for_other_hosts_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_horovod_run_for_other_hosts_are_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(runner.api, "run", lambda *args, **options: given.update(options) or [])
-    runner.run(print, num_proc=2, hosts="a:1,b:1", ssh_port=2222, ssh_identity_file="key", network_interface="eth0")
-    wanted = {"hosts": "a:1,b:1", "ssh_port": 2222, "ssh_identity_file": "key", "network_interfaces": "eth0"}
+    runner.run(
+        print,
+        num_proc=2,
+        hosts="a:1,b:1",
+        ssh_port=2222,
+        ssh_identity_file="key",
+        network_interface="eth0",
+    )
+    wanted = {
+        "hosts": "a:1,b:1",
+        "ssh_port": 2222,
+        "ssh_identity_file": "key",
+        "network_interfaces": "eth0",
+    }
     assert wanted.items() <= given.items()
 
 
 def test_the_distribution_can_be_built_and_installed(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling is not installed")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     done = subprocess.run(
-        [*pip, "--no-build-isolation", "--no-index", "--target", str(tmp_path), str(ROOT / "compat")],
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        [
+            *pip,
+            "--no-build-isolation",
+            "--no-index",
+            "--target",
+            str(tmp_path),
+            str(ROOT / "compat"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} >= {"horovod", "sparkdl", "bin"}
     code = "import horovod, sparkdl; print(horovod.__file__, horovod.__version__)"
-    assert python("-c", code, PYTHONPATH=str(tmp_path)).stdout == f"{tmp_path}/horovod/__init__.py 0.28.1\n"
-    done = python(tmp_path / "bin" / "horovodrun", "-np", "2", "echo", "hello", PYTHONPATH=str(tmp_path))
-    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"], done.stderr
+    assert (
+        python("-c", code, PYTHONPATH=str(tmp_path)).stdout
+        == f"{tmp_path}/horovod/__init__.py 0.28.1\n"
+    )
+    done = python(
+        tmp_path / "bin" / "horovodrun", "-np", "2", "echo", "hello", PYTHONPATH=str(tmp_path)
+    )
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>:hello",
+        "[1]<stdout>:hello",
+    ], done.stderr

@@ -1,4 +1,6 @@
-"""Programs written for Horovod run under its own command and under ours, without a changed character."""
+"""Programs written for Horovod run under its own command and under ours, without a changed
+character.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,16 @@ def test_the_synthetic_benchmark() -> None:
     check_benchmark(program(HOROVODRUN, PROGRAMS / "synthetic_benchmark.py"))
 
 
-@pytest.mark.parametrize(("name", "np"), [
-    ("process_sets.py", 2), ("join.py", 3), ("accumulation.py", 2), ("handles.py", 2),
-    ("elastic.py", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "np"),
+    [
+        ("process_sets.py", 2),
+        ("join.py", 3),
+        ("accumulation.py", 2),
+        ("handles.py", 2),
+        ("elastic.py", 2),
+    ],
+)
 def test_a_program_on_every_rank(name: str, np: int) -> None:
     lines = program(HOROVODRUN, PROGRAMS / name, np=np).splitlines()
     assert sorted(lines) == [f"{SAYS[name]} {rank}" for rank in range(np)]
@@ -70,4 +78,6 @@ def test_all_of_them_under_farandole_run() -> None:
     output = program(FARANDOLE, "-c", SEVERAL, *(str(PROGRAMS / name) for name in names))
     check_mnist(output, 80.0)
     check_benchmark(output)
-    assert [output.count(f"{text} {rank}\n") for text in SAYS.values() for rank in (0, 1)] == [1] * 10
+    assert [output.count(f"{text} {rank}\n") for text in SAYS.values() for rank in (0, 1)] == [
+        1
+    ] * 10

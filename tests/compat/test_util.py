@@ -12,9 +12,15 @@ from farandole.compat import exceptions, util
 OPS = types.SimpleNamespace(Average=0, Sum=1)
 
 
-@pytest.mark.parametrize(("op", "average", "meant"), [
-    (None, None, 0), (1, None, 1), (None, True, 0), (None, False, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "average", "meant"),
+    [
+        (None, None, 0),
+        (1, None, 1),
+        (None, True, 0),
+        (None, False, 1),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_op_and_average(op: int | None, average: bool | None, meant: int) -> None:
     assert util.get_average_backwards_compatibility_fun(OPS)(op, average) == meant
@@ -32,7 +38,9 @@ def test_powers_of_two() -> None:
     assert [n for n in range(-2, 17) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.parametrize(("length", "n", "lengths"), [(6, 3, [2, 2, 2]), (7, 3, [3, 2, 2]), (2, 3, [1, 1, 0])])
+@pytest.mark.parametrize(
+    ("length", "n", "lengths"), [(6, 3, [2, 2, 2]), (7, 3, [3, 2, 2]), (2, 3, [1, 1, 0])]
+)
 def test_a_list_in_parts(length: int, n: int, lengths: list[int]) -> None:
     parts = util.split_list(list(range(length)), n)
     assert [len(part) for part in parts] == lengths
@@ -85,7 +93,9 @@ def test_the_rest() -> None:
     once(1)
     once(1)
     assert calls == [1]
-    assert util.get_extension_full_path("/there/x.py", "lib") == f"/there/lib{util.get_ext_suffix()}"
+    assert (
+        util.get_extension_full_path("/there/x.py", "lib") == f"/there/lib{util.get_ext_suffix()}"
+    )
     util.check_installed_version("torch", "1.0")
     with pytest.raises(KeyError):
         util.check_installed_version("torch", "1.0", KeyError())

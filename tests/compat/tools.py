@@ -17,14 +17,25 @@ HOROVODRUN = ("-m", "farandole.compat.horovodrun")
 FARANDOLE = ("-m", "farandole.cli", "run")
 
 
-def python(*arguments: str | Path, seconds: float = 200.0, **env: str) -> subprocess.CompletedProcess[str]:
-    """``python ARGUMENTS`` where ``horovod`` can be imported; afterwards nothing may be left of it."""
+def python(
+    *arguments: str | Path, seconds: float = 200.0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS`` where ``horovod`` can be imported; afterwards nothing may be left
+    of it.
+    """
     with marked() as jobs:
-        path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
+        path = os.pathsep.join(
+            [str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        ).rstrip(os.pathsep)
         process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)], env={**jobs.env, "PYTHONPATH": path, **env}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, *map(str, arguments)],
+            env={**jobs.env, "PYTHONPATH": path, **env},
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         return jobs.finish(process, seconds)
 
 
@@ -33,7 +44,9 @@ def horovodrun(*arguments: str | Path, **env: str) -> subprocess.CompletedProces
 
 
 def program(launcher: tuple[str, ...], *command: str | Path, np: int = 2) -> str:
-    """What ``python COMMAND`` prints on ``np`` ranks, without the ranks' prefixes. It must end well."""
+    """What ``python COMMAND`` prints on ``np`` ranks, without the ranks' prefixes. It must end
+    well.
+    """
     done = python(*launcher, "-np", str(np), sys.executable, *command, seconds=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)

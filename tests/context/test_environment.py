@@ -54,7 +54,9 @@ def written(proc: Path, pid: int, above: int, environ: str | None) -> None:
         ("", MPI.replace("SIZE=2", "SIZE=1"), ""),
     ],
 )
-def test_a_rank_that_lost_its_variables(tmp_path: Path, own: str | None, above: str | None, expected: str) -> None:
+def test_a_rank_that_lost_its_variables(
+    tmp_path: Path, own: str | None, above: str | None, expected: str
+) -> None:
     written(tmp_path, os.getpid(), 7, own)
     written(tmp_path, 7, 6, above)  # the one above that has ended
     assert lost({"PMI_RANK": "0", "PMI_SIZE": "1"}, tmp_path) == ""
@@ -69,8 +71,13 @@ def test_the_rank_says_so(jobs: Marked) -> None:
     code = "import farandole.numpy as hvd; hvd.init(); print(hvd.size())"
     path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
     done = jobs.run("run", "-np", "2", "env", "-i", path, sys.executable, "-c", code)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:1", "[1]<stdout>:1"])
-    assert len(re.findall(r"process \d+, above this one, starts a job's ranks, but", done.stderr)) == 2
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["[0]<stdout>:1", "[1]<stdout>:1"],
+    )
+    assert (
+        len(re.findall(r"process \d+, above this one, starts a job's ranks, but", done.stderr)) == 2
+    )
 
 
 def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path) -> None:
@@ -78,17 +85,23 @@ def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path)
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, None)
     (tmp_path / "7" / "comm").write_text("slurmstepd\n")
-    assert re.match(r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)", lost({}, tmp_path))
+    assert re.match(
+        r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)",
+        lost({}, tmp_path),
+    )
 
 
-@pytest.mark.parametrize(("command", "alone"), [
-    ("mpirun -np 1 env -i python", True),
-    ("/opt/bin/mpirun --allow-run-as-root -n 1 env -i python", True),
-    ("mpirun -np 2 env -i python", False),
-    ("mpirun -np 1 env -i python : -np 1 env -i python", False),
-    ("mpirun env -i nice -n 1 python", False),
-    ("mpirun", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        ("mpirun -np 1 env -i python", True),
+        ("/opt/bin/mpirun --allow-run-as-root -n 1 env -i python", True),
+        ("mpirun -np 2 env -i python", False),
+        ("mpirun -np 1 env -i python : -np 1 env -i python", False),
+        ("mpirun env -i nice -n 1 python", False),
+        ("mpirun", False),
+    ],
+)
 def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_path: Path) -> None:
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, None)
@@ -112,8 +125,15 @@ def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.Monke
     """Or nobody here can meet there."""
     torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
     for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
-        assert re.match(r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)", lost(own))
-    assert lost({**torch, "HOROVOD_SIZE": "1"}) == lost({**torch, "RANK": "0", "WORLD_SIZE": "1"}) == ""
+        assert re.match(
+            r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)",
+            lost(own),
+        )
+    assert (
+        lost({**torch, "HOROVOD_SIZE": "1"})
+        == lost({**torch, "RANK": "0", "WORLD_SIZE": "1"})
+        == ""
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "PyTorch is not installed here" in lost({**torch, "MASTER_PORT": "29500"})
 
@@ -122,11 +142,14 @@ def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.Monke
 def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
     """It would train alone."""
     env = {"RANK": rank, "WORLD_SIZE": size}
-    with pytest.raises(SettingsError, match=rf"has RANK={rank} and WORLD_SIZE={size}, .* FARANDOLE_SIZE=1"):
+    with pytest.raises(
+        SettingsError, match=rf"has RANK={rank} and WORLD_SIZE={size}, .* FARANDOLE_SIZE=1"
+    ):
         lost(env)
     assert lost({**env, "FARANDOLE_SIZE": "1"}) == ""
     with pytest.raises(
-        SettingsError, match=r"rank 2 \(FARANDOLE_RANK or HOROVOD_RANK\) must be below .*, 2 \(FARANDOLE_"
+        SettingsError,
+        match=r"rank 2 \(FARANDOLE_RANK or HOROVOD_RANK\) must be below .*, 2 \(FARANDOLE_",
     ):
         check_rank(Placement(rank=2, size=2))
 
@@ -134,7 +157,9 @@ def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "size"), [("0", "1"), ("-1", "1"), ("-1", "-1"), ("0", "0"), ("first", "1"), ("1", "")]
 )
-def test_what_torch_distributed_would_not_take_for_a_job(rank: str, size: str, tmp_path: Path) -> None:
+def test_what_torch_distributed_would_not_take_for_a_job(
+    rank: str, size: str, tmp_path: Path
+) -> None:
     assert lost({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
 
 
@@ -143,5 +168,6 @@ def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path:
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, "RANK=1\0WORLD_SIZE=3\0MASTER_ADDR=a\0MASTER_PORT=29500\0")
     assert re.match(
-        r"process 7, above this one, is rank 1 of 3, but .* \(RANK, WORLD_SIZE, MASTER_\*\)", lost({}, tmp_path)
+        r"process 7, above this one, is rank 1 of 3, but .* \(RANK, WORLD_SIZE, MASTER_\*\)",
+        lost({}, tmp_path),
     )

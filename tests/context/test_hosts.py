@@ -52,20 +52,29 @@ def test_two_hosts_one_of_three_ranks_and_one_of_two() -> None:
     with hosts(2, ssh=False) as (a, b):
         driver = subprocess.Popen(
             a.command(sys.executable, "-c", DRIVER.format(secret=secret, address=a.address)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         workers = []
         try:
             assert driver.stdout is not None
             address = driver.stdout.readline().strip()
-            for rank, host in enumerate([a, b, a, b, a]):  # dealt in turn: neighbours are not on one host
+            # dealt in turn: neighbours are not on one host
+            for rank, host in enumerate([a, b, a, b, a]):
                 env = {
-                    **os.environ, "FARANDOLE_STORE": address, "FARANDOLE_SECRET": secret,
-                    "FARANDOLE_RANK": str(rank), "FARANDOLE_SIZE": "5", "OMP_NUM_THREADS": "1",
-                }  # fmt: skip
+                    **os.environ,
+                    "FARANDOLE_STORE": address,
+                    "FARANDOLE_SECRET": secret,
+                    "FARANDOLE_RANK": str(rank),
+                    "FARANDOLE_SIZE": "5",
+                    "OMP_NUM_THREADS": "1",
+                }
                 command = host.command(sys.executable, "-c", WORKER)
                 workers.append(
-                    subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    subprocess.Popen(
+                        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    )
                 )
             said = [worker.communicate(timeout=200) for worker in workers]
             assert [worker.returncode for worker in workers] == [0] * 5, [err for _, err in said]
@@ -110,20 +119,26 @@ except HorovodInternalError as error:
 @pytest.mark.parametrize("waiting", ["board", "collective"])
 @pytest.mark.parametrize("loss", ["both ways", "one way"])
 def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) -> None:
-    """Packets are lost from one moment on; nobody is said to have shut down. Times are a quarter of the real ones."""
+    """Packets are lost from one moment on; nobody is said to have shut down. Times are a quarter of
+    the real ones.
+    """
     secret = new_secret()
     with hosts(2, ssh=False) as (a, b), ExitStack() as stack:
-        driver = stack.enter_context(ended(
-            a.command(sys.executable, "-c", DRIVER.format(secret=secret, address="0.0.0.0"))
-        ))  # fmt: skip
+        driver = stack.enter_context(
+            ended(a.command(sys.executable, "-c", DRIVER.format(secret=secret, address="0.0.0.0")))
+        )
         assert driver.stdout is not None
         port = driver.stdout.readline().strip().rpartition(":")[2]
         workers = []
         for rank, host in enumerate((a, b)):
             env = {
-                **os.environ, "FARANDOLE_STORE": f"{a.address}:{port}", "FARANDOLE_SECRET": secret,
-                "FARANDOLE_RANK": str(rank), "FARANDOLE_SIZE": "2", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
+                **os.environ,
+                "FARANDOLE_STORE": f"{a.address}:{port}",
+                "FARANDOLE_SECRET": secret,
+                "FARANDOLE_RANK": str(rank),
+                "FARANDOLE_SIZE": "2",
+                "OMP_NUM_THREADS": "1",
+            }
             command = host.command(sys.executable, "-c", LOSER, waiting)
             workers.append(stack.enter_context(ended(command, env)))
         for worker in workers:
@@ -134,13 +149,18 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) 
         b.lose(a)
         said = [worker.communicate("\n", timeout=200)[0] for worker in workers]
     assert "rank 1 does not answer: its host is gone, or the network between" in said[0]
-    broke = loss == "one way" and "rank 0 was lost: its connection broke" in said[1]  # rank 0 was quicker, and has gone
+    # rank 0 was quicker, and has gone
+    broke = loss == "one way" and "rank 0 was lost: its connection broke" in said[1]
     assert broke or "rank 0 does not answer: its host is gone, or the network between" in said[1]
 
 
 @contextmanager
-def ended(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def ended(
+    command: Sequence[str], env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     with process:
         try:
             yield process

@@ -28,7 +28,9 @@ def test_without_a_job_there_is_one_rank() -> None:
     assert context.connection() == Connection()
 
 
-def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A rank that comes with a new membership has not been through the stays before it."""
     monkeypatch.setattr(context, "_stay", (0, 0))
     seen = []
@@ -41,8 +43,9 @@ def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(monke
 
 
 def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
-    """Programs ask for the rank in the workers of a DataLoader, which read that rank's data. They are no ranks:
-    what needs the others is an error there."""
+    """Programs ask for the rank in the workers of a DataLoader, which read that rank's data. They
+    are no ranks: what needs the others is an error there.
+    """
 
     def fn(rank: int) -> str:
         out, into = os.pipe()
@@ -52,7 +55,10 @@ def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
                 context.engine()
                 said = "an engine"
             except NotInitializedError as error:
-                said = f"{context.rank()} of {context.size()}, {context.local_rank()} here, {context.is_initialized()}"
+                said = (
+                    f"{context.rank()} of {context.size()}, {context.local_rank()} here,"
+                    f" {context.is_initialized()}"
+                )
                 said += f", forked off: {'which was forked off from a rank' in str(error)}"
             context.shutdown()
             with contextlib.suppress(NotInitializedError):
@@ -64,4 +70,7 @@ def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
         with os.fdopen(out) as pipe:
             return pipe.read()
 
-    assert job(2, fn) == ["0 of 2, 0 here, True, forked off: True", "1 of 2, 1 here, True, forked off: True"]
+    assert job(2, fn) == [
+        "0 of 2, 0 here, True, forked off: True",
+        "1 of 2, 1 here, True, forked off: True",
+    ]

@@ -44,10 +44,18 @@ def test_a_timeline_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     context.init()
     run("a")
     context.shutdown()
-    assert names(tmp_path / "t.json") >= {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE", "SHM_ALLREDUCE", "CYCLE_START"}
+    assert names(tmp_path / "t.json") >= {
+        "NEGOTIATE_ALLREDUCE",
+        "ALLREDUCE",
+        "QUEUE",
+        "SHM_ALLREDUCE",
+        "CYCLE_START",
+    }
 
 
-def test_a_timeline_that_is_started_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeline_that_is_started_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     context.init()
     for turn, mark_cycles in enumerate([False, True]):
@@ -66,11 +74,15 @@ def test_a_timeline_that_is_started_and_stopped(tmp_path: Path, monkeypatch: pyt
 
 def test_the_timelines_calls_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
-        with pytest.raises(NotInitializedError, match=r"^Farandole has not been initialized; use hvd\.init\(\)\.$"):
+        with pytest.raises(
+            NotInitializedError, match=r"^Farandole has not been initialized; use hvd\.init\(\)\.$"
+        ):
             call()
     context.init()
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
-        with pytest.raises(ValueError, match=r"^Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage\.$"):
+        with pytest.raises(
+            ValueError, match=r"^Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage\.$"
+        ):
             call()
 
 
@@ -85,7 +97,9 @@ def test_a_timeline_that_cannot_be_written_stops_init(monkeypatch: pytest.Monkey
 
 
 def test_a_timeline_goes_on_after_another_init(tmp_path: Path) -> None:
-    """Of the same process, and of another one that the rank's script runs then; but not in another job."""
+    """Of the same process, and of another one that the rank's script runs then; but not in another
+    job.
+    """
     path = tmp_path / "t.json"
     program = (
         "import sys, numpy as np, farandole.numpy as hvd\n"
@@ -97,10 +111,23 @@ def test_a_timeline_goes_on_after_another_init(tmp_path: Path) -> None:
     flags = ["--timeline-filename", str(path)]
     line = f"{sys.executable} {script} one two && {sys.executable} {script} three"
     for _ in range(2):
-        command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, "sh", "-c", line]
+        command = [
+            sys.executable,
+            "-m",
+            "farandole.cli",
+            "run",
+            "-np",
+            "2",
+            *flags,
+            "sh",
+            "-c",
+            line,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
-        ends = [event["args"]["name"] for event in read(str(path)) if event["name"] == "process_name"]
+        ends = [
+            event["args"]["name"] for event in read(str(path)) if event["name"] == "process_name"
+        ]
         assert ends == ["rank 0", "allreduce.one", "allreduce.two", "allreduce.three"]
 
 
@@ -108,17 +135,28 @@ def test_a_job_within_a_rank_leaves_the_files_of_the_outer_job_alone(tmp_path: P
     path, log, own = tmp_path / "t.json", tmp_path / "log.csv", tmp_path / "own.json"
     script = tmp_path / "program.py"
     script.write_text(
-        "import os, subprocess, sys, numpy as np, farandole.numpy as hvd\n"
-        "name = sys.argv[1]\n"
-        "hvd.init()\nhvd.allreduce(np.ones(3), name=name)\nhvd.shutdown()\n"
-        "if name == 'outer' and os.environ['FARANDOLE_RANK'] == '0':\n"
-        "    command = [sys.executable, '-m', 'farandole', 'run', '-np', '2', sys.executable, __file__, 'inner']\n"
-        "    subprocess.run(command, check=True)\n"
-        "    subprocess.run(command, check=True, env={**os.environ, 'HOROVOD_TIMELINE': sys.argv[2]})\n"
+        "import os, subprocess, sys, numpy as np, farandole.numpy as hvd\nname ="
+        " sys.argv[1]\nhvd.init()\nhvd.allreduce(np.ones(3), name=name)\nhvd.shutdown()\nif name =="
+        " 'outer' and os.environ['FARANDOLE_RANK'] == '0':\n    command = [sys.executable, '-m',"
+        " 'farandole', 'run', '-np', '2', sys.executable, __file__, 'inner']\n   "
+        " subprocess.run(command, check=True)\n    subprocess.run(command, check=True,"
+        " env={**os.environ, 'HOROVOD_TIMELINE': sys.argv[2]})\n"
     )
     flags = ["--timeline-filename", str(path), "--autotune", "--autotune-log-file", str(log)]
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, str(script)]
-    done = subprocess.run([*command, "outer", str(own)], capture_output=True, text=True, timeout=100, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        "2",
+        *flags,
+        sys.executable,
+        str(script),
+    ]
+    done = subprocess.run(
+        [*command, "outer", str(own)], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "allreduce.outer" in path.read_text()
     assert "allreduce.inner" not in path.read_text()
@@ -143,7 +181,18 @@ context.shutdown()
 
 
 def farandole(*flags: str, steps: int) -> None:
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, "-c", PROGRAM]
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        "2",
+        *flags,
+        sys.executable,
+        "-c",
+        PROGRAM,
+    ]
     done = subprocess.run([*command, str(steps)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
@@ -167,7 +216,15 @@ def test_rank_0_of_a_job_writes_alone_and_tunes(tmp_path: Path) -> None:
         "--autotune-bayes-opt-max-samples",
         "2",
     ]
-    farandole("--timeline-filename", str(path), "--autotune", "--autotune-log-file", str(log), *few, steps=3000)
+    farandole(
+        "--timeline-filename",
+        str(path),
+        "--autotune",
+        "--autotune-log-file",
+        str(log),
+        *few,
+        steps=3000,
+    )
     assert sorted(tmp_path.iterdir()) == [log, path]
     rows = list(csv.DictReader(log.read_text().splitlines()))
     assert len(rows) in (1, 2, 3)  # as far as it came; at most 2 sizes and the best

@@ -24,9 +24,19 @@ def total(process_set: Any, value: float, name: str = "x") -> float:
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_sets_reduce_among_themselves(wire: str) -> None:
     def fn(rank: int) -> list[Any]:
-        even, odd = context.add_process_set([2, 0]), context.add_process_set(context.ProcessSet([1, 3]))
+        even, odd = (
+            context.add_process_set([2, 0]),
+            context.add_process_set(context.ProcessSet([1, 3])),
+        )
         mine = even if rank % 2 == 0 else odd
-        seen = [even.process_set_id, odd.process_set_id, even.ranks, mine.size(), mine.rank(), odd.included()]
+        seen = [
+            even.process_set_id,
+            odd.process_set_id,
+            even.ranks,
+            mine.size(),
+            mine.rank(),
+            odd.included(),
+        ]
         if rank == 0:  # the even ones go ahead while the odd ones do nothing
             seen.append(total(even, 1.0))
         elif rank == 2:
@@ -39,7 +49,8 @@ def test_sets_reduce_among_themselves(wire: str) -> None:
     results = job(4, fn, wire=wire, dynamic_process_sets=True)
     sets = {0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3]}
     assert results == [
-        [1, 2, [0, 2], 2, rank // 2, rank % 2 == 1, 4.0 if rank % 2 else 11.0, 4.0, sets] for rank in range(4)
+        [1, 2, [0, 2], 2, rank // 2, rank % 2 == 1, 4.0 if rank % 2 else 11.0, 4.0, sets]
+        for rank in range(4)
     ]
 
 
@@ -82,7 +93,10 @@ def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> No
         if rank == 0:
             return []
         array = np.zeros(rank, np.float32)
-        entry = Entry(Request("y", Kind.ALLREDUCE, DType.FLOAT32, (rank,)), Buffer(array, array, DType.FLOAT32))
+        entry = Entry(
+            Request("y", Kind.ALLREDUCE, DType.FLOAT32, (rank,)),
+            Buffer(array, array, DType.FLOAT32),
+        )
         with pytest.raises(MismatchError) as unlike:
             context.engine(mine).run([entry])
         if rank == 2:
@@ -120,16 +134,24 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
             context.add_process_set([1, 0])
         for bad in ([], [0, 0], [0, 3], [-1, 0]):
-            with pytest.raises(ValueError, match="a process set needs at least one rank, each once, from 0 to 2"):
+            with pytest.raises(
+                ValueError, match="a process set needs at least one rank, each once, from 0 to 2"
+            ):
                 context.add_process_set(bad)
-        with pytest.raises(ValueError, match="Process set does not exist or has not been registered"):
+        with pytest.raises(
+            ValueError, match="Process set does not exist or has not been registered"
+        ):
             context.ProcessSet([0]).size()
-        with pytest.raises(RequestError, match="Process set provided does not exist, or has not been registered"):
+        with pytest.raises(
+            RequestError, match="Process set provided does not exist, or has not been registered"
+        ):
             context.engine(context.ProcessSet([0]))
         if rank == 2:
             with pytest.raises(ValueError, match="Process is not part of provided process set"):
                 made.rank()
-            with pytest.raises(RequestError, match="Rank 2 is not a member of the provided process set"):
+            with pytest.raises(
+                RequestError, match="Rank 2 is not a member of the provided process set"
+            ):
                 context.engine(made)
 
     job(3, fn, dynamic_process_sets=True)
@@ -137,7 +159,9 @@ def test_what_is_refused() -> None:
 
 def test_ranks_that_mean_different_sets_are_told() -> None:
     def fn(rank: int) -> float:
-        with pytest.raises(ValueError, match="all ranks must add the same process sets in the same order"):
+        with pytest.raises(
+            ValueError, match="all ranks must add the same process sets in the same order"
+        ):
             context.add_process_set([0] if rank else [1])
         return total(context.global_process_set, 1.0)
 
@@ -157,9 +181,14 @@ def test_without_init_and_with_nonsense() -> None:
         context.add_process_set([0])
     with pytest.raises(NotInitializedError):
         context.global_process_set.size()
-    with pytest.raises(ValueError, match="either with a list of process ranks or with an mpi4py communicator"):
+    with pytest.raises(
+        ValueError, match="either with a list of process ranks or with an mpi4py communicator"
+    ):
         context.ProcessSet(3)
-    assert str(context.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+    assert (
+        str(context.ProcessSet([1, 0]))
+        == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+    )
 
 
 def test_a_set_does_not_outlive_the_stay_that_it_was_registered_in() -> None:
@@ -177,7 +206,8 @@ def test_static_sets_and_reinit_on_one_rank() -> None:
         mine = context.ProcessSet([0])
         with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
             context.init(process_sets=[mine])  # the same ranks as the set of all
-        assert not context.is_initialized()  # or the next init() would do nothing, and register nothing
+        # or the next init() would do nothing, and register nothing
+        assert not context.is_initialized()
         context.init(process_sets="dynamic")
         assert (context.rank(), context.size(), context.process_sets()) == (0, 1, {0: [0]})
         context.shutdown()
@@ -211,12 +241,19 @@ class Comm:
 
 
 def test_each_rank_gives_its_own_communicator() -> None:
-    """Made before ``init``, as in Horovod's example: its members are known by their ranks in the job."""
+    """Made before ``init``, as in Horovod's example: its members are known by their ranks in the
+    job.
+    """
 
     def fn(rank: int) -> list[Any]:
         parts = [2, 0] if rank % 2 == 0 else [1, 3]
         early = context.add_process_set(Comm(parts))
-        seen = [early.process_set_id, early.ranks, total(early, float(rank)), context.process_sets()]
+        seen = [
+            early.process_set_id,
+            early.ranks,
+            total(early, float(rank)),
+            context.process_sets(),
+        ]
         assert context.remove_process_set(early)
         assert early.process_set_id is None
         late = context.ProcessSet([0, 3])

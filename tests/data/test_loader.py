@@ -60,7 +60,9 @@ def _no_thread_is_left() -> Iterator[None]:
     assert loaders() == []
 
 
-@pytest.mark.parametrize("make", [Numbers, Ahead, lambda: Ahead(0), lambda: Ahead(1), lambda: Ahead(64, True)])
+@pytest.mark.parametrize(
+    "make", [Numbers, Ahead, lambda: Ahead(0), lambda: Ahead(1), lambda: Ahead(64, True)]
+)
 def test_epoch_after_epoch(make: Callable[[], Any]) -> None:
     loader = make()
     me = threading.current_thread().name

@@ -1,4 +1,6 @@
-"""The order over blocks, the same for any number of ranks and from any place on; and how many rows a step has."""
+"""The order over blocks, the same for any number of ranks and from any place on; and how many rows
+a step has.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def whole(order: Order, blocks: list[int]) -> list[int]:
     lanes = []
     for lane in range(order.lanes):
         pieces = order.pieces(lane)
-        lanes.append([int(starts[piece.block] + row) for piece in pieces for row in order.rows_of(piece)])
+        lanes.append(
+            [int(starts[piece.block] + row) for piece in pieces for row in order.rows_of(piece)]
+        )
     return [lanes[place % order.lanes][place // order.lanes] for place in range(order.rows)]
 
 
@@ -49,19 +53,26 @@ def test_ranks_take_turns_in_one_permutation(lanes: int) -> None:
             for rank in {0, 1, size - 1} & {*range(size)}:
                 assert taken(order, BLOCKS, begin, rank, size) == expected[begin + rank :: size]
     assert all(
-        expected[place] == sum(BLOCKS[:block]) + row for place in (0, 9, 56) for block, row in [order.find(place)]
+        expected[place] == sum(BLOCKS[:block]) + row
+        for place in (0, 9, 56)
+        for block, row in [order.find(place)]
     )
 
 
 def test_every_seed_and_epoch_has_its_own_order() -> None:
-    orders = [whole(Order(BLOCKS, 3, seed, epoch), BLOCKS) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1 << 40, 0))]
+    orders = [
+        whole(Order(BLOCKS, 3, seed, epoch), BLOCKS)
+        for seed, epoch in ((0, 0), (0, 1), (1, 0), (1 << 40, 0))
+    ]
     assert len({tuple(order) for order in orders}) == 4
     assert whole(Order(BLOCKS, 3, 0, 0), BLOCKS) == orders[0]
     assert whole(Order([7, 5], 4, 0, 0, shuffle=False), [7, 5]) == list(range(12))
 
 
 def test_the_order_is_the_same_tomorrow() -> None:
-    """Training that goes on with another version of numpy, or of this, goes on in the same order."""
+    """Training that goes on with another version of numpy, or of this, goes on in the same
+    order.
+    """
     order = [3, 10, 1, 11, 0, 9, 2, 8, 7, 14, 5, 15, 4, 13, 6, 12]
     assert whole(Order([4, 4, 4, 4], 2, seed=1, epoch=0), [4] * 4) == order
 
@@ -85,7 +96,9 @@ def test_what_is_read_ahead_fits_into_memory_too() -> None:
     assert ahead_for(threads=2, lanes=48, largest=16, memory=1000) == 14
     assert ahead_for(threads=2, lanes=1, largest=4, memory=1000) == 4
     assert ahead_for(threads=4, lanes=2, largest=250, memory=1000) == 2
-    assert ahead_for(threads=2, lanes=1, largest=5000, memory=1000) == 1, "reading goes on while training computes"
+    assert ahead_for(threads=2, lanes=1, largest=5000, memory=1000) == 1, (
+        "reading goes on while training computes"
+    )
     assert ahead_for(threads=0, lanes=1, largest=1, memory=1000) == 0
 
 
@@ -103,10 +116,16 @@ def test_all_ranks_have_equally_many_steps_and_each_row_once(size: int, batch: i
                 assert all(1 <= max(each.rows, 1) <= each.length for each in of_all)
                 assert deals[0].done(step + 1) - deals[0].done(step) == of_all[0].everybody
             total = sum(deal.rows for deal in deals)
-            assert total == deals[0].done(count) == (left // (batch * size) * batch * size if even == "drop" else left)
+            assert (
+                total
+                == deals[0].done(count)
+                == (left // (batch * size) * batch * size if even == "drop" else left)
+            )
             lengths = {deal[step].length for deal in deals for step in range(count)}
             if even != "exact":
                 assert lengths <= {batch}
             elif left >= size:
-                assert all(deal[step].rows == deal[step].length for deal in deals for step in range(count))
+                assert all(
+                    deal[step].rows == deal[step].length for deal in deals for step in range(count)
+                )
                 assert all(length <= batch + 1 for length in lengths)

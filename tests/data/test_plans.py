@@ -12,7 +12,9 @@ from farandole.data.spark import _How, _Written
 
 
 class Frame:
-    """As Spark Connect's: the server looks at the view each time it is asked, and a DataFrame keeps the answer."""
+    """As Spark Connect's: the server looks at the view each time it is asked, and a DataFrame keeps
+    the answer.
+    """
 
     def __init__(self, view: SimpleNamespace) -> None:
         self._view = view

@@ -59,7 +59,9 @@ def test_resuming_with_other_ranks_loses_and_repeats_nothing(
 
 
 @given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 8))
-def test_weighted_averages_over_ranks_are_those_of_one_process(length: int, size: int, batch: int) -> None:
+def test_weighted_averages_over_ranks_are_those_of_one_process(
+    length: int, size: int, batch: int
+) -> None:
     values = np.random.default_rng(0).normal(size=length)
     (alone,) = dealt(1, length)
     samplers = [DistributedSampler(length, size, rank, even="weights") for rank in range(size)]
@@ -67,8 +69,12 @@ def test_weighted_averages_over_ranks_are_those_of_one_process(length: int, size
     for number in range(-(-len(parts[0]) // batch)):
         own = slice(number * batch, (number + 1) * batch)
         weights = [sampler.weights(number, batch) for sampler in samplers]
-        assert all(len(weight) == len(part[own]) for weight, part in zip(weights, parts, strict=True))
-        averaged = np.mean([weight @ values[part[own]] for weight, part in zip(weights, parts, strict=True)])
+        assert all(
+            len(weight) == len(part[own]) for weight, part in zip(weights, parts, strict=True)
+        )
+        averaged = np.mean(
+            [weight @ values[part[own]] for weight, part in zip(weights, parts, strict=True)]
+        )
         whole = values[alone[number * batch * size : (number + 1) * batch * size]]
         assert np.isclose(averaged, whole.mean(), rtol=1e-5)
 
@@ -110,10 +116,17 @@ def test_the_elastic_one_begins_anew_at_set_epoch(one_of_two: list[tuple[int, in
     assert len(list(sampler)) == 5
 
 
-def test_the_elastic_one_counts_batches_whatever_their_number(one_of_two: list[tuple[int, int]]) -> None:
+def test_the_elastic_one_counts_batches_whatever_their_number(
+    one_of_two: list[tuple[int, int]],
+) -> None:
     """After resuming, some programs count on and others from 0."""
     sampler = ElasticSampler(range(15))
-    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (0, 2, 8, 16)
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (
+        0,
+        2,
+        8,
+        16,
+    )
     sampler.record_batch(0, 3)
     state = sampler.state_dict()
     sampler.record_batch(1, 3)
@@ -165,7 +178,9 @@ def test_the_job_says_who_we_are_when_iteration_begins(one_of_two: list[tuple[in
 def test_as_many_ranks_as_before_that_meet_anew_go_on_where_the_epoch_stood(
     one_of_two: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reset after hosts were only removed skips the sync, and the program reads the epoch from its beginning."""
+    """A reset after hosts were only removed skips the sync, and the program reads the epoch from
+    its beginning.
+    """
     sampler = ElasticSampler(12, shuffle=False)
     assert list(sampler) == [0, 2, 4, 6, 8, 10]
     sampler.record_batch(0, 2)  # 0 1 2 3
@@ -189,7 +204,10 @@ def test_before_init_there_is_no_rank() -> None:
         (lambda: DistributedSampler(3, 2, 2), "rank=2 must be from 0 to num_replicas - 1 = 1"),
         (lambda: DistributedSampler(-3, 2, 1), "must be a dataset or its length"),
         (lambda: ElasticSampler(3, even="odd"), "choose one of pad, drop, weights"),
-        (lambda: ElasticSampler(3).load_state_dict({"epoch": 0, "processed_num": 4}), "the dataset's 3 samples"),
+        (
+            lambda: ElasticSampler(3).load_state_dict({"epoch": 0, "processed_num": 4}),
+            "the dataset's 3 samples",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, says: str) -> None:
@@ -201,7 +219,9 @@ def test_a_torch_data_loader_takes_it() -> None:
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.arange(23))
     samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
-    loaders = [torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler) for sampler in samplers]
+    loaders = [
+        torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler) for sampler in samplers
+    ]
     assert [len(loader) for loader in loaders] == [3, 3]
     taken = [[int(value) for (batch,) in loader for value in batch] for loader in loaders]
     assert taken == [list(sampler) for sampler in samplers]

@@ -1,4 +1,6 @@
-"""What ``from_spark`` says of things that are no DataFrame of Spark. Its work is shown in tests/spark/test_local.py."""
+"""What ``from_spark`` says of things that are no DataFrame of Spark. Its work is shown in
+tests/spark/test_local.py.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,20 @@ from farandole.data import from_spark
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        ([1, 2], r"this is a list: give spark\.createDataFrame\(it\), or write it to Parquet and use from_parquet"),
+        (
+            [1, 2],
+            (
+                r"this is a list: give spark\.createDataFrame\(it\), or write it to Parquet and use"
+                r" from_parquet"
+            ),
+        ),
         (None, "this is a NoneType: give spark"),
         (
             "a.parquet",
-            r"this is a str: for files give spark\.read\.parquet\(path\), or use from_parquet\('a\.parquet'\)",
+            (
+                r"this is a str: for files give spark\.read\.parquet\(path\), or use"
+                r" from_parquet\('a\.parquet'\)"
+            ),
         ),
         (Path("a"), r"use from_parquet\('a'\)"),
         (SimpleNamespace(toDF=list), r"this is a types\.SimpleNamespace: give its toDF\(\)"),

@@ -1,4 +1,6 @@
-"""Stores: paths as Horovod's had them, contents, runs and what is kept of them, on a disk and elsewhere."""
+"""Stores: paths as Horovod's had them, contents, runs and what is kept of them, on a disk and
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,24 @@ def test_paths(tmp_path: Path) -> None:
     assert store.get_checkpoint_path("a") == f"{tmp_path}/runs/a"
     assert store.get_checkpoint_filename() == "checkpoint"
     assert store.get_logs_path("a") == f"{tmp_path}/runs/a/logs"
-    other = FilesystemStore("s3a://bucket/x", train_path="s3://t", save_runs=False, checkpoint_filename="c.pt")
+    other = FilesystemStore(
+        "s3a://bucket/x", train_path="s3://t", save_runs=False, checkpoint_filename="c.pt"
+    )
     assert other.prefix_path == "s3://bucket/x"
     assert (other.get_train_data_path(), other.get_runs_path()) == ("s3://t", "s3://bucket/x/runs")
-    assert (other.saving_runs(), other.get_checkpoint_path("a"), other.get_logs_path("a")) == (False, None, None)
+    assert (other.saving_runs(), other.get_checkpoint_path("a"), other.get_logs_path("a")) == (
+        False,
+        None,
+        None,
+    )
     assert other.get_checkpoint_filename() == "c.pt"
     for name in ("../a", "..", "", "*", "lr[12]"):
         with pytest.raises(DataError, match="is the name of a folder: letters"):
             store.get_run_path(name)
-    assert Store.create(str(tmp_path), runs_path=f"{tmp_path}/x/").get_run_path("a") == f"{tmp_path}/x/a"
+    assert (
+        Store.create(str(tmp_path), runs_path=f"{tmp_path}/x/").get_run_path("a")
+        == f"{tmp_path}/x/a"
+    )
     with pytest.raises(DataError, match="s3://b/runs is on another file system than the store, /"):
         Store.create(str(tmp_path), runs_path="s3://b/runs")
 
@@ -60,8 +71,10 @@ def test_contents_and_runs(store: Store) -> None:
         path = f"{store.get_run_path('one')}/epoch-{number}.ckpt"
         store.write_text(path, f"epoch {number}")
     assert [os.path.basename(path) for path in store.get_checkpoints("one")] == [
-        "epoch-1.ckpt", "epoch-9.ckpt", "epoch-10.ckpt",
-    ]  # fmt: skip
+        "epoch-1.ckpt",
+        "epoch-9.ckpt",
+        "epoch-10.ckpt",
+    ]
     there = cloudpickle.loads(cloudpickle.dumps(store))
     assert there.read(path) == b"epoch 10"
     store.write(path, b"new")
@@ -75,7 +88,9 @@ def test_contents_and_runs(store: Store) -> None:
         store.retain_checkpoints("one", 0)
 
 
-def test_files_and_folders_of_this_machine_are_copied_to_the_store(store: Store, tmp_path: Path) -> None:
+def test_files_and_folders_of_this_machine_are_copied_to_the_store(
+    store: Store, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine"
     (mine / "inner").mkdir(parents=True)
     (mine / "model.pt").write_bytes(b"weights")
@@ -84,7 +99,10 @@ def test_files_and_folders_of_this_machine_are_copied_to_the_store(store: Store,
     store.copy(str(mine / "model.pt"), f"{run}/model.pt")
     store.copy(str(mine), f"{run}/all", recursive=True)
     assert store.read(f"{run}/model.pt") == b"weights"
-    assert (store.read(f"{run}/all/model.pt"), store.read(f"{run}/all/inner/log")) == (b"weights", b"text")
+    assert (store.read(f"{run}/all/model.pt"), store.read(f"{run}/all/inner/log")) == (
+        b"weights",
+        b"text",
+    )
 
 
 def test_names_are_no_patterns(store: Store) -> None:
@@ -99,13 +117,18 @@ def test_names_are_no_patterns(store: Store) -> None:
     assert sorted(store.retain(0)) == ["lr1", "lr2"]
 
 
-@pytest.mark.parametrize("key", ["mtime", "LastModified", "last_modified", "updated", "created", "other"])
-def test_what_file_systems_call_the_time_of_a_file(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "key", ["mtime", "LastModified", "last_modified", "updated", "created", "other"]
+)
+def test_what_file_systems_call_the_time_of_a_file(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store.create(str(tmp_path))
     for name in ("a", "b"):
         store.write(f"{store.get_run_path(name)}/file", b"x")
     day = {
-        name: datetime.datetime(2026, 1, 3 - place, tzinfo=datetime.timezone.utc) for place, name in enumerate("ab", 1)
+        name: datetime.datetime(2026, 1, 3 - place, tzinfo=datetime.timezone.utc)
+        for place, name in enumerate("ab", 1)
     }
 
     def find(path: str, detail: bool) -> dict[str, Any]:
@@ -161,7 +184,8 @@ def test_hdfs_by_url_and_by_arguments() -> None:
     assert HDFSStore("/a/b", "name", 8020, runs_path="/c/").get_runs_path() == "hdfs://name:8020/c"
     assert HDFSStore("hdfs:///a").prefix_path == "hdfs:///a"
     with pytest.raises(
-        ValueError, match=r"Mismatched HDFS namespace for URL: hdfs://one/a\. Found one but expected two"
+        ValueError,
+        match=r"Mismatched HDFS namespace for URL: hdfs://one/a\. Found one but expected two",
     ):
         HDFSStore("hdfs://one/a", host="two")
     with pytest.raises(ValueError, match="Failed to parse path from URL: hdfs://one"):
@@ -174,7 +198,8 @@ def test_databricks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert store.get_checkpoint_path("a") == "/dbfs/tmp/x/runs/a"
     assert DBFSLocalStore("dbfs:/Volumes/a/b").prefix_path == "/Volumes/a/b"
     with pytest.raises(
-        ValueError, match="The provided path is not a DBFS path: /tmp/x, Please provide a path starting"
+        ValueError,
+        match="The provided path is not a DBFS path: /tmp/x, Please provide a path starting",
     ):
         DBFSLocalStore("/tmp/x")
     assert type(Store.create("dbfs:/tmp/x")) is FilesystemStore
@@ -185,5 +210,7 @@ def test_databricks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_that_is_missing_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(ImportError, match=r"a store needs fsspec, which cannot .*: pip install fsspec$"):
+    with pytest.raises(
+        ImportError, match=r"a store needs fsspec, which cannot .*: pip install fsspec$"
+    ):
         FilesystemStore("/tmp/x").exists("/tmp")

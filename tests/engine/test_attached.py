@@ -1,4 +1,6 @@
-"""Small tensors that travel with the messages: the same results as over the transport, without it."""
+"""Small tensors that travel with the messages: the same results as over the transport,
+without it.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,17 @@ def cases(rank: int) -> list[Entry]:
     for dtype in DType:
         for op in ops[1:3] if dtype is DType.BOOL else ops[: 4 if dtype is DType.INT64 else 5]:
             post = 0.75 if dtype.is_float else 1.0
-            found.append(entry(f"{dtype.value}.{op.name}", values(dtype, 9, rank), dtype, op=op, postscale=post))
-        found.append(entry(f"{dtype.value}.gathered", values(dtype, 5, rank), dtype, Kind.ALLGATHER))
-        found.append(entry(f"{dtype.value}.cast", values(dtype, 3, rank), dtype, Kind.BROADCAST, root=1))
+            found.append(
+                entry(
+                    f"{dtype.value}.{op.name}", values(dtype, 9, rank), dtype, op=op, postscale=post
+                )
+            )
+        found.append(
+            entry(f"{dtype.value}.gathered", values(dtype, 5, rank), dtype, Kind.ALLGATHER)
+        )
+        found.append(
+            entry(f"{dtype.value}.cast", values(dtype, 3, rank), dtype, Kind.BROADCAST, root=1)
+        )
     found.append(entry("empty", np.empty(0, np.float32), DType.FLOAT32))
     found.append(entry("barrier", np.empty(0, np.float32), DType.FLOAT32, Kind.BARRIER))
     return found
@@ -50,7 +60,11 @@ def cases(rank: int) -> list[Entry]:
 def bits(entries: Sequence[Entry], results: Sequence[Any]) -> list[bytes]:
     """Also of what an allgather returns, which stands in no buffer."""
     return [
-        result[0].tobytes() + repr(result[1]).encode() if result is not None else entry.buffer.out.tobytes()
+        (
+            result[0].tobytes() + repr(result[1]).encode()
+            if result is not None
+            else entry.buffer.out.tobytes()
+        )
         for entry, result in zip(entries, results, strict=True)
     ]
 
@@ -72,7 +86,11 @@ def test_results_have_the_bits_that_the_transport_gives(together: bool) -> None:
                 one.buffer.out[:] = 0
         assert by_turn[0] == by_turn[1] == by_turn[2]
         engine.shutdown()
-        return [bit for one, bit in zip(entries, by_turn[2], strict=True) if one.request.kind is not Kind.BARRIER]
+        return [
+            bit
+            for one, bit in zip(entries, by_turn[2], strict=True)
+            if one.request.kind is not Kind.BARRIER
+        ]
 
     first, *others = ranks(3, body)
     assert all(other == first for other in others)
@@ -85,7 +103,14 @@ def test_the_same_over_shared_memory_and_tcp() -> None:
         sums = []
         for step in range(20):
             array = np.full(1024, engine.rank + step, np.float32)
-            engine.run([Entry(Request("a", Kind.ALLREDUCE, shape=(1024,)), Buffer(array, array, DType.FLOAT32))])
+            engine.run(
+                [
+                    Entry(
+                        Request("a", Kind.ALLREDUCE, shape=(1024,)),
+                        Buffer(array, array, DType.FLOAT32),
+                    )
+                ]
+            )
             sums.append(float(array.mean()))
         assert counted.done == 1
         engine.shutdown()
@@ -106,7 +131,10 @@ def test_what_others_did_not_ask_for_in_the_same_round_goes_over_the_transport()
             handles = [engine.submit([each]) for each in pair[:1]]
             engine.run(pair[1:])
             handles[0].wait()
-            assert {each.request.name: each.buffer.out[0] for each in pair} == {"one": 3 * turn, "two": 6 * turn}
+            assert {each.request.name: each.buffer.out[0] for each in pair} == {
+                "one": 3 * turn,
+                "two": 6 * turn,
+            }
         engine.shutdown()
 
     ranks(3, body)
@@ -130,7 +158,9 @@ def test_large_ones_and_those_that_need_more_than_one_reduction_go_over_the_tran
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_rank_that_tells_its_tracers_attaches_nothing_and_all_go_the_same_way(ended: bool) -> None:
+def test_a_rank_that_tells_its_tracers_attaches_nothing_and_all_go_the_same_way(
+    ended: bool,
+) -> None:
     class Tracer(Observer):
         def settled(self, asked: Any, since: Any, agreed: Any, failed: Any) -> None:
             """It hears every round."""
@@ -141,7 +171,14 @@ def test_a_rank_that_tells_its_tracers_attaches_nothing_and_all_go_the_same_way(
         engine = Engine(counted, Settings(), [tracer] if engine_of_zero(transport) else [])  # type: ignore[arg-type]
         for turn in range(6):
             array = np.full(4, turn, np.float32)
-            engine.run([Entry(Request("a", Kind.ALLREDUCE, shape=(4,)), Buffer(array, array, DType.FLOAT32))])
+            engine.run(
+                [
+                    Entry(
+                        Request("a", Kind.ALLREDUCE, shape=(4,)),
+                        Buffer(array, array, DType.FLOAT32),
+                    )
+                ]
+            )
             assert array[0] == 2 * turn
             if ended and turn == 2 and engine.rank == 0:
                 engine.observers.remove(tracer)
@@ -166,5 +203,9 @@ def test_ranks_are_in_step_when_all_but_the_elements_is_the_same() -> None:
     assert not wire.in_step([message(1, 5), b""])
     assert wire.signatures(message(1, 5)) == wire.signatures(message(1, 6, None))
     two = wire.encode([(1, 5), (2, 6)], [], elements=b"z" * 16)
-    assert wire.decode(two) == wire.decode(wire.without_note(two)[0]) == wire.Message(False, [(1, 5), (2, 6)], [])
+    assert (
+        wire.decode(two)
+        == wire.decode(wire.without_note(two)[0])
+        == wire.Message(False, [(1, 5), (2, 6)], [])
+    )
     assert two[wire.elements_at(2) :] == b"z" * 16

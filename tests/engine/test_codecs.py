@@ -1,4 +1,6 @@
-"""Codecs in the engine: agreed upon like the operation, never mixed with others, and added by anybody."""
+"""Codecs in the engine: agreed upon like the operation, never mixed with others, and added by
+anybody.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Rounding:
         for part in parts:
             small = np.rint(part.buffer.data).astype(np.int8)
             received = np.empty(transport.size * len(small), np.int8)
-            transport.allgather(small.view(np.uint8), received.view(np.uint8), [len(small)] * transport.size)
+            transport.allgather(
+                small.view(np.uint8), received.view(np.uint8), [len(small)] * transport.size
+            )
             part.buffer.out[:] = received.reshape(transport.size, -1).sum(axis=0) * scale
             self.sent += len(small) * (transport.size - 1)
 
@@ -39,9 +43,14 @@ class Rounding:
 
 
 def entry(
-    name: str, array: np.ndarray[Any, Any], codec: Any, op: ReduceOp = ReduceOp.SUM, spec: str | None = None,
-    out: Any = None, **group: Any,
-) -> Entry:  # fmt: skip
+    name: str,
+    array: np.ndarray[Any, Any],
+    codec: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    spec: str | None = None,
+    out: Any = None,
+    **group: Any,
+) -> Entry:
     dtype = DType(array.dtype.name)
     named = (codec.spec if codec else "") if spec is None else spec
     request = Request(name, Kind.ALLREDUCE, dtype, array.shape, op, codec=named, **group)
@@ -57,11 +66,19 @@ def test_a_codec_runs_where_ranks_have_agreed_on_it_and_touches_nothing_else() -
             handles = [
                 engine.submit([entry("plain", plain, None)]),
                 engine.submit([entry("coded", coded, codec, ReduceOp.AVERAGE)]),
-                engine.submit([
-                    entry("g_1of2", other, codec, group="g", group_size=2),
-                    entry("g_2of2", flags := np.array([0.5], np.float32), None, group="g", group_size=2),
-                ]),
-            ]  # fmt: skip
+                engine.submit(
+                    [
+                        entry("g_1of2", other, codec, group="g", group_size=2),
+                        entry(
+                            "g_2of2",
+                            flags := np.array([0.5], np.float32),
+                            None,
+                            group="g",
+                            group_size=2,
+                        ),
+                    ]
+                ),
+            ]
             for handle in handles:
                 handle.wait()
             assert plain.tolist() == [3 * (0.25 + turn)] * 5
@@ -87,13 +104,14 @@ def test_ranks_with_different_codecs_are_told_who_has_which() -> None:
         spec = ("topk:0.1", "", "topk:0.1", "onebit")[engine.rank]
         with pytest.raises(HorovodInternalError) as error:
             engine.run([entry("grad", np.ones(3, np.float32), None, spec=spec)])
-        engine.run([entry("after", after := np.ones(2, np.float32), Rounding())])  # the engine goes on
+        # the engine goes on
+        engine.run([entry("after", after := np.ones(2, np.float32), Rounding())])
         assert after.tolist() == [4, 4]
         return str(error.value)
 
     assert set(engines(4, body)) == {
-        "Mismatched codecs: ranks 0, 2 'topk:0.1' and rank 1 none and rank 3 'onebit'. Give all ranks the same codec. "
-        "(tensor: grad)"
+        "Mismatched codecs: ranks 0, 2 'topk:0.1' and rank 1 none and rank 3 'onebit'. Give all"
+        " ranks the same codec. (tensor: grad)"
     }
 
 
@@ -117,10 +135,17 @@ def test_what_has_a_codec_is_fused_with_its_own_group_alone() -> None:
     def response(name: str, codec: str, members: int = 1) -> Response:
         names = tuple(f"{name}{number}" for number in range(members))
         return Response(
-            Kind.ALLREDUCE, names, tuple(Request(each, Kind.ALLREDUCE, shape=(2,), codec=codec) for each in names)
+            Kind.ALLREDUCE,
+            names,
+            tuple(Request(each, Kind.ALLREDUCE, shape=(2,), codec=codec) for each in names),
         )
 
-    responses = [response("a", ""), response("b", "int8"), response("c", "int8", 2), response("d", "")]
+    responses = [
+        response("a", ""),
+        response("b", "int8"),
+        response("c", "int8", 2),
+        response("d", ""),
+    ]
     units = plan(responses, lambda name: None, 1 << 20)
     assert [unit.names for unit in units] == [("a0", "d0"), ("b0",), ("c0", "c1")]
 
@@ -141,7 +166,9 @@ def test_a_codec_of_another_distribution_is_found_also_by_a_rank_that_has_joined
         if engine.rank:
             engine.run([entry("g", array, codec("rounding"))])
         none = np.empty(0, np.uint8)
-        engine.run([Entry(Request("join", Kind.JOIN, DType.UINT8), Buffer(none, none, DType.UINT8))])
+        engine.run(
+            [Entry(Request("join", Kind.JOIN, DType.UINT8), Buffer(none, none, DType.UINT8))]
+        )
         return list(map(float, array))
 
     assert engines(3, body)[1:] == [[6.0, 6.0]] * 2

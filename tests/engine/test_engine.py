@@ -24,9 +24,13 @@ from tests.pool import procs, ranks
 SIZES = [1, 2, 3, 4]
 
 
-def entry(name: str, array: np.ndarray, kind: Kind = Kind.ALLREDUCE, serial: int = 0, **kwargs: Any) -> Entry:
+def entry(
+    name: str, array: np.ndarray, kind: Kind = Kind.ALLREDUCE, serial: int = 0, **kwargs: Any
+) -> Entry:
     flat, dtype = array.reshape(-1), DType(str(array.dtype))
-    return Entry(Request(name, kind, dtype, array.shape, **kwargs), Buffer(flat, flat, dtype), serial)
+    return Entry(
+        Request(name, kind, dtype, array.shape, **kwargs), Buffer(flat, flat, dtype), serial
+    )
 
 
 def engines(n: int, fn: Callable[[Engine], Any], wire: Any = ranks, **settings: Any) -> list[Any]:
@@ -53,7 +57,9 @@ def test_a_hundred_handles_in_different_orders(n: int) -> None:
     def body(engine: Engine) -> None:
         shuffled = random.Random(engine.rank)
         for turn in range(3):  # new names, known names, remembered decisions
-            tensors = {f"t{i}": np.full(i % 7, i + engine.rank + turn, np.float32) for i in range(100)}
+            tensors = {
+                f"t{i}": np.full(i % 7, i + engine.rank + turn, np.float32) for i in range(100)
+            }
             names = shuffled.sample(sorted(tensors), len(tensors))
             handles = {name: engine.submit([entry(name, tensors[name])]) for name in names}
             for name in shuffled.sample(names, len(names)):
@@ -65,7 +71,9 @@ def test_a_hundred_handles_in_different_orders(n: int) -> None:
     engines(n, body)
 
 
-def test_ranks_that_call_different_collectives_are_told_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_call_different_collectives_are_told_on_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("farandole.engine.engine._PATIENCE", 0.0)
     monkeypatch.setattr("farandole.engine.engine._TICK", 0.01)
 
@@ -76,11 +84,26 @@ def test_ranks_that_call_different_collectives_are_told_on_all_of_them(monkeypat
             label = "noname" if serial else "w"
             for turn in range(2):  # with requests in full, and by number
                 verb = verbs[(engine.rank + turn) % 3 if serial else engine.rank]
-                with pytest.raises(MismatchError, match=f"did an [A-Z]*, but another rank did an [A-Z]*. {text}"):
-                    engine.run([entry(f"{verb}.{label}", one.copy(), Kind[verb.upper()], serial and serial + turn)])
-        handles = [engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])]) for verb in verbs[engine.rank :]]
+                with pytest.raises(
+                    MismatchError, match=f"did an [A-Z]*, but another rank did an [A-Z]*. {text}"
+                ):
+                    engine.run(
+                        [
+                            entry(
+                                f"{verb}.{label}",
+                                one.copy(),
+                                Kind[verb.upper()],
+                                serial and serial + turn,
+                            )
+                        ]
+                    )
+        handles = [
+            engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])])
+            for verb in verbs[engine.rank :]
+        ]
         handles += [
-            engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])]) for verb in verbs[: engine.rank]
+            engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])])
+            for verb in verbs[: engine.rank]
         ]
         for handle in handles:
             handle.wait()
@@ -94,7 +117,9 @@ def test_the_same_over_shared_memory_between_processes() -> None:
         for step in range(30):
             tensors = [np.full(1000, engine.rank + step, np.float32) for _ in range(20)]
             order = random.Random(engine.rank * 1000 + step).sample(range(20), 20)
-            handles = [engine.submit([entry(f"g{i}", tensors[i], op=ReduceOp.AVERAGE)]) for i in order]
+            handles = [
+                engine.submit([entry(f"g{i}", tensors[i], op=ReduceOp.AVERAGE)]) for i in order
+            ]
             for handle in handles:
                 handle.wait()
             total += sum(float(tensor.sum()) for tensor in tensors)
@@ -189,7 +214,9 @@ def test_a_name_in_use_is_refused_and_nothing_of_the_group_is_queued() -> None:
         if engine.rank == 0:
             first = engine.submit([entry("a", np.ones(2, np.float32))])
             with pytest.raises(HorovodInternalError, match="same name as another tensor"):
-                engine.submit([entry("b", np.ones(2, np.float32)), entry("a", np.ones(2, np.float32))])
+                engine.submit(
+                    [entry("b", np.ones(2, np.float32)), entry("a", np.ones(2, np.float32))]
+                )
             second = engine.submit([entry("b", np.ones(2, np.float32))])
         else:
             first, second = (engine.submit([entry(name, np.ones(2, np.float32))]) for name in "ab")
@@ -216,7 +243,9 @@ def test_several_threads_submit_at_once() -> None:
     engines(2, body)
 
 
-@pytest.mark.parametrize("settings", [{"cache_capacity": 0}, {"cache_capacity": 3}, {"fusion_threshold": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"cache_capacity": 0}, {"cache_capacity": 3}, {"fusion_threshold": 0}]
+)
 def test_small_caches_and_no_fusion_change_nothing(settings: dict[str, int]) -> None:
     def body(engine: Engine) -> None:
         for _ in range(5):
@@ -244,7 +273,10 @@ def test_one_rank_leaves_and_the_others_are_told() -> None:
         return str(caught.value)
 
     texts = ranks(3, body)
-    assert all("Rank 0 shut down or ended while rank" in text and "waited for a" in text for text in texts[1:])
+    assert all(
+        "Rank 0 shut down or ended while rank" in text and "waited for a" in text
+        for text in texts[1:]
+    )
 
 
 def test_shutdown_fails_what_is_in_flight_here() -> None:
@@ -290,7 +322,9 @@ def test_a_stalled_rank_ends_the_job_after_the_limit() -> None:
             if engine.rank == 1:
                 release.wait(60)
                 return -1
-            with pytest.raises(PeerLostError, match=r"rank 1 stayed away from grad for more than 0\.8 s") as caught:
+            with pytest.raises(
+                PeerLostError, match=r"rank 1 stayed away from grad for more than 0\.8 s"
+            ) as caught:
                 engine.run([entry("grad", np.ones(2, np.float32))])
             return caught.value.rank
         finally:
@@ -367,7 +401,9 @@ def test_a_synchronous_collective_needs_no_other_thread() -> None:
         assert seen == {f"rank {rank}"}
 
 
-def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def body(transport: Any) -> str:
         engine = Engine(transport, Settings())
         meet(engine)
@@ -382,7 +418,9 @@ def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(monkeypatc
         engine.shutdown()
         return str(caught.value)
 
-    assert all("rank 1 failed inside a collective: MemoryError: no room" in text for text in ranks(2, body))
+    assert all(
+        "rank 1 failed inside a collective: MemoryError: no room" in text for text in ranks(2, body)
+    )
 
 
 @pytest.mark.parametrize("present", [False, True])
@@ -406,7 +444,12 @@ def test_ranks_run_out_of_data_one_after_the_other(present: bool) -> None:
                         ReduceOp.PRODUCT: np.prod(values),
                     }[op]
                     want = np.asarray(expected).astype(dtype)
-                    assert np.allclose(array.astype(float), float(want), rtol=1e-3), (step, op, dtype, array)
+                    assert np.allclose(array.astype(float), float(want), rtol=1e-3), (
+                        step,
+                        op,
+                        dtype,
+                        array,
+                    )
         (last,) = engine.run([entry("join", np.zeros(0, np.uint8), Kind.JOIN)])
         return last
 
@@ -416,7 +459,9 @@ def test_ranks_run_out_of_data_one_after_the_other(present: bool) -> None:
 def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 1 has asked for "both" already; rank 0 asks for it while its background thread waits for "alone"."""
+    """Rank 1 has asked for "both" already; rank 0 asks for it while its background thread waits for
+    "alone".
+    """
 
     def body(engine: Engine) -> float:
         if engine.rank:
@@ -425,7 +470,8 @@ def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_f
             return 0.0
         handle = engine.submit([entry("alone", np.ones(2, np.float32))])
         until(
-            lambda: "alone" in engine._rounds.waiting and not engine._posted, "a round in which rank 1 asks for another"
+            lambda: "alone" in engine._rounds.waiting and not engine._posted,
+            "a round in which rank 1 asks for another",
         )
         time.sleep(0.01)  # the background thread goes to sleep
         start = time.monotonic()

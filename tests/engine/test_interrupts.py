@@ -1,4 +1,6 @@
-"""A signal's exception goes to the program; ranks go on where they can, or all end with the cause."""
+"""A signal's exception goes to the program; ranks go on where they can, or all end with the
+cause.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def summed(engine: Engine, name: str, value: float, count: int = 4) -> float:
 
 @pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_in_the_middle_of_a_collective_it_ends_those_of_all_ranks(error: type[BaseException], times: int) -> None:
+def test_in_the_middle_of_a_collective_it_ends_those_of_all_ranks(
+    error: type[BaseException], times: int
+) -> None:
     def body(transport: Any) -> str:
         engine = Engine(transport, Settings())
         for _ in range(times):
@@ -147,8 +151,9 @@ class Handled(BaseException):
 
 
 class Places:
-    """Raises at one of the places at which Python runs handlers of signals: behind calls, where functions begin, and
-    where loops begin anew. A tracer for ``sys.settrace``."""
+    """Raises at one of the places at which Python runs handlers of signals: behind calls, where
+    functions begin, and where loops begin anew. A tracer for ``sys.settrace``.
+    """
 
     def __init__(self, number: int) -> None:
         self.left, self.at = number, ""
@@ -188,7 +193,9 @@ def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int
     def body(transport: Any, places: Places, asked: threading.Event) -> str:
         engine = Engine(transport, Settings())
         flat = np.ones(4, np.float32)
-        entry = Entry(Request("a", Kind.ALLREDUCE, DType.FLOAT32, (4,)), Buffer(flat, flat, DType.FLOAT32))
+        entry = Entry(
+            Request("a", Kind.ALLREDUCE, DType.FLOAT32, (4,)), Buffer(flat, flat, DType.FLOAT32)
+        )
         try:
             for _ in range(times):
                 summed(engine, "a", 1)
@@ -225,7 +232,9 @@ def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int
         if not places.at:
             assert number > 30
             return
-        assert told == ["", ""] or all("rank 0 was interrupted inside a collective" in each for each in told), places.at
+        assert told == ["", ""] or all(
+            "rank 0 was interrupted inside a collective" in each for each in told
+        ), places.at
 
 
 def test_a_handle_that_was_interrupted_when_it_was_nearly_done_is_done_when_it_fails() -> None:

@@ -95,7 +95,12 @@ def test_fusion_keeps_apart_what_differs() -> None:
 
 def test_a_group_stays_together_beyond_the_threshold_but_not_across_types_and_operations() -> None:
     base = Request("g", Kind.ALLREDUCE, shape=(100,), group="g", group_size=4)
-    own = {"w": base._replace(op=ReduceOp.MIN), "x": base, "y": base._replace(dtype=DType.INT32), "z": base}
+    own = {
+        "w": base._replace(op=ReduceOp.MIN),
+        "x": base,
+        "y": base._replace(dtype=DType.INT32),
+        "z": base,
+    }
     units = plan([Response(Kind.ALLREDUCE, tuple(own), tuple(own.values()))], own.__getitem__, 10)
     assert [unit.names for unit in units] == [("w",), ("x", "z"), ("y",)]
 
@@ -110,21 +115,44 @@ def test_a_group_stays_together_beyond_the_threshold_but_not_across_types_and_op
         (ReduceOp.PRODUCT, 2.0, 1.0, (ReduceOp.PRODUCT, 8.0)),
     ],
 )
-def test_factors_fold_into_one(op: ReduceOp, pre: float, post: float, expected: tuple[ReduceOp, float]) -> None:
-    assert reduction(Request("x", Kind.ALLREDUCE, op=op, prescale=pre, postscale=post), 3, 3) == expected
+def test_factors_fold_into_one(
+    op: ReduceOp, pre: float, post: float, expected: tuple[ReduceOp, float]
+) -> None:
+    assert (
+        reduction(Request("x", Kind.ALLREDUCE, op=op, prescale=pre, postscale=post), 3, 3)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (Request("x", Kind.BROADCAST, root=5), "broadcast received invalid root rank 5 for provided process set"),
-        (Request("x", Kind.ALLGATHER), "Process-set rank zero tried to ALLGATHER a rank-zero tensor."),
-        (Request("x", Kind.ALLTOALL, shape=(3,)), "splits not provided, but first dimension of tensor is not an even"),
-        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(3,)), "Number of entries in splits does not equal number"),
-        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(3, 1)), "Sum of splits entries is greater than the first"),
+        (
+            Request("x", Kind.BROADCAST, root=5),
+            "broadcast received invalid root rank 5 for provided process set",
+        ),
+        (
+            Request("x", Kind.ALLGATHER),
+            "Process-set rank zero tried to ALLGATHER a rank-zero tensor.",
+        ),
+        (
+            Request("x", Kind.ALLTOALL, shape=(3,)),
+            "splits not provided, but first dimension of tensor is not an even",
+        ),
+        (
+            Request("x", Kind.ALLTOALL, shape=(3,), splits=(3,)),
+            "Number of entries in splits does not equal number",
+        ),
+        (
+            Request("x", Kind.ALLTOALL, shape=(3,), splits=(3, 1)),
+            "Sum of splits entries is greater than the first",
+        ),
         (Request("x", Kind.ALLTOALL, shape=(3,), splits=(1, 1)), "1 rows would be lost"),
         (Request("x", Kind.ALLTOALL, shape=(3,), splits=(4, -1)), "splits must not be negative"),
-        (Request("x", Kind.REDUCESCATTER, shape=(3,), op=ReduceOp.MAX), "only supports AVERAGE and SUM"),
+        (
+            Request("x", Kind.REDUCESCATTER, shape=(3,), op=ReduceOp.MAX),
+            "only supports AVERAGE and SUM",
+        ),
         (
             Request("x", Kind.ALLREDUCE, DType.BOOL, (3,), ReduceOp.AVERAGE),
             "averages and multiples of bool",
@@ -139,17 +167,31 @@ def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:
 def test_what_is_on_two_devices_runs_as_two() -> None:
     def members(kind: Kind) -> dict[str, Request]:
         devices = ["CPU", "GPU", "CPU"]
-        return {name: Request(name, kind, device=device) for name, device in zip("abc", devices, strict=True)}
+        return {
+            name: Request(name, kind, device=device)
+            for name, device in zip("abc", devices, strict=True)
+        }
 
     own = members(Kind.ALLREDUCE)
-    units = plan([Response(Kind.ALLREDUCE, tuple(own), tuple(own.values()))], own.__getitem__, 1 << 20)
+    units = plan(
+        [Response(Kind.ALLREDUCE, tuple(own), tuple(own.values()))], own.__getitem__, 1 << 20
+    )
     assert [unit.names for unit in units] == [("a", "c"), ("b",)]
     own = members(Kind.ALLGATHER)
     parts = ((1, 2), (3, 4), (5, 6))
-    units = plan([Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), parts)], own.__getitem__, 1 << 20)
-    assert [(unit.names, unit.parts) for unit in units] == [(("a", "c"), ((1, 2), (5, 6))), (("b",), ((3, 4),))]
+    units = plan(
+        [Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), parts)], own.__getitem__, 1 << 20
+    )
+    assert [(unit.names, unit.parts) for unit in units] == [
+        (("a", "c"), ((1, 2), (5, 6))),
+        (("b",), ((3, 4),)),
+    ]
     assert all(len({request.device for request in unit.requests}) == 1 for unit in units)
-    failed = plan([Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), (), "no")], own.__getitem__, 1 << 20)
+    failed = plan(
+        [Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), (), "no")],
+        own.__getitem__,
+        1 << 20,
+    )
     assert [unit.names for unit in failed] == [("a", "b", "c")]
 
 

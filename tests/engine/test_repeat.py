@@ -1,5 +1,6 @@
-"""What all ranks ask for again, each alone, runs without a queue and a decision; and like anything else as soon as
-anything is different."""
+"""What all ranks ask for again, each alone, runs without a queue and a decision; and like anything
+else as soon as anything is different.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +16,25 @@ from farandole.config import Settings
 from farandole.contracts import Observer, Waiting
 from farandole.engine import Engine, Entry
 from farandole.engine import engine as module
-from farandole.errors import DUPLICATE_NAME, HorovodInternalError, RequestError, ShutDownError, StalledError
+from farandole.errors import (
+    DUPLICATE_NAME,
+    HorovodInternalError,
+    RequestError,
+    ShutDownError,
+    StalledError,
+)
 from farandole.types import Buffer, DType, Kind, Request, Sizes
 from tests.kits.worlds import until
 from tests.pool import ranks
 
 
-def entry(name: str, value: float, kind: Kind = Kind.ALLREDUCE, serial: int = 0, count: int = 4) -> Entry:
+def entry(
+    name: str, value: float, kind: Kind = Kind.ALLREDUCE, serial: int = 0, count: int = 4
+) -> Entry:
     flat = np.full(count, value, np.float32)
-    return Entry(Request(name, kind, DType.FLOAT32, (count,)), Buffer(flat, flat, DType.FLOAT32), serial)
+    return Entry(
+        Request(name, kind, DType.FLOAT32, (count,)), Buffer(flat, flat, DType.FLOAT32), serial
+    )
 
 
 def summed(engine: Engine, name: str, value: float, serial: int = 0, count: int = 4) -> float:
@@ -64,7 +75,9 @@ def test_from_the_third_time_on_nothing_is_decided(n: int, count: int) -> None:
         decisions = Decisions(engine)
         for step in range(10):
             assert summed(engine, "a", engine.rank + step, count=count) == sum(range(n)) + n * step
-            assert summed(engine, "unnamed", engine.rank, serial=step + 1, count=count) == sum(range(n))
+            assert summed(engine, "unnamed", engine.rank, serial=step + 1, count=count) == sum(
+                range(n)
+            )
         return decisions.made
 
     assert engines(n, body) == [4] * n

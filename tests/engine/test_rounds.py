@@ -18,7 +18,12 @@ from farandole.types import Buffer, DType, Kind, Request, Sizes
 def item(name: str, serial: int = 0, count: int = 4) -> Item:
     data = np.zeros(count, np.float32)
     request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (count,))
-    return Item(Entry(request, Buffer(data, data, DType.FLOAT32), serial), Handle(1, lambda handle: None), 0, 0.0)
+    return Item(
+        Entry(request, Buffer(data, data, DType.FLOAT32), serial),
+        Handle(1, lambda handle: None),
+        0,
+        0.0,
+    )
 
 
 def no_stand_in(name: str, request: Request) -> Any:
@@ -63,7 +68,9 @@ def test_what_some_ask_for_waits_for_the_others() -> None:
     assert [list(each.waiting) for each in ranks] == [["a"], ["b"]]
     assert ranks[0].missing() == {"a": (1,), "b": (0,)}
     decisions = round_of(ranks, [[item("b")], [item("a")]])
-    assert [sorted(entry.entry.name for entry in decision.items) for decision in decisions] == [["a", "b"]] * 2
+    assert [sorted(entry.entry.name for entry in decision.items) for decision in decisions] == [
+        ["a", "b"]
+    ] * 2
     assert not any(each.waiting for each in ranks)
 
 
@@ -114,6 +121,8 @@ def test_a_rank_that_has_left_is_told_with_what_waits() -> None:
     ranks = crew(2)
     batch = [item("loss")]
     messages = [ranks[0].message(batch), wire.encode([], [], shutdown=True)]
-    with pytest.raises(ShutDownError, match=r"Rank 1 shut down or ended while rank 0 waited for .*loss"):
+    with pytest.raises(
+        ShutDownError, match=r"Rank 1 shut down or ended while rank 0 waited for .*loss"
+    ):
         ranks[0].decide(messages, batch)
     assert list(ranks[0].waiting) == ["loss"]

@@ -1,9 +1,9 @@
 """Runs every test, two environments at a time: ``python -m tests.environments [NAME ...]``.
 
-``main`` is this interpreter, for all that needs no other environment. ``NAME.txt`` beside this file pins what another
-one holds; its line ``# tests:`` says what is run there. An environment is built once per content of its pins, beside
-others of its kind in FARANDOLE_ENVIRONMENTS (by default a folder in the user's cache), so that clones share it.
-Farandole itself is taken from this checkout.
+``main`` is this interpreter, for all that needs no other environment. ``NAME.txt`` beside this file
+pins what another one holds; its line ``# tests:`` says what is run there. An environment is built
+once per content of its pins, beside others of its kind in FARANDOLE_ENVIRONMENTS (by default a
+folder in the user's cache), so that clones share it. Farandole itself is taken from this checkout.
 """
 
 from __future__ import annotations
@@ -24,19 +24,30 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 # What every environment has: Farandole's own dependencies, and what tests are run with.
 COMMON = ("cloudpickle>=2.2", "psutil>=5.9", "rich>=13", "pytest>=8", "pytest-timeout>=2.3")
-DEFAULT_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farandole" / "environments"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+DEFAULT_HOME = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farandole" / "environments"
+)
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 MAIN = "main"
-# Tests wait for processes more than they compute: two environments at once take little longer than one.
+# Tests wait for processes more than they compute: two environments at once take little longer than
+# one.
 AT_ONCE = 2
-# Failures with their cause in the closing summary, and the lines there of an error, or of what a test printed.
+# Failures with their cause in the closing summary, and the lines there of an error, or of what a
+# test printed.
 SHOWN, MOST = 10, 20
 
 
 def names() -> list[str]:
-    """In the order in which they begin, the longest first: the largest one is built while ``main`` is tested."""
+    """In the order in which they begin, the longest first: the largest one is built while ``main``
+    is tested.
+    """
     largest, *others = sorted(HERE.glob("*.txt"), key=lambda path: (-len(pins(path)), path.stem))
     return [largest.stem, MAIN, *(path.stem for path in others)]
 
@@ -46,7 +57,9 @@ def pins(path: Path) -> list[str]:
 
 
 def paths(name: str) -> list[str]:
-    """What is run in an environment: those of its paths that are there. Of ``main`` all that can be imported."""
+    """What is run in an environment: those of its paths that are there. Of ``main`` all that can be
+    imported.
+    """
     if name == MAIN:
         return []
     found = re.search(r"^# tests: (.+)$", (HERE / f"{name}.txt").read_text(), re.M)
@@ -80,13 +93,20 @@ def python_of(name: str) -> Path:
 
 
 def run(name: str) -> tuple[int, list[str]]:
-    """Run the tests of an environment: pytest's exit code, and what closes them: skipped, failed and why, the count."""
+    """Run the tests of an environment: pytest's exit code, and what closes them: skipped, failed
+    and why, the count.
+    """
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
     own = {} if name == MAIN else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     command = [str(python_of(name)), "-m", "pytest", "-p", "no:cacheprovider", *paths(name)]
     say(name, f"pytest {' '.join(paths(name))}")
     process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **own}, text=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+        command,
+        cwd=ROOT,
+        env={**os.environ, **own},
+        text=True,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     )
     lines = []
     for line in process.stdout or ():
@@ -96,14 +116,24 @@ def run(name: str) -> tuple[int, list[str]]:
     closing = [line for line in lines if line.startswith(("FAILED", "ERROR "))]
     counts = [line for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)][-1:]
     skipped = [line for line in lines if line.startswith("SKIPPED")]
-    return code, [*skipped, *causes(lines), *closing, *(counts or lines[-MOST:] or ["no tests ran"])]
+    return code, [
+        *skipped,
+        *causes(lines),
+        *closing,
+        *(counts or lines[-MOST:] or ["no tests ran"]),
+    ]
 
 
 def causes(lines: Sequence[str]) -> list[str]:
-    """What pytest says of the errors of the first failed tests, and the end of what these printed."""
+    """What pytest says of the errors of the first failed tests, and the end of what these
+    printed.
+    """
     found: list[str] = []
     for title, report in list(reports(lines))[:SHOWN]:
-        printed = next((at for at, line in enumerate(report) if re.match(r"-+ Captured .+ -+$", line)), len(report))
+        printed = next(
+            (at for at, line in enumerate(report) if re.match(r"-+ Captured .+ -+$", line)),
+            len(report),
+        )
         errors = [line for line in report[:printed] if re.match(r"E  |\S+:\d+: ", line)]
         found += [f"{title}:", *ends(errors), *report[printed:][-MOST:]]
     return found
@@ -111,7 +141,10 @@ def causes(lines: Sequence[str]) -> list[str]:
 
 def reports(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Title and lines of each failure in pytest's output."""
-    begin = next((index for index, line in enumerate(lines) if re.match(r"=+ (FAILURES|ERRORS) =+$", line)), len(lines))
+    begin = next(
+        (index for index, line in enumerate(lines) if re.match(r"=+ (FAILURES|ERRORS) =+$", line)),
+        len(lines),
+    )
     title, report = "", []
     for line in lines[begin:]:
         next_title = re.match(r"_{3,} (.+) _{3,}$", line)
@@ -136,12 +169,16 @@ def say(name: str, line: str) -> None:
 def main(wanted: Sequence[str]) -> int:
     unknown = set(wanted) - set(names())
     if unknown:
-        print(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(names())}", file=sys.stderr)
+        print(
+            f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(names())}",
+            file=sys.stderr,
+        )
         return 2
     chosen = wanted or names()
     with ThreadPoolExecutor(AT_ONCE) as lanes:
         results = dict(zip(chosen, lanes.map(run, chosen), strict=True))
-    for name, (code, closing) in sorted(results.items(), key=lambda item: item[1][0] != 0):  # failures stand last
+    # failures stand last
+    for name, (code, closing) in sorted(results.items(), key=lambda item: item[1][0] != 0):
         print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
         print("\n".join(f"  {line}" for line in closing))
     return int(any(code for code, _ in results.values()))

@@ -29,9 +29,15 @@ def test_third(): ...
 def test_the_error_of_each_failed_test_is_told_and_what_it_printed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-ra", "test_it.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
     found = causes(done.stdout.splitlines())
-    assert found[:3] == ["ERROR at setup of test_first:", "E       OSError: no room", "test_it.py:6: OSError"]
+    assert found[:3] == [
+        "ERROR at setup of test_first:",
+        "E       OSError: no room",
+        "test_it.py:6: OSError",
+    ]
     assert found[3:5] == ["test_second[a b]:", "E       AssertionError: said 0"]
     assert found[-3] == "test_it.py:13: AssertionError"
     assert found[-1] == "rank 1 was late"

@@ -21,19 +21,20 @@ WORDS = ["", "good", "fine", "bad", "awful", "film", "day"]
 
 def test_names_are_those_of_horovod() -> None:
     assert code(
-        "import horovod.spark.torch as t, horovod.spark.common.estimator, horovod.spark.common.params as p\n"
-        "from horovod.spark.common.store import Store, LocalStore, HDFSStore\n"
-        "from horovod.spark.common.backend import SparkBackend, Backend\n"
-        "from horovod.spark.torch.estimator import TorchModel\n"
-        "from horovod.spark.lightning.estimator import MIN_PL_VERSION\n"
-        "import horovod.spark.keras as k, horovod.spark.lightning as l\n"
-        "print(*(each._by_row for each in (k.KerasEstimator, l.TorchEstimator, t.TorchEstimator)), MIN_PL_VERSION)\n"
-        "import sys; print(issubclass(t.TorchEstimator, p.EstimatorParams), 'tensorflow' in sys.modules)\n"
-        "print(SparkBackend(num_proc=2, verbose=0, prefix_output_with_timestamp=True).num_processes())\n"
-        "try:\n    import horovod.spark.common.cache\nexcept ImportError as error:\n    print(error)"
+        "import horovod.spark.torch as t, horovod.spark.common.estimator,"
+        " horovod.spark.common.params as p\nfrom horovod.spark.common.store import Store,"
+        " LocalStore, HDFSStore\nfrom horovod.spark.common.backend import SparkBackend,"
+        " Backend\nfrom horovod.spark.torch.estimator import TorchModel\nfrom"
+        " horovod.spark.lightning.estimator import MIN_PL_VERSION\nimport horovod.spark.keras as k,"
+        " horovod.spark.lightning as l\nprint(*(each._by_row for each in (k.KerasEstimator,"
+        " l.TorchEstimator, t.TorchEstimator)), MIN_PL_VERSION)\nimport sys;"
+        " print(issubclass(t.TorchEstimator, p.EstimatorParams), 'tensorflow' in"
+        " sys.modules)\nprint(SparkBackend(num_proc=2, verbose=0,"
+        " prefix_output_with_timestamp=True).num_processes())\ntry:\n    import"
+        " horovod.spark.common.cache\nexcept ImportError as error:\n    print(error)"
     ).startswith(
         "True True True 2.0.0\nTrue False\n2\nhorovod.spark.common.cache is Horovod's own machinery"
-    )  # fmt: skip
+    )
 
 
 def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path) -> None:
@@ -43,10 +44,18 @@ def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path)
 
     rows, store, model = frame(spark), Store.create(str(tmp_path)), net()
     made = TorchEstimator(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=torch.nn.MSELoss(), store=store,
-        feature_cols=["x"], label_cols=["y"], validation=0.3, epochs=2, verbose=0, backend=Pool(1),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.MSELoss(),
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation=0.3,
+        epochs=2,
+        verbose=0,
+        backend=Pool(1),
         run_id="prepared",
-    )  # fmt: skip
+    )
     with prepare_data(2, store, rows, ["y"], ["x"], 0.3) as number:
         trained = made.fit_on_parquet(dataset_idx=number)
     with prepare_data(2, store, rows, ["y"], ["x"], 0.3) as again:
@@ -73,9 +82,15 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
     store.get_train_data_path = lambda idx=None: store._train_path
     store.get_val_data_path = lambda idx=None: store._val_path
     options: dict[str, Any] = {
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.MSELoss(), "store": store,
-        "feature_cols": ["x"], "label_cols": ["y"], "epochs": 1, "verbose": 0, "backend": Pool(1),
-    }  # fmt: skip
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss": torch.nn.MSELoss(),
+        "store": store,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "epochs": 1,
+        "verbose": 0,
+        "backend": Pool(1),
+    }
     for validation in (None, 0.3, None):  # the last one, as the first, and not what is left of 0.3
         with prepare_data(1, store, rows, ["y"], ["x"], validation):
             trained = TorchEstimator(model=model, validation=validation, **options).fit_on_parquet()
@@ -83,7 +98,9 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
             assert ("validation" in trained.getHistory()[-1]) == (validation is not None)
             held = spark.read.parquet(store._val_path).count() if validation else 0
             assert spark.read.parquet(store._train_path).count() + held == count
-    with pytest.raises(SettingsError, match=r"the store has no rows for it in .*: give dataset_idx="):
+    with pytest.raises(
+        SettingsError, match=r"the store has no rows for it in .*: give dataset_idx="
+    ):
         TorchEstimator(model=model, validation=0.3, **options).fit_on_parquet()
     theirs = spark.read.parquet(store._train_path)
     with pytest.raises(DataError, match=r"reads files of .*, which prepare_data would remove"):  # noqa: SIM117
@@ -95,8 +112,9 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
 
 
 def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path) -> None:
-    """As SynapseML's classifiers of texts do: a row's text becomes columns of their own in training, and again in
-    predictions, by the model's function of a row."""
+    """As SynapseML's classifiers of texts do: a row's text becomes columns of their own in
+    training, and again in predictions, by the model's function of a row.
+    """
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from farandole.estimators import LightningEstimator, LightningModel
 
@@ -114,7 +132,9 @@ def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path
             return found if labels is None else torch.nn.functional.cross_entropy(found, labels)
 
         def training_step(self, batch: Any, index: int) -> Any:
-            assert {name: each.dtype for name, each in batch.items()} == dict.fromkeys(("ids", "labels"), torch.int64)
+            assert {name: each.dtype for name, each in batch.items()} == dict.fromkeys(
+                ("ids", "labels"), torch.int64
+            )
             return self(**batch)
 
         def configure_optimizers(self) -> Any:
@@ -130,7 +150,9 @@ def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path
     class TextModel(LightningModel, Classes):  # type: ignore[misc]
         def __init__(self, **values: Any) -> None:
             super().__init__()
-            self._setDefault(feature_columns=["text"], label_columns=["label"], outputCols=["output"])
+            self._setDefault(
+                feature_columns=["text"], label_columns=["label"], outputCols=["output"]
+            )
             self._set(**values)
 
         def get_prediction_fn(self) -> Any:
@@ -144,10 +166,16 @@ def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path
             super().__init__()
             self._setDefault(feature_cols=["text"], label_cols=["label"])
             self._set(**values, model=Texts(), transformation_removed_fields=["text", "label"])
-            self.setTransformationEditFields([("ids", int, (words,), False), ("labels", int, None, False)])
-            self.setTransformationFn(lambda row: {
-                **row, "ids": numbers(row["text"]), "labels": torch.tensor(int(row["label"]), dtype=int)
-            })  # fmt: skip
+            self.setTransformationEditFields(
+                [("ids", int, (words,), False), ("labels", int, None, False)]
+            )
+            self.setTransformationFn(
+                lambda row: {
+                    **row,
+                    "ids": numbers(row["text"]),
+                    "labels": torch.tensor(int(row["label"]), dtype=int),
+                }
+            )
 
         def _fit(self, dataset: Any) -> Any:
             return super()._fit(dataset)
@@ -158,12 +186,22 @@ def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path
         def get_model_class(self) -> Any:
             return TextModel
 
-        def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: Any, metadata: Any) -> Any:
+        def _get_model_kwargs(
+            self, model: Any, history: Any, optimizer: Any, run_id: Any, metadata: Any
+        ) -> Any:
             kept = super()._get_model_kwargs(model, history, optimizer, run_id, metadata)
             assert kept["feature_columns"] == ["text"]
-            return {"model": model, "history": history, "_metadata": metadata, "loss": self.getLoss()}
+            return {
+                "model": model,
+                "history": history,
+                "_metadata": metadata,
+                "loss": self.getLoss(),
+            }
 
-    rows = [(f"{WORDS[1 + place % 4]} {WORDS[5 + place % 2]}", float(place % 4 > 1)) for place in range(20)]
+    rows = [
+        (f"{WORDS[1 + place % 4]} {WORDS[5 + place % 2]}", float(place % 4 > 1))
+        for place in range(20)
+    ]
     texts = spark.createDataFrame(rows, ["text", "label"])
     model = Classifier(2, batch_size=4, epochs=5, verbose=0, random_seed=1).fit(texts)
     assert type(model) is TextModel

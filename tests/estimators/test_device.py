@@ -14,7 +14,8 @@ from farandole.estimators.trainers.device import pin
 @pytest.mark.parametrize(
     ("seen", "own", "by_rank", "expected"),
     [
-        ("0,1", "1", "", ("1", "0")),  # of Spark, which shows every task the GPUs of all of its host
+        # of Spark, which shows every task the GPUs of all of its host
+        ("0,1", "1", "", ("1", "0")),
         ("GPU-a,GPU-b", "0", "", ("GPU-a", "0")),
         ("4,6", "0", "1", ("6", "0")),
         ("4,6", "", "", ("6", "")),  # of the user's shell
@@ -40,4 +41,6 @@ def test_ranks_import_neither_pyspark_nor_another_framework() -> None:
     """Which takes memory and time on each of them."""
     names = "farandole.estimators.trainers.rank, farandole.estimators.trainers.torch.trainer"
     heavy = "{'pyspark', 'keras', 'tensorflow', 'lightning'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", f"import sys, {names}; assert not {heavy}, {heavy}"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, {names}; assert not {heavy}, {heavy}"], check=True
+    )

@@ -37,15 +37,25 @@ RATE, BATCH, EPOCHS = 0.1, 8, 3
 def net(package: Any = keras) -> Any:
     package.utils.set_random_seed(3)
     layers = package.layers
-    return package.Sequential([layers.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(1)])
+    return package.Sequential(
+        [layers.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
+    )
 
 
 def estimator(model: Any = None, **params: Any) -> KerasEstimator:
     given: dict[str, Any] = {
-        "model": net() if model is None else model, "optimizer": keras.optimizers.SGD(RATE, momentum=0.9),
-        "loss": "mse", "feature_cols": ["x"], "label_cols": ["y"], "batch_size": BATCH, "epochs": EPOCHS,
-        "random_seed": 5, "scale_lr": False, "verbose": 0, "backend": Pool(1, QUICK),
-    }  # fmt: skip
+        "model": net() if model is None else model,
+        "optimizer": keras.optimizers.SGD(RATE, momentum=0.9),
+        "loss": "mse",
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "random_seed": 5,
+        "scale_lr": False,
+        "verbose": 0,
+        "backend": Pool(1, QUICK),
+    }
     if "num_proc" in params:
         del given["backend"]
     return KerasEstimator(**{**given, **params})
@@ -78,7 +88,9 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     found = made.fit_on_parquet(path)
     np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found.getHistory()["loss"], losses, rtol=1e-4)
-    assert made.setScaleLr(True).fit_on_parquet(path).getModel().optimizer.learning_rate == np.float32(RATE)
+    assert made.setScaleLr(True).fit_on_parquet(
+        path
+    ).getModel().optimizer.learning_rate == np.float32(RATE)
 
 
 def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None:
@@ -88,9 +100,16 @@ def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None
     expected, losses = plain(from_parquet(path, columns=["x", "y"]), tf_keras, rate)
     assert sorted(losses, reverse=True) == losses
     made = estimator(
-        net(tf_keras), optimizer=tf_keras.optimizers.SGD(rate / 2, momentum=0.9), metrics=["mae"], store=store,
-        run_id="two", backend=Pool(2), batch_size=BATCH // 2, epochs=1, scale_lr=True,
-    )  # fmt: skip
+        net(tf_keras),
+        optimizer=tf_keras.optimizers.SGD(rate / 2, momentum=0.9),
+        metrics=["mae"],
+        store=store,
+        run_id="two",
+        backend=Pool(2),
+        batch_size=BATCH // 2,
+        epochs=1,
+        scale_lr=True,
+    )
     made.fit_on_parquet(path, path)
     found = made.setEpochs(EPOCHS).fit_on_parquet(path, path)
     np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
@@ -110,16 +129,26 @@ def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_p
     inputs = keras.layers.Input((3,), name="x")
     hidden = keras.layers.Dense(8, activation="relu")(inputs)
     model = keras.Model(
-        inputs, [keras.layers.Dense(1, name="line")(hidden), keras.layers.Dense(3, name="kind")(hidden)]
+        inputs,
+        [keras.layers.Dense(1, name="line")(hidden), keras.layers.Dense(3, name="kind")(hidden)],
     )
     model.compile(
-        keras.optimizers.Adam(0.02), ["mse", keras.losses.SparseCategoricalCrossentropy(from_logits=True)],
+        keras.optimizers.Adam(0.02),
+        ["mse", keras.losses.SparseCategoricalCrossentropy(from_logits=True)],
         metrics=[[], ["accuracy"]],
-    )  # fmt: skip
+    )
     made = estimator(
-        model, optimizer=None, loss=None, label_cols=["y", "k"], num_proc=2, epochs=12, validation=0.2, batch_size=4,
-        sample_weight_col="w", backend_env={"KERAS_BACKEND": QUICK},
-    )  # fmt: skip
+        model,
+        optimizer=None,
+        loss=None,
+        label_cols=["y", "k"],
+        num_proc=2,
+        epochs=12,
+        validation=0.2,
+        batch_size=4,
+        sample_weight_col="w",
+        backend_env={"KERAS_BACKEND": QUICK},
+    )
     fitted = made.fit(rows)
     history = fitted.getHistory()
     assert history["val_loss"][-1] < history["val_loss"][0]
@@ -130,7 +159,9 @@ def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_p
     given = found.toPandas()
     line, kind = fitted.getModel().predict(np.stack(given["x"]).astype("float32"), verbose=0)
     np.testing.assert_allclose(given["y__output"], line.ravel(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.stack([each.toArray() for each in given["k__output"]]), kind, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.stack([each.toArray() for each in given["k__output"]]), kind, rtol=1e-4, atol=1e-5
+    )
     fitted.write().overwrite().save(str(tmp_path / "model"))
     read = KerasModel.load(str(tmp_path / "model"))
     assert np.array_equal(weights(read.getModel()), weights(fitted.getModel()))
@@ -141,13 +172,20 @@ def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_p
 
 def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
-    options: dict[str, Any] = {"store": store, "train_steps_per_epoch": 5, "batch_size": 4, "backend": Pool(2, QUICK)}
+    options: dict[str, Any] = {
+        "store": store,
+        "train_steps_per_epoch": 5,
+        "batch_size": 4,
+        "backend": Pool(2, QUICK),
+    }
     whole = estimator(**options, run_id="whole", epochs=4).fit_on_parquet(path, path)
     estimator(**options, run_id="first", epochs=2).fit_on_parquet(path, path)
     rest = estimator(**options, run_id="first", epochs=4).fit_on_parquet(path, path)
     for name, numbers in whole.getHistory().items():
         np.testing.assert_allclose(rest.getHistory()[name], numbers, rtol=1e-5)
-    np.testing.assert_allclose(weights(rest.getModel()), weights(whole.getModel()), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        weights(rest.getModel()), weights(whole.getModel()), rtol=1e-5, atol=1e-7
+    )
     stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
     ended = estimator(callbacks=[stopping], epochs=9, backend=Pool(2, QUICK)).fit_on_parquet(path)
     assert len(ended.getHistory()["loss"]) == 2
@@ -160,7 +198,10 @@ def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
     [
         ({"loss": "msee"}, "loss='msee': "),
         ({"loss": None}, "Loss parameter is required for the model to compile"),
-        ({"optimizer": None}, "Optimizer must be provided either as a parameter or as part of a compiled model"),
+        (
+            {"optimizer": None},
+            "Optimizer must be provided either as a parameter or as part of a compiled model",
+        ),
         ({"feature_cols": ["y"]}, r"the model cannot take the features y float64\[\]"),
         ({"label_cols": ["y", "k"]}, "the model has 1 outputs for 2 label columns"),
         (
@@ -170,7 +211,9 @@ def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
     ],
     ids=["loss", "no loss", "optimizer", "features", "labels", "label"],
 )
-def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_error_before_ranks_start(
+    params: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises((DataError, SettingsError), match=says):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
     assert columns()["x"].shape[1] == 3
@@ -192,16 +235,21 @@ def test_outputs_with_names_learn_the_labels_of_these_names(tmp_path: Path) -> N
     path = written(tmp_path)
     of_kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     options: dict[str, Any] = {
-        "model": Heads(), "optimizer": keras.optimizers.Adam(0.1), "loss": ["mse", of_kinds], "epochs": 6,
+        "model": Heads(),
+        "optimizer": keras.optimizers.Adam(0.1),
+        "loss": ["mse", of_kinds],
+        "epochs": 6,
         "metrics": [[], ["accuracy"]],
-    }  # fmt: skip
+    }
     found = estimator(**options, label_cols=["y", "k"], sample_weight_col="w").fit_on_parquet(path)
     assert found.getHistory()["k_accuracy"][-1] > 0.8
     known = columns()
     line, kind = found.loader()()(known["x"].astype("float32"))
     assert np.mean((line.ravel() - known["y"]) ** 2) < 0.5
     assert np.mean(kind.argmax(axis=1) == known["k"]) > 0.8
-    with pytest.raises(DataError, match="outputs are a dict of y, k, and the label columns are y, z: give outputs"):
+    with pytest.raises(
+        DataError, match="outputs are a dict of y, k, and the label columns are y, z: give outputs"
+    ):
         estimator(**options, label_cols=["y", "z"], backend=Never(1)).fit_on_parquet(path)
 
 
@@ -211,14 +259,17 @@ def test_rows_of_weight_0_do_not_count(backend: str, tmp_path: Path) -> None:
     trained = []
     for label in (1.0, 1000.0):
         path = weighted(tmp_path, dict.fromkeys(range(20), 0), y=dict.fromkeys(range(20), label))
-        found = estimator(sample_weight_col="w", shuffle=False, backend=Pool(2, backend)).fit_on_parquet(path, path)
+        found = estimator(
+            sample_weight_col="w", shuffle=False, backend=Pool(2, backend)
+        ).fit_on_parquet(path, path)
         history = found.getHistory()
         trained.append([*history["loss"], *history["val_loss"], *weights(found.getModel())])
     assert np.isfinite(trained).all()
     np.testing.assert_array_equal(*trained)
     path = weighted(tmp_path, {50: -1.0})
     with pytest.raises(
-        DataError, match=r"weight column 'w' holds numbers below 0, .* in 1 of 61 rows, as -1: a weight"
+        DataError,
+        match=r"weight column 'w' holds numbers below 0, .* in 1 of 61 rows, as -1: a weight",
     ):
         estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(path)
 
@@ -241,19 +292,30 @@ def test_losses_of_outputs_are_means_over_rows(tmp_path: Path, backend: str) -> 
     inputs = keras.layers.Input((3,))
     heads = [keras.layers.Dense(1, name="y")(inputs), keras.layers.Dense(1, name="z")(inputs)]
     made = estimator(
-        keras.Model(inputs, heads), optimizer=keras.optimizers.SGD(0.0), label_cols=["y", "z"], epochs=2,
-        monitor="val_y_loss", backend=Pool(2, backend),
-    )  # fmt: skip
+        keras.Model(inputs, heads),
+        optimizer=keras.optimizers.SGD(0.0),
+        label_cols=["y", "z"],
+        epochs=2,
+        monitor="val_y_loss",
+        backend=Pool(2, backend),
+    )
     found = made.fit_on_parquet(written(tmp_path, 37), written(tmp_path, 21, "held.parquet"))
     for prefix, rows in (("", 37), ("val_", 21)):
         known = columns(rows)
         outputs = found.getModel().predict_on_batch(known["x"].astype("float32"))
-        expected = [np.mean((np.ravel(output) - known[name]) ** 2) for name, output in zip("yz", outputs, strict=True)]
-        for name, mean in zip(("y_loss", "z_loss", "loss"), [*expected, sum(expected)], strict=True):
+        expected = [
+            np.mean((np.ravel(output) - known[name]) ** 2)
+            for name, output in zip("yz", outputs, strict=True)
+        ]
+        for name, mean in zip(
+            ("y_loss", "z_loss", "loss"), [*expected, sum(expected)], strict=True
+        ):
             np.testing.assert_allclose(found.getHistory()[prefix + name], [mean] * 2, rtol=1e-4)
 
 
-def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(tmp_path: Path) -> None:
+def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path)
     given = [keras.layers.Input((3,)), keras.layers.Input((1,))]
     hidden = keras.layers.Concatenate()(given)
@@ -266,8 +328,12 @@ def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(tmp
     assert_trained_as_by_keras(made, data, given, loss="mse")
 
 
-def assert_trained_as_by_keras(made: KerasEstimator, data: Any, given: Any, **compiled: Any) -> None:
-    """An epoch in this process, on the backend that Keras has here, against that of ``fit`` on arrays."""
+def assert_trained_as_by_keras(
+    made: KerasEstimator, data: Any, given: Any, **compiled: Any
+) -> None:
+    """An epoch in this process, on the backend that Keras has here, against that of ``fit`` on
+    arrays.
+    """
     model, spec = made.getModel(), made._spec(data, None)
     model.compile(keras.optimizers.SGD(RATE), **compiled)
     begun = model.get_weights()
@@ -295,7 +361,9 @@ def distance(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
-def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metrics(tmp_path: Path) -> None:
+def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metrics(
+    tmp_path: Path,
+) -> None:
     data = from_parquet(written(tmp_path), columns=["x", "y"])
     made = estimator(loss=Squares(), shuffle=False, epochs=1)
     known = columns()
@@ -303,11 +371,15 @@ def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metr
     assert_trained_as_by_keras(made, data, given, loss=Squares(), metrics=[distance])
 
 
-def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_numbers(tmp_path: Path) -> None:
+def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_numbers(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path)
     given = {name: keras.layers.Input((1,), name=name) for name in ("z", "w")}
     model = keras.Model(given, keras.layers.Dense(1)(given["z"] - 2 * given["w"]))
-    with pytest.raises(DataError, match="the model's inputs are a dict of w, z, and the feature columns are z, y: "):
+    with pytest.raises(
+        DataError, match="the model's inputs are a dict of w, z, and the feature columns are z, y: "
+    ):
         estimator(model, feature_cols=["z", "y"], backend=Never(1)).fit_on_parquet(path)
     with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
@@ -319,8 +391,13 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
         first, second = (keras.layers.Input((1,), name=name) for name in names)
         model = keras.Model({"b": first, "a": second}, keras.layers.Subtract()([first, second]))
         given = inputs_of(pack(model, {}).open(), ["a", "b"], [one, two], ())
-        assert {name: array.tolist() for name, array in given.items()} == {"a": [[1], [1]], "b": [[10], [10]]}
-    with pytest.raises(DataError, match="the model's inputs are a dict of a, b, and the feature columns are p, q: "):
+        assert {name: array.tolist() for name, array in given.items()} == {
+            "a": [[1], [1]],
+            "b": [[10], [10]],
+        }
+    with pytest.raises(
+        DataError, match="the model's inputs are a dict of a, b, and the feature columns are p, q: "
+    ):
         inputs_of(model, ["p", "q"], [one, two], ())
 
 
@@ -331,7 +408,10 @@ def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_nam
     assert inputs_of(model, ["b", "a"], [one, two], ()) == [[[10]], [[1]]]
     assert inputs_of(model, ["a", "c"], [one, two], ()) == [[[1]], [[10]]]
     for names in (["b", "c"], ["c", "a"]):
-        with pytest.raises(DataError, match=r"inputs are a, b, and the feature columns are .* in order, '[ab]' would"):
+        with pytest.raises(
+            DataError,
+            match=r"inputs are a, b, and the feature columns are .* in order, '[ab]' would",
+        ):
             inputs_of(model, names, [one, two], ())
 
 
@@ -344,11 +424,15 @@ class ByName(keras.Model):  # type: ignore[misc]
 
     def call(self, given: Any) -> Any:
         columns = [given[name] for name in ("w", "z")]
-        return self.line(keras.ops.stack([keras.ops.reshape(each, (-1,)) for each in columns], axis=1))
+        return self.line(
+            keras.ops.stack([keras.ops.reshape(each, (-1,)) for each in columns], axis=1)
+        )
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(called: bool, tmp_path: Path) -> None:
+def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(
+    called: bool, tmp_path: Path
+) -> None:
     keras.utils.set_random_seed(1)
     model, known = ByName(), columns()
     if called:
@@ -356,8 +440,12 @@ def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(called: b
     found = estimator(model, feature_cols=["z", "w"], epochs=1).fit_on_parquet(written(tmp_path))
     predicted = found.loader()()(known["z"], known["w"])[0]
     kernel, bias = found.getModel().get_weights()
-    np.testing.assert_allclose(predicted, np.stack([known["w"], known["z"]], 1) @ kernel + bias, rtol=1e-5, atol=1e-6)
-    assert called_with(model_of(found.getModel()), z=known["z"], w=known["w"]) == pytest.approx(predicted.ravel())
+    np.testing.assert_allclose(
+        predicted, np.stack([known["w"], known["z"]], 1) @ kernel + bias, rtol=1e-5, atol=1e-6
+    )
+    assert called_with(model_of(found.getModel()), z=known["z"], w=known["w"]) == pytest.approx(
+        predicted.ravel()
+    )
 
 
 def called_with(packed: Any, **arrays: Any) -> Any:
@@ -372,7 +460,9 @@ def test_weights_of_bfloat16_are_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)}
     whole = estimator(model, epochs=2, **options).fit_on_parquet(path, path)
     estimator(model, store=store, run_id="half", epochs=1, **options).fit_on_parquet(path, path)
-    found = estimator(model, store=store, run_id="half", epochs=2, **options).fit_on_parquet(path, path)
+    found = estimator(model, store=store, run_id="half", epochs=2, **options).fit_on_parquet(
+        path, path
+    )
     assert found.getHistory() == whole.getHistory()
     assert found.getHistory()["val_loss"][1] < found.getHistory()["val_loss"][0]
     assert {str(each.dtype) for each in found.getModel().get_weights()} == {"bfloat16"}
@@ -390,9 +480,14 @@ def test_axes_in_another_order_are_not_reshaped_without_a_word(tmp_path: Path) -
     data = from_parquet(str(path), columns=["x", "y"])
     spec = flat._spec(data, None)
     assert flat.check(spec, first(data, spec.columns)) == [(2, 3)]
-    for shapes, says in (({"x": (3, 2)}, "the model cannot take"), ({"y": (3, 2)}, "the loss cannot take")):
+    for shapes, says in (
+        ({"x": (3, 2)}, "the model cannot take"),
+        ({"y": (3, 2)}, "the loss cannot take"),
+    ):
         with pytest.raises(DataError, match=rf"{says} .*\[3, 2\]"):
-            estimator(model, data_options={"shapes": shapes}, backend=Never(1)).fit_on_parquet(str(path))
+            estimator(model, data_options={"shapes": shapes}, backend=Never(1)).fit_on_parquet(
+                str(path)
+            )
 
 
 def test_losses_of_the_user_s_own_see_labels_as_keras_gives_them(tmp_path: Path) -> None:
@@ -401,7 +496,10 @@ def test_losses_of_the_user_s_own_see_labels_as_keras_gives_them(tmp_path: Path)
 
     def loss(y_true: Any, y_pred: Any) -> Any:
         seen.append(
-            [keras.ops.is_tensor(each) and keras.backend.standardize_dtype(each.dtype) for each in (y_true, y_pred)]
+            [
+                keras.ops.is_tensor(each) and keras.backend.standardize_dtype(each.dtype)
+                for each in (y_true, y_pred)
+            ]
         )
         return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
@@ -413,7 +511,12 @@ def test_losses_of_the_user_s_own_see_labels_as_keras_gives_them(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("number", "dtype"),
-    [(np.int32(-1), "uint32"), (np.uint64(2**63 + 5), "int64"), (np.float64(1e30), "int64"), (np.int64(300), "uint8")],
+    [
+        (np.int32(-1), "uint32"),
+        (np.uint64(2**63 + 5), "int64"),
+        (np.float64(1e30), "int64"),
+        (np.int64(300), "uint8"),
+    ],
     ids=["sign", "large", "larger", "small"],
 )
 def test_categories_that_would_become_others_are_told(number: Any, dtype: str) -> None:
@@ -427,9 +530,9 @@ def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path
         LearningRateWarmupCallback(9.0, warmup_epochs=1),
         LearningRateScheduleCallback(9.0, lambda epoch: 0.5, start_epoch=1),
     ]
-    found = estimator(scale_lr=True, callbacks=callbacks, epochs=2, backend=Pool(2, QUICK)).fit_on_parquet(
-        written(tmp_path)
-    )
+    found = estimator(
+        scale_lr=True, callbacks=callbacks, epochs=2, backend=Pool(2, QUICK)
+    ).fit_on_parquet(written(tmp_path))
     np.testing.assert_allclose(found.getHistory()["lr"], [2 * RATE, RATE], rtol=1e-6)
     np.testing.assert_allclose(found.getModel().optimizer.learning_rate, RATE / 2, rtol=1e-6)
     inner = keras.optimizers.SGD(RATE)
@@ -444,20 +547,38 @@ def test_training_goes_on_with_the_state_of_the_model_s_optimizer(tmp_path: Path
     path, options = written(tmp_path), {"shuffle": False}
     whole = estimator(**options, epochs=2).fit_on_parquet(path)
     half = estimator(**options, epochs=1).fit_on_parquet(path)
-    again = estimator(half.getModel(), **options, epochs=1, optimizer=None, loss=None).fit_on_parquet(path)
-    np.testing.assert_allclose(weights(again.getModel()), weights(whole.getModel()), rtol=1e-5, atol=1e-6)
+    again = estimator(
+        half.getModel(), **options, epochs=1, optimizer=None, loss=None
+    ).fit_on_parquet(path)
+    np.testing.assert_allclose(
+        weights(again.getModel()), weights(whole.getModel()), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_metric_may_give_a_number_for_each_class(tmp_path: Path) -> None:
     path = written(tmp_path)
-    for function, count in ((keras.metrics.F1Score(threshold=0.5), 1), (keras.metrics.F1Score(name="f1_score"), 3)):
-        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(count, activation="sigmoid")])
-        options: dict[str, Any] = {"loss": "mse", "label_cols": ["y"], "metrics": [function], "epochs": 1}
+    for function, count in (
+        (keras.metrics.F1Score(threshold=0.5), 1),
+        (keras.metrics.F1Score(name="f1_score"), 3),
+    ):
+        model = keras.Sequential(
+            [keras.layers.Input((3,)), keras.layers.Dense(count, activation="sigmoid")]
+        )
+        options: dict[str, Any] = {
+            "loss": "mse",
+            "label_cols": ["y"],
+            "metrics": [function],
+            "epochs": 1,
+        }
         if count > 1:
             options.update(label_cols=["x"])
         made = estimator(model, **options)
         history = made.fit_on_parquet(path, path).getHistory()
-        assert np.shape(history["f1_score"][0]) == np.shape(history["val_f1_score"][0]) == (() if count == 1 else (3,))
+        assert (
+            np.shape(history["f1_score"][0])
+            == np.shape(history["val_f1_score"][0])
+            == (() if count == 1 else (3,))
+        )
 
 
 def test_what_layers_draw_comes_from_the_seed(tmp_path: Path) -> None:
@@ -465,8 +586,14 @@ def test_what_layers_draw_comes_from_the_seed(tmp_path: Path) -> None:
 
     def drawn(seed: int) -> np.ndarray:
         model = keras.Sequential([*net().layers[:1], keras.layers.Dropout(0.5), *net().layers[1:]])
-        options: dict[str, Any] = {"optimizer": keras.optimizers.SGD(0.01), "shuffle": False, "epochs": 1}
-        return weights(estimator(model, **options, random_seed=seed).fit_on_parquet(path).getModel())
+        options: dict[str, Any] = {
+            "optimizer": keras.optimizers.SGD(0.01),
+            "shuffle": False,
+            "epochs": 1,
+        }
+        return weights(
+            estimator(model, **options, random_seed=seed).fit_on_parquet(path).getModel()
+        )
 
     first = drawn(1)
     assert np.array_equal(drawn(1), first)
@@ -486,10 +613,16 @@ def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) 
     def told(model: Any = None, **params: Any) -> dict[str, Any]:
         return estimator(model, **params)._spec(data, None).fingerprint
 
-    layers = [keras.layers.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]
+    layers = [
+        keras.layers.Input((3,)),
+        keras.layers.Dense(4, activation="relu"),
+        keras.layers.Dense(1),
+    ]
     assert told() == told()
     assert told(keras.Sequential(layers))["model"] != told()["model"]
-    of_logits, other = (keras.losses.BinaryCrossentropy(from_logits=given) for given in (True, False))
+    of_logits, other = (
+        keras.losses.BinaryCrossentropy(from_logits=given) for given in (True, False)
+    )
     assert told(loss=of_logits)["loss"] != told(loss=other)["loss"]
     assert told(monitor="loss") != told()
 
@@ -509,22 +642,31 @@ class Two(keras.Model):
 def test_models_that_are_not_built_come_back_trained(tmp_path: Path) -> None:
     path = written(tmp_path)
     for model in (keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]), Two()):
-        found = estimator(model, optimizer=keras.optimizers.Adam(0.05), epochs=6).fit_on_parquet(path)
+        found = estimator(model, optimizer=keras.optimizers.Adam(0.05), epochs=6).fit_on_parquet(
+            path
+        )
         x, y = (columns()[name].astype("float32") for name in ("x", "y"))
         loss = float(np.mean((np.asarray(found.getModel()(x)).ravel() - y) ** 2))
         assert loss < found.getHistory()["loss"][-1] * 1.5 < found.getHistory()["loss"][0]
 
 
-def test_gradients_of_several_batches_make_a_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_of_several_batches_make_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = written(tmp_path)
     options: dict[str, Any] = {"shuffle": False, "train_steps_per_epoch": 2, "epochs": 1}
     one = estimator(**options, batch_size=8).fit_on_parquet(path)
     whole = estimator(
-        optimizer=keras.optimizers.SGD(RATE, momentum=0.9), shuffle=False, train_steps_per_epoch=1, epochs=1,
+        optimizer=keras.optimizers.SGD(RATE, momentum=0.9),
+        shuffle=False,
+        train_steps_per_epoch=1,
+        epochs=1,
         batch_size=16,
-    ).fit_on_parquet(path)  # fmt: skip
+    ).fit_on_parquet(path)
     both = estimator(**options, batch_size=8, backward_passes_per_step=2).fit_on_parquet(path)
-    np.testing.assert_allclose(weights(both.getModel()), weights(whole.getModel()), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        weights(both.getModel()), weights(whole.getModel()), rtol=1e-4, atol=1e-6
+    )
     assert not np.allclose(weights(both.getModel()), weights(one.getModel()), rtol=1e-3)
     trainer._tell_left(3, 10)
     assert "the gradients of the last 1 make no step" in caplog.text
@@ -542,9 +684,9 @@ def test_tensorboard_writes_to_the_logs_of_the_run_on_one_rank(tmp_path: Path) -
         def set_model(self, model: Any) -> None:
             pass
 
-        on_train_batch_begin = on_train_batch_end = on_epoch_begin = on_train_end = on_test_begin = on_test_end = (
-            lambda self, *_, **__: None
-        )
+        on_train_batch_begin = on_train_batch_end = on_epoch_begin = on_train_end = (
+            on_test_begin
+        ) = on_test_end = lambda self, *_, **__: None
 
         def on_train_begin(self, logs: Any = None) -> None:
             Path(self.log_dir).mkdir()  # of one rank: another one would find it there
@@ -568,21 +710,35 @@ def test_callbacks_of_keras_that_write_a_file_do_it_on_one_rank(tmp_path: Path) 
     class Own(keras.callbacks.CSVLogger):  # may do more than write
         pass
 
-    spec: Any = SimpleNamespace(store=None, run_id="first", payload={"callbacks": [
-        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), Own(str(tmp_path / "own.csv")),
-        keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras")), keras.callbacks.EarlyStopping("loss"),
-    ]})  # fmt: skip
+    spec: Any = SimpleNamespace(
+        store=None,
+        run_id="first",
+        payload={
+            "callbacks": [
+                keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+                Own(str(tmp_path / "own.csv")),
+                keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras")),
+                keras.callbacks.EarlyStopping("loss"),
+            ]
+        },
+    )
     kinds = []
     for rank in (0, 1):
         with given_callbacks(keras, spec, rank) as found:
             kinds.append([type(each).__name__ for each in found])
-    assert kinds == [["CSVLogger", "Own", "ModelCheckpoint", "EarlyStopping"], ["Own", "EarlyStopping"]]
+    assert kinds == [
+        ["CSVLogger", "Own", "ModelCheckpoint", "EarlyStopping"],
+        ["Own", "EarlyStopping"],
+    ]
 
 
 def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:
     for monitor, mode, expected in (
-        ("val_accuracy", "max", "max"), ("val_auc", "auto", "max"), ("loss", "auto", "min"), ("score", "max", "max"),
-    ):  # fmt: skip
+        ("val_accuracy", "max", "max"),
+        ("val_auc", "auto", "max"),
+        ("loss", "auto", "min"),
+        ("score", "max", "max"),
+    ):
         best = BestModelCheckpoint(monitor=monitor, mode=mode)
         assert estimator(checkpoint_callback=best)._watching(True).mode == expected
     with pytest.raises(SettingsError, match="does not know which values of 'score' are better"):

@@ -50,9 +50,15 @@ def module(rate: float = RATE, package: Any = pl) -> Any:
 
 def estimator(**params: Any) -> LightningEstimator:
     given: dict[str, Any] = {
-        "model": module(), "feature_cols": ["x"], "label_cols": ["y"], "batch_size": BATCH, "epochs": EPOCHS,
-        "random_seed": 5, "verbose": 0, "backend": Pool(1),
-    }  # fmt: skip
+        "model": module(),
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "random_seed": 5,
+        "verbose": 0,
+        "backend": Pool(1),
+    }
     return LightningEstimator(**{**given, **params})
 
 
@@ -61,7 +67,12 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     path = written(tmp_path)
     expected, losses = plain(from_parquet(path, columns=["x", "y"]))
     store = Store.create(str(tmp_path / "store"))
-    options: dict[str, Any] = {"backend": Pool(ranks), "batch_size": BATCH // ranks, "store": store, "run_id": "first"}
+    options: dict[str, Any] = {
+        "backend": Pool(ranks),
+        "batch_size": BATCH // ranks,
+        "store": store,
+        "run_id": "first",
+    }
     estimator(**options, epochs=1).fit_on_parquet(path, path)
     found = estimator(**options).fit_on_parquet(path)  # goes on after the first epoch
     history = found.getHistory()
@@ -76,7 +87,9 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
 def test_an_epoch_without_validation_has_no_numbers_of_it(tmp_path: Path) -> None:
     path = written(tmp_path)
     arguments = {"check_val_every_n_epoch": 2}
-    found = estimator(trainer_args=arguments, monitor="val_loss", epochs=3).fit_on_parquet(path, path)
+    found = estimator(trainer_args=arguments, monitor="val_loss", epochs=3).fit_on_parquet(
+        path, path
+    )
     history = found.getHistory()
     assert ["validation" in record for record in history] == [False, True, False]
     best = estimator(epochs=2).fit_on_parquet(path)
@@ -86,9 +99,13 @@ def test_an_epoch_without_validation_has_no_numbers_of_it(tmp_path: Path) -> Non
 def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
     path, model = written(tmp_path), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    found = estimator(model=model, optimizer=optimizer, loss="mse_loss", epochs=1).fit_on_parquet(path)
+    found = estimator(model=model, optimizer=optimizer, loss="mse_loss", epochs=1).fit_on_parquet(
+        path
+    )
     assert len(found.getHistory()) == 1
-    with pytest.raises(SettingsError, match="Parameter `loss` cannot be specified with a `LightningModule`"):
+    with pytest.raises(
+        SettingsError, match="Parameter `loss` cannot be specified with a `LightningModule`"
+    ):
         estimator(loss="mse_loss").fit_on_parquet(path)
     with pytest.raises(DataError, match="the model's forward cannot take the features z"):
         estimator(feature_cols=["z"]).fit_on_parquet(path)
@@ -97,11 +114,16 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
         def training_step(self, dataloader_iter: Any) -> Any:
             raise AssertionError
 
-    with pytest.raises(SettingsError, match=r"Iterates.training_step takes dataloader_iter.*take \(batch, batch_idx\)"):
+    with pytest.raises(
+        SettingsError,
+        match=r"Iterates.training_step takes dataloader_iter.*take \(batch, batch_idx\)",
+    ):
         estimator(model=Iterates()).fit_on_parquet(path)
     old = module()
     old.validation_epoch_end = lambda outputs: None
-    with pytest.raises(SettingsError, match=r"has validation_epoch_end\(outputs\).*in on_validation_epoch_end\("):
+    with pytest.raises(
+        SettingsError, match=r"has validation_epoch_end\(outputs\).*in on_validation_epoch_end\("
+    ):
         estimator(model=old).fit_on_parquet(path)
 
 
@@ -109,9 +131,14 @@ def test_a_module_of_the_package_pytorch_lightning_is_trained_alike(tmp_path: Pa
     """Its classes are not those of ``lightning``."""
     other = pytest.importorskip("pytorch_lightning")
     path = written(tmp_path)
-    stopping = other.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)  # after the second epoch
-    found = estimator(model=module(package=other), callbacks=[stopping], backend=Pool(2), batch_size=BATCH // 2)
-    expected = estimator(backend=Pool(2), batch_size=BATCH // 2, epochs=2).fit_on_parquet(path, path)
+    # after the second epoch
+    stopping = other.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)
+    found = estimator(
+        model=module(package=other), callbacks=[stopping], backend=Pool(2), batch_size=BATCH // 2
+    )
+    expected = estimator(backend=Pool(2), batch_size=BATCH // 2, epochs=2).fit_on_parquet(
+        path, path
+    )
     trained = found.fit_on_parquet(path, path)
     assert isinstance(trained.getModel(), other.LightningModule)
     assert trained.getHistory() == expected.getHistory()
@@ -126,7 +153,11 @@ def test_ranks_without_a_logger_have_one_that_logs_nothing(ranks: int, tmp_path:
             return super().training_step(batch, index)
 
     made, path = Logs(), written(tmp_path)
-    options: dict[str, Any] = {"callbacks": [pl.callbacks.LearningRateMonitor()], "epochs": 1, "model": made}
+    options: dict[str, Any] = {
+        "callbacks": [pl.callbacks.LearningRateMonitor()],
+        "epochs": 1,
+        "model": made,
+    }
     options["backend"] = Pool(ranks)
     estimator(**options).fit_on_parquet(path)
     logger = pl.loggers.CSVLogger(tmp_path, name="logs")
@@ -144,14 +175,22 @@ def test_gradients_of_several_batches_make_a_step_of_all_ranks(
     one = estimator(**options, batch_size=16, train_steps_per_epoch=3).fit_on_parquet(path)
     assert caplog.text == ""
     several = estimator(
-        **options, batch_size=4, train_steps_per_epoch=6, trainer_args={"accumulate_grad_batches": 2}, backend=Pool(2),
+        **options,
+        batch_size=4,
+        train_steps_per_epoch=6,
+        trainer_args={"accumulate_grad_batches": 2},
+        backend=Pool(2),
         metrics=[functions.mse_loss],
-    ).fit_on_parquet(path)  # fmt: skip
-    np.testing.assert_allclose(weights(several.getModel()), weights(one.getModel()), rtol=1e-4, atol=1e-6)
+    ).fit_on_parquet(path)
+    np.testing.assert_allclose(
+        weights(several.getModel()), weights(one.getModel()), rtol=1e-4, atol=1e-6
+    )
     assert "metrics has no effect: a LightningModule logs its own" in caplog.text
 
 
-def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_own(tmp_path: Path) -> None:
+def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_own(
+    tmp_path: Path,
+) -> None:
     class Own(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -185,9 +224,14 @@ def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_ow
     path = written(tmp_path)
     kept = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "own", monitor="train_mean")
     found = estimator(
-        model=Own(), trainer_args={"callbacks": [kept]}, monitor="train_mean", mode="min", shuffle=False,
-        backend=Pool(2), batch_size=BATCH // 2,
-    ).fit_on_parquet(path, path)  # fmt: skip
+        model=Own(),
+        trainer_args={"callbacks": [kept]},
+        monitor="train_mean",
+        mode="min",
+        shuffle=False,
+        backend=Pool(2),
+        batch_size=BATCH // 2,
+    ).fit_on_parquet(path, path)
     means = [record["train"]["train_mean"] for record in found.getHistory()]
     assert len(means) == EPOCHS
     assert means[0] > means[1] > means[2] > 0
@@ -199,7 +243,8 @@ def test_classes_beside_a_module_of_half_precision_keep_their_digits() -> None:
     from farandole.estimators.trainers.lightning.rows import given
 
     spec: Any = SimpleNamespace(
-        columns=Columns(("x",), ("k",)), payload={"categories": (), "numbers": (), "input_shapes": None}
+        columns=Columns(("x",), ("k",)),
+        payload={"categories": (), "numbers": (), "input_shapes": None},
     )
     batch = Batch((np.eye(2, dtype=np.float32),), (np.array([256.0, 257.0]),), None, 2, 1.0)
     for kind in (torch.bfloat16, torch.float32):

@@ -42,8 +42,13 @@ fit({small!r})
 
 
 def test_rows_do_not_pile_up_in_a_rank(tmp_path: Path) -> None:
-    large, small = write(tmp_path / "large.parquet", 2 * ROWS, 4096), write(tmp_path / "small.parquet", 4096, 4096)
-    assert grown(HERE + PREPARE.format(small=small), f"fit({large!r})") < ROWS * WIDTH * 4, "half of the rows"
+    large, small = (
+        write(tmp_path / "large.parquet", 2 * ROWS, 4096),
+        write(tmp_path / "small.parquet", 4096, 4096),
+    )
+    assert grown(HERE + PREPARE.format(small=small), f"fit({large!r})") < ROWS * WIDTH * 4, (
+        "half of the rows"
+    )
 
 
 SEEDS = """
@@ -61,11 +66,17 @@ assert found == drawn(keras.utils.set_random_seed) == drawn(lambda number: seed_
 """
 
 
-@pytest.mark.skipif(not (find_spec("keras") and find_spec("tensorflow")), reason="Keras and TensorFlow are not there")
+@pytest.mark.skipif(
+    not (find_spec("keras") and find_spec("tensorflow")),
+    reason="Keras and TensorFlow are not there",
+)
 def test_seeds_of_keras_on_torch_do_not_load_tensorflow() -> None:
     """It would take more memory of a rank than all else; and what is drawn is the same."""
     done = subprocess.run(
-        [sys.executable, "-c", SEEDS], env={**os.environ, "KERAS_BACKEND": "torch"}, capture_output=True, text=True,
+        [sys.executable, "-c", SEEDS],
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
         timeout=300,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr

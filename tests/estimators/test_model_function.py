@@ -21,17 +21,27 @@ def model_fn(params: dict[str, Any]) -> Any:
     first, second = keras.layers.Input((3,), name="first"), keras.layers.Input((1,), name="second")
     both = keras.layers.Concatenate()([first, second])
     model = keras.Model([first, second], keras.layers.Dense(params["classes"])(both))
-    model.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 
-def test_a_model_function_is_trained_for_so_many_steps_and_goes_on(spark: Any, tmp_path: Path) -> None:
+def test_a_model_function_is_trained_for_so_many_steps_and_goes_on(
+    spark: Any, tmp_path: Path
+) -> None:
     rows = frame(spark).selectExpr("x", "z", "k as label", "int(z > 1) as isVal")
     made = HorovodEstimator(
-        modelFn=model_fn, featureMapping={"z": "second", "x": "first"}, modelDir=str(tmp_path), batchSize=8,
-        maxSteps=15, isValidationCol="isVal", modelFnParams={"classes": 3}, saveCheckpointsSteps=5,
+        modelFn=model_fn,
+        featureMapping={"z": "second", "x": "first"},
+        modelDir=str(tmp_path),
+        batchSize=8,
+        maxSteps=15,
+        isValidationCol="isVal",
+        modelFnParams={"classes": 3},
+        saveCheckpointsSteps=5,
         backend=Pool(1, QUICK),
-    )  # fmt: skip
+    )
     fitted = made.fit(rows)
     assert len(fitted.getHistory()["val_loss"]) == 3
     assert len(made.setMaxSteps(20).fit(rows).getHistory()["val_loss"]) == 4
@@ -43,12 +53,24 @@ def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
 
     options: dict[str, Any] = {"featureMapping": {"x": "first"}, "modelDir": "here"}
     for function, changed, says in (
-        (old, {}, "modelFn has the arguments features, labels, mode, params, .* Today it is modelFn"),
+        (
+            old,
+            {},
+            "modelFn has the arguments features, labels, mode, params, .* Today it is modelFn",
+        ),
         (lambda: 3, {}, "modelFn gives int, where a Keras model is needed"),
         (None, {}, "modelFn is required"),
         (model_fn, {"modelDir": None, "modelFnParams": {"classes": 2}}, "modelDir is required"),
-        (model_fn, {"modelFnParams": {"classes": 2}}, "leads to other inputs than the model's, first, second"),
-        (model_fn, {"maxSteps": 0, "modelFnParams": {"classes": 2}}, "maxSteps=0 must be at least 1"),
+        (
+            model_fn,
+            {"modelFnParams": {"classes": 2}},
+            "leads to other inputs than the model's, first, second",
+        ),
+        (
+            model_fn,
+            {"maxSteps": 0, "modelFnParams": {"classes": 2}},
+            "maxSteps=0 must be at least 1",
+        ),
     ):
         with pytest.raises((SettingsError, DataError), match=says):
             HorovodEstimator(modelFn=function, **{**options, **changed}).fit(None)
@@ -62,7 +84,12 @@ def test_arguments_with_defaults_are_the_model_functions_own() -> None:
         return given.append((params, width, rest, more)) or model_fn({"classes": width})
 
     given: list[Any] = []
-    for function in (wide, partial(wide, width=3), lambda *given: wide(*given), lambda **none: wide({"a": 1}, **none)):
+    for function in (
+        wide,
+        partial(wide, width=3),
+        lambda *given: wide(*given),
+        lambda **none: wide({"a": 1}, **none),
+    ):
         assert model_of(function, {"a": 1}).optimizer is not None
     assert given == [({"a": 1}, width, (), {}) for width in (8, 3, 8, 8)]
 
@@ -75,7 +102,13 @@ def test_more_steps_than_a_checkpoint_has_are_trained(tmp_path: Path) -> None:
     assert rounds_left(store, 1007) == (1, 27)
     assert rounds_left(store, 1500, 250) == (250, 22)
     assert rounds_left(store, 500)[1] == 20  # nothing is left
-    write(store, RUN, Checkpoint(20, [], {}, b"", None, None, 350, {"train_steps_per_epoch": 50}))  # ended early
+    # ended early
+    write(store, RUN, Checkpoint(20, [], {}, b"", None, None, 350, {"train_steps_per_epoch": 50}))
     assert rounds_left(store, 1000) == (50, 34)
-    assert [rounds_left(store, *given) for given in ((1001,), (1000, 26), (8350,))] == [(93, 28), (26, 46), (400, 41)]
-    assert rounds_left(store, 350) == rounds_left(store, 14, 7) == (50, 21)  # that training, whatever its steps now
+    assert [rounds_left(store, *given) for given in ((1001,), (1000, 26), (8350,))] == [
+        (93, 28),
+        (26, 46),
+        (400, 41),
+    ]
+    # that training, whatever its steps now
+    assert rounds_left(store, 350) == rounds_left(store, 14, 7) == (50, 21)

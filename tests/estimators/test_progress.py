@@ -43,36 +43,70 @@ def test_the_best_epoch_and_the_last(
 def test_epochs_without_validation_are_no_worse_ones() -> None:
     found = Best(Watching("val_loss", patience=2))
     for epoch in range(4):
-        found.update(epoch, {"val_loss": 5.0 + epoch} if epoch % 2 else {}, validated=bool(epoch % 2))
+        found.update(
+            epoch, {"val_loss": 5.0 + epoch} if epoch % 2 else {}, validated=bool(epoch % 2)
+        )
         assert found.stop is (epoch == 3)
     assert found.epoch == 1
 
 
-def test_the_status_line_counts_rows_and_knows_the_last_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_line_counts_rows_and_knows_the_last_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pace, "_pace", pace.Pace())
     counter = pace.counter()
     spec = Spec(**dict.fromkeys(Spec._fields))._replace(epochs=4, watching=Watching(), verbose=0)  # type: ignore[arg-type]
     made = progress.Progress(spec, 0, 640, 10)
     made.begin_epoch(0, 3)
-    assert pace._pace.report(0.0) == {"step": 0, "rate": 0.0, "epoch": 1, "epochs": 4, "steps": 4, "rows": 0.0}
+    assert pace._pace.report(0.0) == {
+        "step": 0,
+        "rate": 0.0,
+        "epoch": 1,
+        "epochs": 4,
+        "steps": 4,
+        "rows": 0.0,
+    }
     made.end_epoch(0, {"loss": 0.5}, {"loss": 0.75}, lambda: b"state", lambda: b"weights")
     counter.steps += 4
     made.begin_epoch(1, 3)
     counter.steps += 2
     assert pace._pace.report(2.0) == {
-        "step": 2, "rate": 3.0, "epoch": 2, "epochs": 4, "steps": 4, "loss": 0.5, "rows": 3.0 * 160, "left": 10 / 3,
-    }  # fmt: skip
+        "step": 2,
+        "rate": 3.0,
+        "epoch": 2,
+        "epochs": 4,
+        "steps": 4,
+        "loss": 0.5,
+        "rows": 3.0 * 160,
+        "left": 10 / 3,
+    }
 
 
 def test_a_metric_that_nobody_has_is_named() -> None:
-    with pytest.raises(SettingsError, match="monitor='accuracy' is no metric of this training; it has loss"):
+    with pytest.raises(
+        SettingsError, match="monitor='accuracy' is no metric of this training; it has loss"
+    ):
         Best(Watching("accuracy")).update(0, {"loss": 1.0})
     assert not Best(Watching("val_loss", required=False)).update(0, {"loss": 1.0})
 
 
 def test_names_of_metrics_tell_their_direction() -> None:
-    rising = ["val_acc", "sparse_categorical_accuracy", "auc_1", "f1_score", "precision_at_recall", "val_kind_recall_2"]
-    falling = ["loss", "val_accuracy_loss", "mean_squared_error", "mse", "val_kl_divergence", "crossentropy"]
+    rising = [
+        "val_acc",
+        "sparse_categorical_accuracy",
+        "auc_1",
+        "f1_score",
+        "precision_at_recall",
+        "val_kind_recall_2",
+    ]
+    falling = [
+        "loss",
+        "val_accuracy_loss",
+        "mean_squared_error",
+        "mse",
+        "val_kl_divergence",
+        "crossentropy",
+    ]
     assert {direction(name) for name in rising} == {"max"}
     assert {direction(name) for name in falling} == {"min"}
     with pytest.raises(SettingsError, match="'score' are better: give mode='min' or 'max'"):
@@ -82,11 +116,14 @@ def test_names_of_metrics_tell_their_direction() -> None:
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     assert checkpoint.last_of(store, "run") is None
-    others = [f"{store.get_run_path('run')}/{name}" for name in ("best-9.ckpt", "zoo/epoch-9.ckpt")]  # of callbacks
+    # of callbacks
+    others = [f"{store.get_run_path('run')}/{name}" for name in ("best-9.ckpt", "zoo/epoch-9.ckpt")]
     for path in others:
         store.write(path, b"another's")
     for epoch in range(4):
-        made = checkpoint.Checkpoint(epoch, [{"epoch": epoch}], {"position": 1}, b"state", b"best", 0)
+        made = checkpoint.Checkpoint(
+            epoch, [{"epoch": epoch}], {"position": 1}, b"state", b"best", 0
+        )
         checkpoint.write(store, "run", made)
     kept = [path for path in store.get_checkpoints("run") if path not in others]
     assert [Path(path).name for path in kept] == ["epoch-2.ckpt", "epoch-3.ckpt"]
@@ -95,7 +132,9 @@ def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     Path(kept[1]).write_bytes(b"half of it")
     assert checkpoint.last_of(store, "run") == made._replace(epoch=2, history=[{"epoch": 2}])
     Path(kept[0]).write_bytes(b"")
-    with pytest.raises(DataError, match=r"epoch-3.ckpt is no checkpoint of an estimator .*give another run_id"):
+    with pytest.raises(
+        DataError, match=r"epoch-3.ckpt is no checkpoint of an estimator .*give another run_id"
+    ):
         checkpoint.last_of(store, "run")
 
 
@@ -105,9 +144,15 @@ def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
     monkeypatch.setattr(progress, "broadcast_object", lambda value, root: value)
     store = Store.create(str(tmp_path))
     spec = Spec(**dict.fromkeys(Spec._fields))._replace(  # type: ignore[arg-type]
-        store=store, run_id="run", resume=True, fingerprint={"rows": 61, "lr": 0.1}, epochs=2, watching=Watching(),
-        verbose=0, train_reading=Reading(8, 5, 0, 1),
-    )  # fmt: skip
+        store=store,
+        run_id="run",
+        resume=True,
+        fingerprint={"rows": 61, "lr": 0.1},
+        epochs=2,
+        watching=Watching(),
+        verbose=0,
+        train_reading=Reading(8, 5, 0, 1),
+    )
     first = progress.Progress(spec, 0, 61, 5)
     assert first.begin() is None
     for epoch in range(2):
@@ -118,9 +163,14 @@ def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
     assert (again.first, found.steps, found.fingerprint) == (2, 10, spec.fingerprint)
     assert not caplog.text
     progress.Progress(spec._replace(epochs=1), 0, 61, 5).begin()
-    assert "run 'run' has 2 epochs, and epochs=1: the model comes from all of them; for a training" in caplog.text
+    assert (
+        "run 'run' has 2 epochs, and epochs=1: the model comes from all of them; for a training"
+        in caplog.text
+    )
     other = spec._replace(fingerprint={"rows": 61, "lr": 0.2})
-    with pytest.raises(DataError, match=r"run 'run' has ended, and was another training: lr was 0.1 and is 0.2"):
+    with pytest.raises(
+        DataError, match=r"run 'run' has ended, and was another training: lr was 0.1 and is 0.2"
+    ):
         progress.Progress(other, 0, 61, 5).begin()
     longer = progress.Progress(other._replace(epochs=3), 0, 61, 5)
     assert longer.begin() == found
@@ -131,9 +181,13 @@ def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
 def test_numbers_go_to_the_active_run_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
     run: list[Any] = [None]
-    fake = SimpleNamespace(active_run=lambda: run[0], log_metrics=lambda numbers, step: logged.append((step, numbers)))
+    fake = SimpleNamespace(
+        active_run=lambda: run[0], log_metrics=lambda numbers, step: logged.append((step, numbers))
+    )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
-    history = [{"epoch": 3, "train": {"loss": 2.0, "all_metrics": [[]]}, "validation": {"loss": 1.0}}]
+    history = [
+        {"epoch": 3, "train": {"loss": 2.0, "all_metrics": [[]]}, "validation": {"loss": 1.0}}
+    ]
     mlflow.track(history)
     run[0] = "run"
     mlflow.track(history)

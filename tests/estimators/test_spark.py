@@ -1,4 +1,6 @@
-"""Estimators in Spark ML: Params, Pipeline, CrossValidator, write and read, bad DataFrames, leftovers."""
+"""Estimators in Spark ML: Params, Pipeline, CrossValidator, write and read, bad DataFrames,
+leftovers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scrat
     assembler = VectorAssembler(inputCols=["y", "z"], outputCol="features")
     model = net(1, inputs=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    trained = estimator(model, optimizer=optimizer, feature_cols=["features"], epochs=5, validation=0.3)
+    trained = estimator(
+        model, optimizer=optimizer, feature_cols=["features"], epochs=5, validation=0.3
+    )
     pipeline = Pipeline(stages=[assembler, trained])
     fitted = pipeline.fit(rows)
     expected = fitted.transform(rows).select("y__output").toPandas()["y__output"]
@@ -51,7 +55,9 @@ def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scrat
     assert isinstance(read.stages[1], TorchModel)
     for place, kind in enumerate(("VectorAssembler", "TorchModel")):
         (stage,) = (tmp_path / "model" / "stages").glob(f"{place}_*")
-        with pytest.raises(SettingsError, match=rf"holds a .*\.{kind}, and TorchEstimator .* {kind}\.load\(path\)"):
+        with pytest.raises(
+            SettingsError, match=rf"holds a .*\.{kind}, and TorchEstimator .* {kind}\.load\(path\)"
+        ):
             TorchEstimator.load(str(stage))
     found = read.stages[1].setOutputCols(["found"]).transform(assembler.transform(rows))
     np.testing.assert_array_equal(found.toPandas()["found"], expected)
@@ -61,7 +67,9 @@ def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scrat
     assert (again.getBatchSize(), again.uid) == (trained.getBatchSize(), trained.uid)
     again.setBackend(Pool(1))
     refitted = Pipeline(stages=[assembler, again]).fit(rows)
-    np.testing.assert_array_equal(weights(refitted.stages[1].getModel()), weights(fitted.stages[1].getModel()))
+    np.testing.assert_array_equal(
+        weights(refitted.stages[1].getModel()), weights(fitted.stages[1].getModel())
+    )
     assert list(scratch.iterdir()) == []
 
 
@@ -73,13 +81,19 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     monkeypatch.setattr(spark_data, "_write", writing)
     rows = frame(spark)
     model = net()
-    made = estimator(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), epochs=1)
+    made = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), epochs=1
+    )
     grid = ParamGridBuilder().addGrid(made.epochs, [1, 8]).build()
     evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y")
-    found = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1).fit(rows)
+    found = CrossValidator(
+        estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1
+    ).fit(rows)
     assert found.avgMetrics[1] < found.avgMetrics[0]
     assert len(found.bestModel.getHistory()) == 8
-    split = TrainValidationSplit(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(rows)
+    split = TrainValidationSplit(
+        estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=1
+    ).fit(rows)
     assert len(split.bestModel.getHistory()) == 8
     assert writing.call_count == (2 + 1) + (1 + 1), "each fold, and all rows for the best model"
     assert list(scratch.iterdir()) == []
@@ -98,15 +112,24 @@ def test_data_are_where_the_session_says_and_otherwise_in_the_store(
     assert (chosen.exists(), (tmp_path / "store" / "intermediate_data").exists()) == (True, False)
     made.fit(frame(spark))
     assert (tmp_path / "store" / "intermediate_data").exists()
-    monkeypatch.setattr("farandole.estimators.spark.estimator.shared_folder", lambda session: "")  # of a cluster
-    with pytest.raises(SettingsError, match=r"give store=Store\.create\('hdfs://...'\).* or set spark.farandole.data"):
+    # of a cluster
+    monkeypatch.setattr("farandole.estimators.spark.estimator.shared_folder", lambda session: "")
+    with pytest.raises(
+        SettingsError,
+        match=r"give store=Store\.create\('hdfs://...'\).* or set spark.farandole.data",
+    ):
         estimator(backend=Never(1)).fit(frame(spark))
 
 
-def test_on_spark_connect_ranks_are_no_tasks(spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_spark_connect_ranks_are_no_tasks(
+    spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = frame(spark)
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as Spark says it; the server may be in this process
-    with pytest.raises(SettingsError, match=r"Spark Connect has none.*give backend=LocalBackend\(n\)"):
+    # as Spark says it; the server may be in this process
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(
+        SettingsError, match=r"Spark Connect has none.*give backend=LocalBackend\(n\)"
+    ):
         estimator(num_proc=2).fit(rows)
     assert list(scratch.iterdir()) == []
 
@@ -130,7 +153,8 @@ def test_several_trainings_share_data_until_the_last_has_ended() -> None:
     assert not there
     broken = Several(data(), [str, failing, str])
     next(broken)
-    for _ in range(2):  # Spark's other threads would take the end of the iterator for that of their work
+    # Spark's other threads would take the end of the iterator for that of their work
+    for _ in range(2):
         with pytest.raises(ArithmeticError):
             next(broken)
     assert not there
@@ -142,30 +166,49 @@ def test_several_trainings_share_data_until_the_last_has_ended() -> None:
 
 def test_vectors_of_scores_and_rows_for_validation_by_a_column(spark: Any) -> None:
     rows = frame(spark).selectExpr(
-        "if(z > 1.5, null, if(z > 1.2, slice(x, 1, 2), x)) as x", "k", "cast(k as double) as label", "z > 0 as held"
+        "if(z > 1.5, null, if(z > 1.2, slice(x, 1, 2), x)) as x",
+        "k",
+        "cast(k as double) as label",
+        "z > 0 as held",
     )
     model = net(3)
     trained = estimator(
-        model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), loss=torch.nn.CrossEntropyLoss(), epochs=30,
-        label_cols=["label"], validation="held", monitor="val_loss",
+        model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
+        loss=torch.nn.CrossEntropyLoss(),
+        epochs=30,
+        label_cols=["label"],
+        validation="held",
+        monitor="val_loss",
         data_options={"fill": {"x": 0.0}},
-    ).fit(rows)  # fmt: skip
+    ).fit(rows)
     found = trained.transform(rows)
     assert dict(found.dtypes)["label__output"] == "vector"
     given = found.toPandas()
     scores = np.stack([each.toArray() for each in given["label__output"]])
     assert (scores.argmax(axis=1) == given["k"]).mean() > 0.8
-    short = trained.transform(rows.selectExpr("slice(x, 1, 2) as x").limit(3))  # none is as long as those of training
+    # none is as long as those of training
+    short = trained.transform(rows.selectExpr("slice(x, 1, 2) as x").limit(3))
     assert [len(row["label__output"].toArray()) for row in short.collect()] == [3, 3, 3]
 
 
 def test_secrets_of_file_systems_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
     store = Store("memory://here", storage_options={"key": "secret"})
-    given = {"store": store, "data_options": {"fill": {"x": 0}, "storage_options": {"key": "secret"}}, "epochs": 2}
+    given = {
+        "store": store,
+        "data_options": {"fill": {"x": 0}, "storage_options": {"key": "secret"}},
+        "epochs": 2,
+    }
     found = public(given)
     assert b"secret" not in cloudpickle.dumps(found)
-    assert (found["store"].prefix_path, found["data_options"]) == (store.prefix_path, {"fill": {"x": 0}})
-    assert (store.storage_options, given["data_options"]["storage_options"]) == ({"key": "secret"}, {"key": "secret"})
+    assert (found["store"].prefix_path, found["data_options"]) == (
+        store.prefix_path,
+        {"fill": {"x": 0}},
+    )
+    assert (store.storage_options, given["data_options"]["storage_options"]) == (
+        {"key": "secret"},
+        {"key": "secret"},
+    )
     assert "storage_options are not written" in caplog.text
     assert public({"epochs": 2}) == {"epochs": 2}
 
@@ -177,7 +220,11 @@ def test_every_parameter_has_its_default_and_accessors() -> None:
         for accessor in (name, *row.also):
             assert getattr(made, f"get{accessor}")() == row.default
     made.setNumProc(2).setTrainReaderNumWorker(3).setShufflingBufferSize(7)
-    assert (made.getNumProc(), made.getTrainReaderNumWorkers(), made.getShuffleBufferSize()) == (2, 3, 7)
+    assert (made.getNumProc(), made.getTrainReaderNumWorkers(), made.getShuffleBufferSize()) == (
+        2,
+        3,
+        7,
+    )
     model = TorchModel(label_columns=["y"])
     assert model.setLabelColoumns(["a", "b"]).getOutputCols() == ["a__output", "b__output"]
     copied = made.copy({made.epochs: 5})
@@ -189,11 +236,23 @@ def test_every_parameter_has_its_default_and_accessors() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: TorchEstimator(epoch=2), "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'"),
+        (
+            lambda: TorchEstimator(epoch=2),
+            "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'",
+        ),
         (lambda: TorchEstimator(epochs="two"), "epochs"),
-        (lambda: TorchEstimator(num_proc=2, backend=Pool(1)), '"backend" and "num_proc" may be specified'),
-        (lambda: TorchEstimator().setEpoch(2), "TorchEstimator has no setEpoch; did you mean 'setEpochs'"),
-        (lambda: TorchEstimator().setParams(epoch=2), "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'"),
+        (
+            lambda: TorchEstimator(num_proc=2, backend=Pool(1)),
+            '"backend" and "num_proc" may be specified',
+        ),
+        (
+            lambda: TorchEstimator().setEpoch(2),
+            "TorchEstimator has no setEpoch; did you mean 'setEpochs'",
+        ),
+        (
+            lambda: TorchEstimator().setParams(epoch=2),
+            "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'",
+        ),
         (lambda: TorchEstimator(2), "positional"),
     ],
 )
@@ -205,17 +264,49 @@ def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -
 @pytest.mark.parametrize(
     ("change", "params", "says"),
     [
-        (("x", "y", "k"), {"label_cols": ["q"]}, r"Label column q does not exist in the DataFrame \(it has x, y, k\)"),
+        (
+            ("x", "y", "k"),
+            {"label_cols": ["q"]},
+            r"Label column q does not exist in the DataFrame \(it has x, y, k\)",
+        ),
         (("x", "string(y) as y"), {}, "label column 'y' is of type string: index it first"),
-        (("x", "map('a', y) as y"), {}, "label column 'y' is of type map<string,double>: make columns of its values"),
-        (("x", "if(z > 1, null, y) as y"), {}, "^column 'y' holds null: give data_options={'fill': {'y': value}}"),
-        (("if(z > 1, slice(x, 1, 2), x) as x", "y"), {}, "lists of column 'x' have from 2 to 3 elements"),
-        (("if(z > 1, null, x) as x", "y"), {}, "^column 'x'( holds null in | of the DataFrame: the first row is null)"),
-        (("x", "y", "y as other"), {"feature_cols": ["x", "other"]}, "the model cannot take the features"),
+        (
+            ("x", "map('a', y) as y"),
+            {},
+            "label column 'y' is of type map<string,double>: make columns of its values",
+        ),
+        (
+            ("x", "if(z > 1, null, y) as y"),
+            {},
+            "^column 'y' holds null: give data_options={'fill': {'y': value}}",
+        ),
+        (
+            ("if(z > 1, slice(x, 1, 2), x) as x", "y"),
+            {},
+            "lists of column 'x' have from 2 to 3 elements",
+        ),
+        (
+            ("if(z > 1, null, x) as x", "y"),
+            {},
+            "^column 'x'( holds null in | of the DataFrame: the first row is null)",
+        ),
+        (
+            ("x", "y", "y as other"),
+            {"feature_cols": ["x", "other"]},
+            "the model cannot take the features",
+        ),
         (("x", "y"), {"validation": "held"}, "Validation column held does not exist"),
         (("x", "y", "0 as held"), {"validation": "held"}, "Validation DataFrame is empty"),
-        (("x", "y", "'test' as held"), {"validation": "held"}, r"empty\. .*, which holds text: make numbers of it"),
-        (("x", "y", "date'2024-01-01' as held"), {"validation": "held"}, "validation column 'held' is of type date"),
+        (
+            ("x", "y", "'test' as held"),
+            {"validation": "held"},
+            r"empty\. .*, which holds text: make numbers of it",
+        ),
+        (
+            ("x", "y", "date'2024-01-01' as held"),
+            {"validation": "held"},
+            "validation column 'held' is of type date",
+        ),
         (
             ("x", "y", "cast(k as string) as k"),
             {"sample_weight_col": "k"},
@@ -265,7 +356,9 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
     shouted = rows.toDF("X", "Y", "K", "W", "Y__OUTPUT")
     for model in (found, wanted):
         made = model.setOutputCols(["y__output"]).transform(shouted)
-        assert made.columns == ["X", "Y", "K", "W", "y__output"], "a column of that name is replaced, as by withColumn"
+        assert made.columns == ["X", "Y", "K", "W", "y__output"], (
+            "a column of that name is replaced, as by withColumn"
+        )
         np.testing.assert_array_equal(made.toPandas()["y__output"], expected)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
@@ -279,12 +372,22 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
 
 def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratch: Path) -> None:
     drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
-    rows = spark.range(0, 200, 1, 2).select(F.col("id").alias("y"), drawn().alias("x"), F.round(drawn()).alias("held"))
+    rows = spark.range(0, 200, 1, 2).select(
+        F.col("id").alias("y"), drawn().alias("x"), F.round(drawn()).alias("held")
+    )
     ages = rows.withColumn("x", F.current_timestamp().cast("double") - F.col("y"))
     for frame_of, validation in ((rows, 0.4), (rows, "HELD"), (ages, 0.4)):
-        with prepared(frame_of, Columns(("x",), ("y",), None), validation, None, {}, 0) as (train, held):
+        with prepared(frame_of, Columns(("x",), ("y",), None), validation, None, {}, 0) as (
+            train,
+            held,
+        ):
             assert held is not None
-            both = [row for data in (train, held) for batch in data.numpy(50, rank=0, size=1) for row in batch["y"]]
+            both = [
+                row
+                for data in (train, held)
+                for batch in data.numpy(50, rank=0, size=1)
+                for row in batch["y"]
+            ]
             assert sorted(both) == list(range(200))
     store = Store.create(str(scratch / "store"))
     with prepare_data(1, store, ages, ["y"], ["x"], 0.4) as number:
@@ -294,11 +397,21 @@ def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratc
 
 
 def test_nan_in_the_column_of_validation_is_not_above_0(spark: Any) -> None:
-    rows = spark.createDataFrame([(1.0, 1.0), (2.0, float("nan")), (3.0, None), (4.0, 0.5)], "y double, held double")
+    rows = spark.createDataFrame(
+        [(1.0, 1.0), (2.0, float("nan")), (3.0, None), (4.0, 0.5)], "y double, held double"
+    )
     train, held = split(rows, ["y"], "held", 0)
-    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [[2.0, 3.0], [1.0, 4.0]]
-    train, held = split(rows.selectExpr("y", "if(y > 2, '1', if(y = 2, 'no', '0')) as held"), ["y"], "held", 0)
-    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [[1.0, 2.0], [3.0, 4.0]]
+    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [
+        [2.0, 3.0],
+        [1.0, 4.0],
+    ]
+    train, held = split(
+        rows.selectExpr("y", "if(y > 2, '1', if(y = 2, 'no', '0')) as held"), ["y"], "held", 0
+    )
+    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [
+        [1.0, 2.0],
+        [3.0, 4.0],
+    ]
 
 
 def test_fits_at_once_keep_the_rows_until_the_last_has_ended(spark: Any) -> None:
@@ -322,24 +435,35 @@ def test_what_a_program_keeps_stays_kept(spark: Any) -> None:
 
 
 def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> None:
-    """A sum of floating numbers depends on the order in which an exchange has them, in the last bit, by which rows
-    would fall to both sides, or to none; on a cluster each computation has an order of its own."""
-    spark.range(0, 100, 1, 2).selectExpr("id", "id % 7 AS k", "sin(id) AS v").write.parquet(str(tmp_path / "rows"))
+    """A sum of floating numbers depends on the order in which an exchange has them, in the last
+    bit, by which rows would fall to both sides, or to none; on a cluster each computation has an
+    order of its own.
+    """
+    spark.range(0, 100, 1, 2).selectExpr("id", "id % 7 AS k", "sin(id) AS v").write.parquet(
+        str(tmp_path / "rows")
+    )
     rows = spark.read.parquet(str(tmp_path / "rows"))
     rows.createOrReplaceTempView("rows_to_split")
     half = F.pandas_udf(lambda values: values / 2, "double")
     alike = [
         rows.filter("v > 0").repartition(3).sort("v").withColumn("w", half("v")),
-        rows.join(rows.select("id", (F.col("v") + 1).alias("w")), "id").union(rows.selectExpr("*", "1.0D")),
-        rows.withColumn("e", F.explode(F.array("v", "k"))), rows.groupBy("k").agg(F.sum("v")).cache(),
-    ]  # fmt: skip
+        rows.join(rows.select("id", (F.col("v") + 1).alias("w")), "id").union(
+            rows.selectExpr("*", "1.0D")
+        ),
+        rows.withColumn("e", F.explode(F.array("v", "k"))),
+        rows.groupBy("k").agg(F.sum("v")).cache(),
+    ]
     otherwise = [
-        rows.groupBy("k").agg(F.avg("v").alias("v")), rows.limit(50), rows.sample(0.5), rows.dropDuplicates(["k"]),
+        rows.groupBy("k").agg(F.avg("v").alias("v")),
+        rows.limit(50),
+        rows.sample(0.5),
+        rows.dropDuplicates(["k"]),
         rows.withColumn("r", F.row_number().over(Window.partitionBy("k").orderBy(F.lit(1)))),
         spark.sql("SELECT k, v - (SELECT avg(v) FROM rows_to_split) AS v FROM rows_to_split"),
         rows.withColumn("age", F.datediff(F.current_date(), F.lit("2020-01-01"))),
-        rows.groupBy("k").applyInPandas(lambda table: table, rows.schema), rows.withColumn("v", F.rand()),
-    ]  # fmt: skip
+        rows.groupBy("k").applyInPandas(lambda table: table, rows.schema),
+        rows.withColumn("v", F.rand()),
+    ]
     assert [varies(each) for each in alike] == [False] * len(alike)
     assert [varies(each) for each in otherwise] == [True] * len(otherwise)
     alike[-1].unpersist()
@@ -360,14 +484,19 @@ def test_other_columns_may_have_the_same_name(spark: Any) -> None:
     made = estimator(epochs=1).fit(rows).transform(rows)
     assert made.columns == [*rows.columns, "y__output"]
     assert [row[:-1] for row in made.collect()] == [tuple(row) for row in rows.collect()]
-    with pytest.raises(DataError, match=r"Feature column twice is in the DataFrame 2 times \(twice, twice\)"):
+    with pytest.raises(
+        DataError, match=r"Feature column twice is in the DataFrame 2 times \(twice, twice\)"
+    ):
         estimator(feature_cols=["twice"]).fit(rows)
 
 
 @pytest.mark.parametrize(
     ("weight", "says"),
     [
-        ("if(z > 2, -1.5, w)", "weight column 'w' holds numbers below 0, .* in {} of 61 rows, as -1.5: a weight says"),
+        (
+            "if(z > 2, -1.5, w)",
+            "weight column 'w' holds numbers below 0, .* in {} of 61 rows, as -1.5: a weight says",
+        ),
         ("cast(if(z > 2, -3, 1) as decimal(9, 2))", "in {} of 61 rows, as -3"),
         ("if(z > 2, double('nan'), w)", "in {} of 61 rows, as nan"),
         ("if(z > 2, float('inf'), 1)", "in {} of 61 rows, as inf"),
@@ -375,7 +504,9 @@ def test_other_columns_may_have_the_same_name(spark: Any) -> None:
     ],
     ids=["negative", "decimal", "nan", "infinite", "all 0"],
 )
-def test_weights_of_rows_that_are_none_are_told_before_training(spark: Any, weight: str, says: str) -> None:
+def test_weights_of_rows_that_are_none_are_told_before_training(
+    spark: Any, weight: str, says: str
+) -> None:
     rows = frame(spark).selectExpr("x", "y", "z", f"{weight} as w")
     with pytest.raises(DataError, match=says.format(rows.filter("z > 2").count())):
         estimator(sample_weight_col="w", backend=Never(1)).fit(rows)
@@ -384,18 +515,26 @@ def test_weights_of_rows_that_are_none_are_told_before_training(spark: Any, weig
         assert data.rows == 61
 
 
-def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_with_nan_are_told_before_training(
+    spark: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     nan, infinite = F.lit(float("nan")), F.lit(float("-inf"))
     rows = frame(spark).withColumn("y", F.when(F.col("k") == 1, nan).otherwise(F.col("y")))
-    rows = rows.withColumn("x", F.when(F.col("z") > 2, F.array(nan, infinite, F.lit(0.0))).otherwise(F.col("x")))
-    rows = VectorAssembler(inputCols=["y", "z"], outputCol="v", handleInvalid="keep").transform(rows)
+    rows = rows.withColumn(
+        "x", F.when(F.col("z") > 2, F.array(nan, infinite, F.lit(0.0))).otherwise(F.col("x"))
+    )
+    rows = VectorAssembler(inputCols=["y", "z"], outputCol="v", handleInvalid="keep").transform(
+        rows
+    )
     labels, arrays = rows.filter("k = 1").count(), rows.filter("z > 2").count()
     made = estimator(net(1, inputs=5), feature_cols=["x", "v"], backend=Never(1))
     with made._written(rows) as (data, _):
         assert data.rows == 61
-    for told in (f"label column 'y' holds NaN or infinite numbers in {labels} of 61 rows",
-                 f"feature column 'x' holds NaN or infinite numbers in {arrays} of",
-                 f"feature column 'v' holds NaN or infinite numbers in {labels} of"):  # fmt: skip
+    for told in (
+        f"label column 'y' holds NaN or infinite numbers in {labels} of 61 rows",
+        f"feature column 'x' holds NaN or infinite numbers in {arrays} of",
+        f"feature column 'v' holds NaN or infinite numbers in {labels} of",
+    ):
         assert told in caplog.text
     assert labels > arrays > 0
     caplog.clear()
@@ -407,24 +546,36 @@ def test_vectors_in_files_are_read_by_a_model(spark: Any, tmp_path: Path) -> Non
     rows = [(place, Vectors.dense([1.0, float(place), 0.0])) for place in range(5)]
     spark.createDataFrame(rows, ["place", "x"]).write.parquet(str(tmp_path / "vectors"))
     model = torch.nn.Linear(3, 1)
-    trained = TorchModel(model=model, feature_columns=["x"], label_columns=["y"], _metadata={"outputs": [(1,)]})
+    trained = TorchModel(
+        model=model, feature_columns=["x"], label_columns=["y"], _metadata={"outputs": [(1,)]}
+    )
     found = trained.transform(spark.read.parquet(str(tmp_path / "vectors"))).collect()
     with torch.no_grad():
         expected = model(torch.tensor([row.x.toArray() for row in found]).float()).reshape(-1)
     assert len(found) == 5
     np.testing.assert_allclose([row.y__output for row in found], expected, rtol=1e-6)
     beside = trained.setFeatureCols(["n"]).setModel(torch.nn.Linear(1, 1))
-    named = spark.read.parquet(str(tmp_path / "vectors")).withColumn("n", F.coalesce("place", F.lit(0)) * 1.0)
+    named = spark.read.parquet(str(tmp_path / "vectors")).withColumn(
+        "n", F.coalesce("place", F.lit(0)) * 1.0
+    )
     assert beside.transform(named).filter("place > 1").count() == 3
     assert {row.place for row in beside.transform(named).filter("place > 1").collect()} == {2, 3, 4}
 
 
 def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None:
     model = TorchModel(
-        model=net(1, inputs=1), feature_columns=["z"], label_columns=["y"], _metadata={"outputs": [(1,)]}
+        model=net(1, inputs=1),
+        feature_columns=["z"],
+        label_columns=["y"],
+        _metadata={"outputs": [(1,)]},
     )
-    with pytest.raises(Exception, match=r"column 'z': null(.|\n)*fill, decode and shapes from .* data_options={...}"):
-        model.transform(spark.sql("select if(id = 3, null, double(id)) as z from range(5)")).collect()
+    with pytest.raises(
+        Exception,
+        match=r"column 'z': null(.|\n)*fill, decode and shapes from .* data_options={...}",
+    ):
+        model.transform(
+            spark.sql("select if(id = 3, null, double(id)) as z from range(5)")
+        ).collect()
     values = [(Vectors.dense([float(id)]) if id != 3 else None, 1.0) for id in range(5)]
     vectors = spark.createDataFrame(values, ["z", "y"])
     with pytest.raises(Exception, match="column 'z': null"):
@@ -435,8 +586,12 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
 
 def test_text_where_training_had_numbers_is_named_before_spark_computes(spark: Any) -> None:
     rows = frame(spark)
-    model = estimator(net(1, inputs=1), feature_cols=["z"], input_shapes=[[-1, 1]], epochs=1).fit(rows)
-    with pytest.raises(DataError, match=r"Feature column z holds text, and the model was trained on numbers there"):
+    model = estimator(net(1, inputs=1), feature_cols=["z"], input_shapes=[[-1, 1]], epochs=1).fit(
+        rows
+    )
+    with pytest.raises(
+        DataError, match=r"Feature column z holds text, and the model was trained on numbers there"
+    ):
         model.transform(rows.selectExpr("string(z) as z", "y"))
 
 

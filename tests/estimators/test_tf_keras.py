@@ -28,11 +28,19 @@ def test_an_old_optimizer_goes_on_and_every_row_of_validation_counts_once(tmp_pa
     def estimator(run: str, epochs: int) -> Any:
         layers = [tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1, kernel_initializer="ones")]
         return KerasEstimator(
-            model=tf_keras.Sequential(layers), optimizer=tf_keras.optimizers.legacy.SGD(RATE, momentum=0.9),
-            loss="mse", feature_cols=["x"], label_cols=["y"], batch_size=4, epochs=epochs, verbose=0, run_id=run,
+            model=tf_keras.Sequential(layers),
+            optimizer=tf_keras.optimizers.legacy.SGD(RATE, momentum=0.9),
+            loss="mse",
+            feature_cols=["x"],
+            label_cols=["y"],
+            batch_size=4,
+            epochs=epochs,
+            verbose=0,
+            run_id=run,
             callbacks=[LearningRateScheduleCallback(9.0, lambda epoch: 1 / (epoch + 1))],
-            store=Store.create(str(tmp_path / "store")), backend=Pool(2),
-        )  # fmt: skip
+            store=Store.create(str(tmp_path / "store")),
+            backend=Pool(2),
+        )
 
     whole = estimator("whole", 3).fit_on_parquet(path, held)
     estimator("parts", 2).fit_on_parquet(path, held)
@@ -67,6 +75,10 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
     model = tf_keras.Model({"b": first, "a": second}, tf_keras.layers.Subtract()([first, second]))
     read, one, two = pack(model, {}).open(), np.array([1.0, 1.0]), np.array([10.0, 10.0])
     assert np.ravel(read(inputs_of(read, ["a", "b"], [one, two], ()))).tolist() == [9, 9]
-    assert np.ravel(read.predict_on_batch(inputs_of(read, ["b", "a"], [one, two], ()))).tolist() == [-9, -9]
-    with pytest.raises(DataError, match="the model's inputs are a dict of a, b, and the feature columns are q, p: "):
+    assert np.ravel(
+        read.predict_on_batch(inputs_of(read, ["b", "a"], [one, two], ()))
+    ).tolist() == [-9, -9]
+    with pytest.raises(
+        DataError, match="the model's inputs are a dict of a, b, and the feature columns are q, p: "
+    ):
         inputs_of(read, ["q", "p"], [one, two], ())

@@ -31,23 +31,38 @@ functions = torch.nn.functional
 
 def net(outputs: int = 1, inputs: int = 3) -> torch.nn.Module:
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs))
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs)
+    )
 
 
 def estimator(given_model: torch.nn.Module | None = None, **params: Any) -> TorchEstimator:
     model = net() if given_model is None else given_model
     given: dict[str, Any] = {
-        "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9), "loss": "mse_loss",
-        "feature_cols": ["x"], "label_cols": ["y"], "batch_size": BATCH, "epochs": EPOCHS, "random_seed": 5,
-        "scale_lr": False, "verbose": 0, "backend": Pool(1),
-    }  # fmt: skip
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9),
+        "loss": "mse_loss",
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "random_seed": 5,
+        "scale_lr": False,
+        "verbose": 0,
+        "backend": Pool(1),
+    }
     if "num_proc" in params:
         del given["backend"]
     return TorchEstimator(**{**given, **params})
 
 
 def plain(
-    data: Any, batch: int = BATCH, epochs: int = EPOCHS, rate: float = RATE, shuffle: bool = True, model: Any = None
+    data: Any,
+    batch: int = BATCH,
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+    shuffle: bool = True,
+    model: Any = None,
 ) -> Any:
     """A loop of the user's own, on one process: the model, and the loss of each epoch."""
     model = net() if model is None else model
@@ -88,7 +103,9 @@ def test_outputs_with_the_names_of_labels_learn_these(tmp_path: Path) -> None:
     spec, x = made._spec(data, None), columns()["x"][:5]
     assert made.check(spec, first(data, spec.columns)) == [(), ()]
     expected = torch.stack(Named(False)(torch.tensor(x).float()))
-    found, _ = Objective(spec).matched(made.getModel()(torch.tensor(x).float()), [torch.zeros(5)] * 2)
+    found, _ = Objective(spec).matched(
+        made.getModel()(torch.tensor(x).float()), [torch.zeros(5)] * 2
+    )
     torch.testing.assert_close(torch.stack(found), expected)
     metadata = {"feature_columns": ["x"], "label_columns": ["y", "z"]}
     predicted = TorchModel(model=made.getModel(), **metadata).loader()()(x)
@@ -99,7 +116,8 @@ def test_outputs_with_the_name_of_another_label_are_told() -> None:
     one, two = torch.zeros(1), torch.ones(1)
     for outputs in ({"z": one, "other": two}, {"other": one, "y": two}):
         with pytest.raises(
-            DataError, match=r"outputs are a dict of .*, and the label columns are y, z: in order, '[yz]'"
+            DataError,
+            match=r"outputs are a dict of .*, and the label columns are y, z: in order, '[yz]'",
         ):
             several(outputs, ["y", "z"])
     for outputs in ({"p": one, "q": two}, {"y": one, "q": two}):
@@ -107,7 +125,10 @@ def test_outputs_with_the_name_of_another_label_are_told() -> None:
 
 
 def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": np.eye(3).tolist(), "k": [256.0, 257.0, 258.0]}), tmp_path / "classes.parquet")
+    pq.write_table(
+        pa.table({"x": np.eye(3).tolist(), "k": [256.0, 257.0, 258.0]}),
+        tmp_path / "classes.parquet",
+    )
     data = from_parquet(str(tmp_path / "classes.parquet"))
     for kind in (torch.bfloat16, torch.float32, torch.float64):
         made = estimator(net(300).to(kind), label_cols=["k"], loss="cross_entropy")
@@ -120,7 +141,9 @@ def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Pa
 def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) -> None:
     path = written(tmp_path)
     of_classes = {"loss": "cross_entropy", "label_cols": ["z"]}
-    with pytest.raises(DataError, match=r"a label is -?[0-9.]+, and the loss takes numbers of classes, from 0"):
+    with pytest.raises(
+        DataError, match=r"a label is -?[0-9.]+, and the loss takes numbers of classes, from 0"
+    ):
         estimator(net(4), **of_classes, backend=Never(1)).fit_on_parquet(path)
     with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
@@ -133,7 +156,10 @@ def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) 
             {"categorical_cols": ["kk"]},
             r"categorical_cols names 'kk', which is none of the columns \(k, x, y\); did you",
         ),
-        ({"continuous_cols": ["other"]}, r"continuous_cols names 'other', which is none of the columns \(k, x, y\)$"),
+        (
+            {"continuous_cols": ["other"]},
+            r"continuous_cols names 'other', which is none of the columns \(k, x, y\)$",
+        ),
         (
             {"input_shapes": [[-1, 1]]},
             r"input_shapes=\[\[-1, 1\]\] must have one for each of feature_cols=\['k', 'x'\]",
@@ -144,9 +170,13 @@ def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) 
         ),
     ],
 )
-def test_parameters_of_columns_that_name_none(tmp_path: Path, params: dict[str, Any], text: str) -> None:
+def test_parameters_of_columns_that_name_none(
+    tmp_path: Path, params: dict[str, Any], text: str
+) -> None:
     with pytest.raises(SettingsError, match=text):
-        estimator(feature_cols=["k", "x"], **params, backend=Never(1)).fit_on_parquet(written(tmp_path))
+        estimator(feature_cols=["k", "x"], **params, backend=Never(1)).fit_on_parquet(
+            written(tmp_path)
+        )
 
 
 @pytest.mark.parametrize(
@@ -154,15 +184,25 @@ def test_parameters_of_columns_that_name_none(tmp_path: Path, params: dict[str, 
     [
         (
             {"removed": ["w"]},
-            r"transformation_removed_fields names 'w', and the rows have no such .*\(they have x, y\)",
+            (
+                r"transformation_removed_fields names 'w', and the rows have no such .*\(they have"
+                r" x, y\)"
+            ),
         ),
-        ({"edit": [("xs", np.float32, (3,), False)]}, r"transformation_edit_fields names 'xs', .*; did you mean 'x'\?"),
+        (
+            {"edit": [("xs", np.float32, (3,), False)]},
+            r"transformation_edit_fields names 'xs', .*; did you mean 'x'\?",
+        ),
     ],
 )
-def test_fields_of_a_transformation_that_name_no_column(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+def test_fields_of_a_transformation_that_name_no_column(
+    tmp_path: Path, fields: dict[str, Any], text: str
+) -> None:
     given = {f"transformation_{name}_fields": value for name, value in fields.items()}
     with pytest.raises(DataError, match=text):
-        estimator(transformation_fn=lambda rows: rows, **given, backend=Never(1)).fit_on_parquet(written(tmp_path))
+        estimator(transformation_fn=lambda rows: rows, **given, backend=Never(1)).fit_on_parquet(
+            written(tmp_path)
+        )
 
 
 def test_labels_whose_axes_have_another_order_are_not_reshaped() -> None:
@@ -197,7 +237,9 @@ def test_parametrized_modules_are_trained_as_others(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
     rows = torch.randn(3, 3)
     predict = model.loader()()
-    np.testing.assert_allclose(np.ravel(predict(rows.numpy())), expected(rows).detach().numpy().ravel(), rtol=1e-4)
+    np.testing.assert_allclose(
+        np.ravel(predict(rows.numpy())), expected(rows).detach().numpy().ravel(), rtol=1e-4
+    )
 
 
 def test_ranks_on_spark_tasks_train_as_one_process_and_predict(spark: Any, scratch: Path) -> None:
@@ -213,15 +255,21 @@ def test_ranks_on_spark_tasks_train_as_one_process_and_predict(spark: Any, scrat
     found = model.transform(rows).select("x", "y__output", "y").toPandas()
     assert len(found) == ROWS
     x = torch.tensor(np.stack(found["x"])).float()
-    np.testing.assert_allclose(found["y__output"], model.getModel()(x).detach().numpy().ravel(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["y__output"], model.getModel()(x).detach().numpy().ravel(), rtol=1e-5
+    )
     assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rate_per_rank_is_scaled_while_training_and_comes_back(ranks: int, tmp_path: Path) -> None:
+def test_a_rate_per_rank_is_scaled_while_training_and_comes_back(
+    ranks: int, tmp_path: Path
+) -> None:
     path = written(tmp_path)
     expected, _ = plain(from_parquet(path, columns=["x", "y"]), rate=RATE * ranks)
-    model = estimator(backend=Pool(ranks), batch_size=BATCH // ranks, scale_lr=True).fit_on_parquet(path)
+    model = estimator(backend=Pool(ranks), batch_size=BATCH // ranks, scale_lr=True).fit_on_parquet(
+        path
+    )
     np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
     assert model.getOptimizer().param_groups[0]["lr"] == RATE
 
@@ -239,17 +287,29 @@ def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -
     mine = net()
     for ranks, loss in ((1, "mse_loss"), (2, torch.nn.MSELoss())):
         trained = estimator(
-            mine, optimizer=torch.optim.SGD(mine.parameters(), lr=RATE), loss=loss, backend=Pool(ranks), epochs=2,
-            batch_size=ROWS, sample_weight_col="w", shuffle=False,
-        ).fit_on_parquet(path)  # fmt: skip
-        np.testing.assert_allclose(weights(trained.getModel()), weights(model), rtol=1e-4, atol=1e-6)
+            mine,
+            optimizer=torch.optim.SGD(mine.parameters(), lr=RATE),
+            loss=loss,
+            backend=Pool(ranks),
+            epochs=2,
+            batch_size=ROWS,
+            sample_weight_col="w",
+            shuffle=False,
+        ).fit_on_parquet(path)
+        np.testing.assert_allclose(
+            weights(trained.getModel()), weights(model), rtol=1e-4, atol=1e-6
+        )
 
 
 class TwoInputs(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.line, self.classes = torch.nn.Embedding(3, 2), torch.nn.Linear(5, 1), torch.nn.Linear(5, 3)
+        self.embedding, self.line, self.classes = (
+            torch.nn.Embedding(3, 2),
+            torch.nn.Linear(5, 1),
+            torch.nn.Linear(5, 3),
+        )
 
     def forward(self, x: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = torch.cat([x.reshape(-1, 3), self.embedding(k)], dim=1)
@@ -262,12 +322,22 @@ def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", ["weights", "ignored", "sequence"])
 def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Path) -> None:
-    """By the weights of classes, and without labels that do not count, of which one rank may have none."""
+    """By the weights of classes, and without labels that do not count, of which one rank may have
+    none.
+    """
     found, numbers = columns(), np.random.RandomState(2)
     sequence = np.where(numbers.rand(ROWS, 2) < 0.6, -100, numbers.randint(0, 3, (ROWS, 2)))
     path = tmp_path / "classes.parquet"
-    pq.write_table(pa.table({"x": list(found["x"]), "k": found["k"], "s": list(sequence)}), path, row_group_size=16)
-    kinds = {"weights": {"weight": torch.tensor([1.0, 5.0, 20.0])}, "ignored": {"ignore_index": 1}, "sequence": {}}
+    pq.write_table(
+        pa.table({"x": list(found["x"]), "k": found["k"], "s": list(sequence)}),
+        path,
+        row_group_size=16,
+    )
+    kinds = {
+        "weights": {"weight": torch.tensor([1.0, 5.0, 20.0])},
+        "ignored": {"ignore_index": 1},
+        "sequence": {},
+    }
     loss = torch.nn.CrossEntropyLoss(**kinds[case])
 
     def trained(ranks: int) -> Any:
@@ -275,32 +345,53 @@ def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Pat
         if case == "sequence":
             model.append(torch.nn.Unflatten(1, (3, 2)))
         return estimator(
-            model, loss=loss, label_cols=["s" if case == "sequence" else "k"], backend=Pool(ranks),
-            batch_size=BATCH // ranks, val_batch_size=ROWS,
-        ).fit_on_parquet(str(path), str(path))  # fmt: skip
+            model,
+            loss=loss,
+            label_cols=["s" if case == "sequence" else "k"],
+            backend=Pool(ranks),
+            batch_size=BATCH // ranks,
+            val_batch_size=ROWS,
+        ).fit_on_parquet(str(path), str(path))
 
     one, two = trained(1), trained(2)
-    np.testing.assert_allclose(weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6
+    )
     for own, other in zip(one.getHistory(), two.getHistory(), strict=True):
         assert own["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-5)
         assert own["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-5)
 
 
 def test_metrics_of_one_name_have_numbers(tmp_path: Path) -> None:
-    metrics = [lambda output, label: output.mean() * 0 + 1, lambda output, label: output.mean() * 0 + 2]
-    found = estimator(net(), metrics=metrics, epochs=1, backend=Pool(1)).fit_on_parquet(written(tmp_path))
+    metrics = [
+        lambda output, label: output.mean() * 0 + 1,
+        lambda output, label: output.mean() * 0 + 2,
+    ]
+    found = estimator(net(), metrics=metrics, epochs=1, backend=Pool(1)).fit_on_parquet(
+        written(tmp_path)
+    )
     numbers = found.getHistory()[-1]["train"]
-    assert (numbers["<lambda>"], numbers["<lambda>_1"], numbers["all_metrics"]) == (1.0, 2.0, [[1.0, 2.0]])
+    assert (numbers["<lambda>"], numbers["<lambda>_1"], numbers["all_metrics"]) == (
+        1.0,
+        2.0,
+        [[1.0, 2.0]],
+    )
 
 
 @pytest.mark.parametrize(
     ("metric", "told"),
-    [(lambda output, label: output - label.reshape(-1, 5), "shape"), (lambda output, label: output, "Scalar")],
+    [
+        (lambda output, label: output - label.reshape(-1, 5), "shape"),
+        (lambda output, label: output, "Scalar"),
+    ],
 )
-def test_a_metric_that_gives_no_number_is_named_with_its_label(tmp_path: Path, metric: Any, told: str) -> None:
+def test_a_metric_that_gives_no_number_is_named_with_its_label(
+    tmp_path: Path, metric: Any, told: str
+) -> None:
     training = estimator(net(), metrics=[metric], epochs=1, backend=Pool(1))
     with pytest.raises(
-        Exception, match=r"the metric <lambda> must give one number for .*label y torch.float32\[1\]: "
+        Exception,
+        match=r"the metric <lambda> must give one number for .*label y torch.float32\[1\]: ",
     ) as error:
         training.fit_on_parquet(written(tmp_path))
     assert told in str(error.value)
@@ -316,32 +407,50 @@ class Freeing(Callback):
         if epoch == 1:
             self.model[0].requires_grad_(True)
             if self.group:
-                self.optimizer.add_param_group({"params": [*self.model[0].parameters()], "lr": RATE})
+                self.optimizer.add_param_group(
+                    {"params": [*self.model[0].parameters()], "lr": RATE}
+                )
 
 
 def test_a_callback_frees_layers_of_which_the_optimizer_knows(tmp_path: Path) -> None:
     model, path = net(), written(tmp_path)
     model[0].requires_grad_(False)
     one, two = (
-        estimator(model, callbacks=[Freeing(False)], batch_size=16 // ranks, backend=Pool(ranks)).fit_on_parquet(path)
+        estimator(
+            model, callbacks=[Freeing(False)], batch_size=16 // ranks, backend=Pool(ranks)
+        ).fit_on_parquet(path)
         for ranks in (1, 2)
     )
     assert not np.allclose(weights(model), weights(one.getModel()))
-    np.testing.assert_allclose(weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6
+    )
     optimizer = torch.optim.SGD(model[2].parameters(), lr=RATE)
     other = estimator(model, optimizer=optimizer, callbacks=[Freeing(True)])
-    with pytest.raises(Exception, match=r"has 2 groups of parameters, and had 1 when training began: .*requires_grad_"):
+    with pytest.raises(
+        Exception,
+        match=r"has 2 groups of parameters, and had 1 when training began: .*requires_grad_",
+    ):
         other.fit_on_parquet(path)
 
 
 def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     path, model = written(tmp_path), TwoInputs()
     made = estimator(
-        model, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05), feature_cols=["x", "k"],
-        label_cols=["y", "k"], categorical_cols=["k"], input_shapes=[[-1, 1, 3], None], loss_weights=[0.5, 2.0],
-        loss_constructors=[torch.nn.MSELoss, torch.nn.CrossEntropyLoss], loss=None, metrics=[[], [accuracy]], epochs=12,
-        validation=None, backend=Pool(2),
-    )  # fmt: skip
+        model,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+        feature_cols=["x", "k"],
+        label_cols=["y", "k"],
+        categorical_cols=["k"],
+        input_shapes=[[-1, 1, 3], None],
+        loss_weights=[0.5, 2.0],
+        loss_constructors=[torch.nn.MSELoss, torch.nn.CrossEntropyLoss],
+        loss=None,
+        metrics=[[], [accuracy]],
+        epochs=12,
+        validation=None,
+        backend=Pool(2),
+    )
     trained = made.fit_on_parquet(path, path)
     last = trained.getHistory()[-1]
     assert last["train"].keys() == {"loss", "k_accuracy", "all_metrics"}
@@ -368,7 +477,8 @@ def test_shapes_of_inputs_are_those_of_a_batch_or_of_a_row(tmp_path: Path) -> No
     assert inputs_of([x[:, 0]], [False], [[-1]], torch.float32, "cpu")[0].shape == (4,)
     trained = estimator(input_shapes=[[3]], epochs=1).fit_on_parquet(written(tmp_path))
     np.testing.assert_array_equal(
-        weights(trained.getModel()), weights(estimator(epochs=1).fit_on_parquet(written(tmp_path)).getModel())
+        weights(trained.getModel()),
+        weights(estimator(epochs=1).fit_on_parquet(written(tmp_path)).getModel()),
     )
 
 
@@ -384,14 +494,22 @@ def test_the_best_epoch_is_the_model_and_patience_ends_training(tmp_path: Path) 
             self.optimizer.param_groups[0]["lr"] = 0.01 if epoch < 3 else 30.0
 
     trained = estimator(
-        wild, optimizer=grows, callbacks=[Wilder()], epochs=20, patience=2, backend=Pool(2), batch_size=4
-    ).fit_on_parquet(train, held)  # fmt: skip
+        wild,
+        optimizer=grows,
+        callbacks=[Wilder()],
+        epochs=20,
+        patience=2,
+        backend=Pool(2),
+        batch_size=4,
+    ).fit_on_parquet(train, held)
     found = losses(trained, "validation")
     assert len(found) == 5
     assert int(np.nanargmin(found)) == 2
     given = columns(20)
     output = trained.getModel()(torch.tensor(given["x"]).float()).reshape(-1)
-    assert functions.mse_loss(output, torch.tensor(given["y"]).float()).item() == pytest.approx(found[2], rel=1e-5)
+    assert functions.mse_loss(output, torch.tensor(given["y"]).float()).item() == pytest.approx(
+        found[2], rel=1e-5
+    )
 
 
 def test_a_callback_of_one_rank_ends_training_on_all(tmp_path: Path) -> None:
@@ -401,20 +519,33 @@ def test_a_callback_of_one_rank_ends_training_on_all(tmp_path: Path) -> None:
 
             self.stop_training = hvd.rank() == 1 and epoch == 1
 
-    trained = estimator(callbacks=[Enough()], epochs=9, backend=Pool(2)).fit_on_parquet(written(tmp_path))
+    trained = estimator(callbacks=[Enough()], epochs=9, backend=Pool(2)).fit_on_parquet(
+        written(tmp_path)
+    )
     assert len(trained.getHistory()) == 2
 
 
 def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path) -> None:
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
-    options: dict[str, Any] = {"run_id": "first", "store": store, "train_steps_per_epoch": 5, "batch_size": 4}
-    whole = estimator(**{**options, "run_id": "whole"}, epochs=4, backend=Pool(2)).fit_on_parquet(path, path)
+    options: dict[str, Any] = {
+        "run_id": "first",
+        "store": store,
+        "train_steps_per_epoch": 5,
+        "batch_size": 4,
+    }
+    whole = estimator(**{**options, "run_id": "whole"}, epochs=4, backend=Pool(2)).fit_on_parquet(
+        path, path
+    )
     estimator(**options, epochs=2, backend=Pool(2)).fit_on_parquet(path, path)
-    assert [Path(each).name for each in store.get_checkpoints("first")] == ["epoch-0.ckpt", "epoch-1.ckpt"]
+    assert [Path(each).name for each in store.get_checkpoints("first")] == [
+        "epoch-0.ckpt",
+        "epoch-1.ckpt",
+    ]
     rest = estimator(**options, epochs=4, backend=Pool(2)).fit_on_parquet(path, path)
     assert rest.getHistory() == whole.getHistory()
     assert np.array_equal(weights(rest.getModel()), weights(whole.getModel()))
-    again = estimator(**options, epochs=4, backend=Pool(1)).fit_on_parquet(path, path)  # nothing is left to do
+    # nothing is left to do
+    again = estimator(**options, epochs=4, backend=Pool(1)).fit_on_parquet(path, path)
     assert again.getHistory() == whole.getHistory()
     assert again.getRunId() == "first"
 
@@ -424,7 +555,15 @@ def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Pa
     data = from_parquet(path, columns=["x", "y"])
     expected, numbers = plain(data, batch=32, shuffle=False)
 
-    def own(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, labels: Any, weights: Any) -> Any:
+    def own(
+        model: Any,
+        optimizer: Any,
+        transform: Any,
+        loss_fn: Any,
+        inputs: Any,
+        labels: Any,
+        weights: Any,
+    ) -> Any:
         optimizer.zero_grad()
         outputs, labels = transform(model(*inputs), labels)
         loss = loss_fn(outputs, labels, weights)
@@ -432,17 +571,25 @@ def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Pa
         optimizer.step()
         return outputs, loss + 1.0
 
-    mine = estimator(batch_size=16, shuffle=False, train_minibatch_fn=own, backend=Pool(2)).fit_on_parquet(path)
+    mine = estimator(
+        batch_size=16, shuffle=False, train_minibatch_fn=own, backend=Pool(2)
+    ).fit_on_parquet(path)
     np.testing.assert_allclose(weights(mine.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(losses(mine), [number + 1.0 for number in numbers], rtol=1e-4)
 
-    def another(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, *_: Any) -> Any:
+    def another(
+        model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, *_: Any
+    ) -> Any:
         return model(*inputs), 7.0  # a loss of its own
 
     assert losses(estimator(epochs=1, train_minibatch_fn=another).fit_on_parquet(path)) == [7.0]
     with pytest.raises(Exception, match="gave NoneType as the loss of its step"):
-        estimator(epochs=1, train_minibatch_fn=lambda *given: (given[0](*given[4]), None)).fit_on_parquet(path)
-    passes = estimator(batch_size=8, backward_passes_per_step=3, backend=Pool(2)).fit_on_parquet(path)
+        estimator(
+            epochs=1, train_minibatch_fn=lambda *given: (given[0](*given[4]), None)
+        ).fit_on_parquet(path)
+    passes = estimator(batch_size=8, backward_passes_per_step=3, backend=Pool(2)).fit_on_parquet(
+        path
+    )
     assert losses(passes)[-1] < losses(passes)[0]
 
 
@@ -454,9 +601,14 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
 
     path, model = written(tmp_path), net(1, inputs=2)
     made = estimator(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), epochs=1, batch_size=ROWS, shuffle=False,
-        transformation_fn=changed, transformation_edit_fields=[("x", np.float32, (2,), False)],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        epochs=1,
+        batch_size=ROWS,
+        shuffle=False,
+        transformation_fn=changed,
+        transformation_edit_fields=[("x", np.float32, (2,), False)],
+    )
     given, before = columns(), copy.deepcopy(model)
     output = before(torch.tensor(given["x"][:, :2]).float()).reshape(-1)
     expected = functions.mse_loss(output, 2 * torch.tensor(given["y"]).float()).item()
@@ -470,11 +622,16 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
         return {"x": torch.tensor(given["x"][0, :2]), "y": 2 * row["y"], "other": "text"}
 
     rows = ByRow(**{param.name: value for param, value in made.extractParamMap().items()})
-    rows.setTransformationFn(of_a_row).setEpochs(2).setOptimizer(lambda each: torch.optim.SGD(each, lr=0.0))
+    rows.setTransformationFn(of_a_row).setEpochs(2).setOptimizer(
+        lambda each: torch.optim.SGD(each, lr=0.0)
+    )
     output = model(torch.tensor(given["x"][0, :2]).float()).item()
     expected = ((output - 2 * given["y"]) ** 2).mean()
     assert losses(rows.fit_on_parquet(path)) == pytest.approx([expected] * 2, rel=1e-5)
-    with pytest.raises(DataError, match=r"failed on a row: AttributeError: .*'assign'.*takes a row, a dict of values"):
+    with pytest.raises(
+        DataError,
+        match=r"failed on a row: AttributeError: .*'assign'.*takes a row, a dict of values",
+    ):
         rows.setTransformationFn(lambda frame: frame.assign(y=0)).fit_on_parquet(path)
 
 
@@ -498,33 +655,79 @@ class ByRow(TorchEstimator):
     ("params", "says"),
     [
         ({"label_cols": ["q"]}, "Column q does not exist in .*it has x, y, k, w, z"),
-        ({"loss": "mse_los"}, "loss='mse_los' is no loss of torch.nn.functional; did you mean 'mse_loss'"),
+        (
+            {"loss": "mse_los"},
+            "loss='mse_los' is no loss of torch.nn.functional; did you mean 'mse_loss'",
+        ),
         ({"loss": None}, "Loss parameter is required"),
-        ({"store": Store.create("memory://runs")}, "store='memory://runs' is in the memory of one process, and ranks"),
-        ({"optimizer": torch.optim.SGD(net().parameters(), lr=1.0)}, "parameters that are not this model's"),
-        ({"feature_cols": ["x", "z"]}, r"the model cannot take the features x float64\[3\], z float64\[\]"),
+        (
+            {"store": Store.create("memory://runs")},
+            "store='memory://runs' is in the memory of one process, and ranks",
+        ),
+        (
+            {"optimizer": torch.optim.SGD(net().parameters(), lr=1.0)},
+            "parameters that are not this model's",
+        ),
+        (
+            {"feature_cols": ["x", "z"]},
+            r"the model cannot take the features x float64\[3\], z float64\[\]",
+        ),
         ({"label_cols": ["y", "z"]}, "the model has 1 outputs for 2 label columns"),
-        ({"label_cols": ["x"], "loss": torch.nn.BCELoss()}, r"the loss cannot take outputs of .*\(1,\).* and labels x"),
+        (
+            {"label_cols": ["x"], "loss": torch.nn.BCELoss()},
+            r"the loss cannot take outputs of .*\(1,\).* and labels x",
+        ),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"validation": 1.5}, r"Validation split 1.5 must be in the range: \[0, 1\)"),
         ({"validation": 0.5}, "validation=0.5 splits DataFrames"),
         ({"monitor": "val_loss"}, "monitor='val_loss' is of validation, and there is none"),
         ({"patience": 1}, "patience=1 needs validation, or monitor"),
         ({"model": "net"}, "model has to be an instance of torch.nn.Module, not str"),
-        ({"loss": Margin}, r"loss: Margin is a class .* needs \(margin\): give an object of it, Margin\(margin=...\)"),
-        ({"metrics": [Margin]}, r"metrics: Margin is a class .* give an object of it, Margin\(margin=...\)"),
-        ({"loss": torch.nn.MSELoss}, r"loss: MSELoss is a class: give an object of it, MSELoss\(\)"),
-        ({"loss_constructors": [Margin], "loss": None},
-         r"loss_constructors: Margin is a class .* needs \(margin\): give a function .* lambda: Margin\(margin=...\)"),
-        ({"loss_constructors": [OfModel], "loss": None}, r"OfModel is a class .* lambda: OfModel\(model=...\)"),
-        ({"loss_constructors": [torch.nn.MSELoss]}, "only one of loss_constructors and loss parameters can be"),
+        (
+            {"loss": Margin},
+            (
+                r"loss: Margin is a class .* needs \(margin\): give an object of it,"
+                r" Margin\(margin=...\)"
+            ),
+        ),
+        (
+            {"metrics": [Margin]},
+            r"metrics: Margin is a class .* give an object of it, Margin\(margin=...\)",
+        ),
+        (
+            {"loss": torch.nn.MSELoss},
+            r"loss: MSELoss is a class: give an object of it, MSELoss\(\)",
+        ),
+        (
+            {"loss_constructors": [Margin], "loss": None},
+            (
+                r"loss_constructors: Margin is a class .* needs \(margin\): give a function .*"
+                r" lambda: Margin\(margin=...\)"
+            ),
+        ),
+        (
+            {"loss_constructors": [OfModel], "loss": None},
+            r"OfModel is a class .* lambda: OfModel\(model=...\)",
+        ),
+        (
+            {"loss_constructors": [torch.nn.MSELoss]},
+            "only one of loss_constructors and loss parameters can be",
+        ),
         ({"loss_weights": [1.0, 2.0]}, "loss_weights=.* must have one for each label"),
-        ({"reader_pool_type": "threads"}, "reader_pool_type='threads' must be one of thread, dummy, process"),
-        ({"sample_weight_col": "w", "loss": lambda o, t: (o - t).mean()}, "give a loss with an argument reduction"),
+        (
+            {"reader_pool_type": "threads"},
+            "reader_pool_type='threads' must be one of thread, dummy, process",
+        ),
+        (
+            {"sample_weight_col": "w", "loss": lambda o, t: (o - t).mean()},
+            "give a loss with an argument reduction",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says: str, tmp_path: Path) -> None:
+)
+def test_bad_input_is_one_error_before_ranks_start(
+    params: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises((DataError, SettingsError), match=says):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
 
@@ -541,7 +744,9 @@ def test_local_ranks_without_a_session(
     assert "rows/s" in lines[0]
 
 
-def test_weights_of_a_gpu_reach_a_driver_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_gpu_reach_a_driver_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Gpus(Pool):
         def run(self, *args: Any, **kwargs: Any) -> Any:
             return [result]
@@ -563,19 +768,30 @@ def test_runs_have_names_of_their_own_and_tell_what_they_come_from(tmp_path: Pat
     assert not first.resume
     assert first.fingerprint == second.fingerprint
     model = net()
-    slower = estimator(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), run_id="named")._spec(data, None)
+    slower = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), run_id="named"
+    )._spec(data, None)
     assert slower.resume
     assert slower.fingerprint["optimizer"] != first.fingerprint["optimizer"]
     fewer = from_parquet(written(tmp_path, 50, "fewer.parquet"), columns=["x", "y"])
     assert estimator()._spec(fewer, None).fingerprint["rows"] == 50
     other = torch.nn.Sequential(model, torch.nn.Tanh())
     assert estimator(other)._spec(data, None).fingerprint["model"] != first.fingerprint["model"]
-    for name, value in (("loss", torch.nn.HuberLoss(delta=2.0)), ("monitor", "loss"), ("transformation_fn", weights)):
-        assert estimator(**{name: value})._spec(data, None).fingerprint[name] != first.fingerprint[name]
+    for name, value in (
+        ("loss", torch.nn.HuberLoss(delta=2.0)),
+        ("monitor", "loss"),
+        ("transformation_fn", weights),
+    ):
+        assert (
+            estimator(**{name: value})._spec(data, None).fingerprint[name]
+            != first.fingerprint[name]
+        )
 
 
 def test_options_of_data_reach_training_and_predictions(tmp_path: Path) -> None:
-    given = from_parquet(written(tmp_path), columns=["x", "y"], dtypes={"x": "float32"}, fill={"y": 1.0})
+    given = from_parquet(
+        written(tmp_path), columns=["x", "y"], dtypes={"x": "float32"}, fill={"y": 1.0}
+    )
     made = estimator(data_options={"fill": {"x": 0.0}})
     columns = made._columns()
     opened = made._opened(given, columns, {})
@@ -589,12 +805,21 @@ def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=1.0), torch.nn.Linear(3, 1))
     found = estimator(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), backend=Pool(2), batch_size=16, epochs=1,
-        train_steps_per_epoch=1, shuffle=False,
-    ).fit_on_parquet(path)  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        backend=Pool(2),
+        batch_size=16,
+        epochs=1,
+        train_steps_per_epoch=1,
+        shuffle=False,
+    ).fit_on_parquet(path)
     torch.testing.assert_close(found.getModel()[0].running_mean, x[:32].mean(0))
     whole = estimator(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), backend=Pool(2), batch_size=32, epochs=2
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        backend=Pool(2),
+        batch_size=32,
+        epochs=2,
     ).fit_on_parquet(path, path)
     assert len(whole.getHistory()) == 2
 
@@ -625,7 +850,8 @@ def test_a_category_beyond_its_table_is_told_with_its_column(tmp_path: Path) -> 
     pq.write_table(pa.table({**rows, "k": [*rows["k"][:-1], 11]}), tmp_path / "bad.parquet")
     good, bad = (str(tmp_path / f"{name}.parquet") for name in ("good", "bad"))
     told = (
-        r"the table small of the model has 3 rows, for numbers from 0 to 2, and is asked for 11 \(column 'k' holds it\)"
+        r"the table small of the model has 3 rows, for numbers from 0 to 2, and is asked for 11"
+        r" \(column 'k' holds it\)"
     )
     names = {"feature_cols": ["k", "m"], "epochs": 1, "batch_size": 4}
     for paths in ((bad, None), (good, bad)):
@@ -640,14 +866,25 @@ def test_a_category_beyond_its_table_is_told_with_its_column(tmp_path: Path) -> 
 
     model = Tables()
     model.forward = fails  # type: ignore[method-assign]
-    with pytest.raises(IndexError, match="the program's own"), naming(model, ["k", "m"], [torch.ones(1)] * 2):
+    with (
+        pytest.raises(IndexError, match="the program's own"),
+        naming(model, ["k", "m"], [torch.ones(1)] * 2),
+    ):
         model(torch.ones(1), torch.ones(1))
 
 
 def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
     """LBFGS its list of parameters: a step of a function that has made its gradients before."""
 
-    def step(model: Any, optimizer: Any, matched: Any, loss_of: Any, inputs: Any, labels: Any, weights: Any) -> Any:
+    def step(
+        model: Any,
+        optimizer: Any,
+        matched: Any,
+        loss_of: Any,
+        inputs: Any,
+        labels: Any,
+        weights: Any,
+    ) -> Any:
         optimizer.zero_grad()
         outputs, labels = matched(model(*inputs), labels)
         loss = loss_of(outputs, labels, weights)
@@ -657,7 +894,12 @@ def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
 
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
-    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": False, "batch_size": ROWS, "epochs": 1}
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "shuffle": False,
+        "batch_size": ROWS,
+        "epochs": 1,
+    }
     found = estimator(model, **options, train_minibatch_fn=step).fit_on_parquet(written(tmp_path))
     expected, known = net(), columns()
     x, y = torch.tensor(known["x"]).float(), torch.tensor(known["y"]).float()
@@ -677,11 +919,15 @@ def test_an_optimizer_is_read_with_what_its_pickle_leaves_out(spark: Any, tmp_pa
     for place, (kind, each) in enumerate([(TorchEstimator, written_one), (TorchModel, trained)]):
         each.write().save(str(tmp_path / str(place)))
         found = kind.load(str(tmp_path / str(place)))
-        assert [id(one) for one in found.getOptimizer()._params] == [id(one) for one in found.getModel().parameters()]
+        assert [id(one) for one in found.getOptimizer()._params] == [
+            id(one) for one in found.getModel().parameters()
+        ]
         found.getOptimizer().step(lambda: torch.zeros(()))
 
 
-def test_columns_with_nan_in_files_are_told_before_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_with_nan_in_files_are_told_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     known = columns()
     known["x"][[3, 50]], known["x"][50, 1], known["y"][7] = np.nan, np.inf, -np.inf
     known["x"][50, ::2] = 0.0
@@ -691,7 +937,10 @@ def test_columns_with_nan_in_files_are_told_before_training(tmp_path: Path, capl
     pq.write_table(pa.table(lists), path, row_group_size=20)
     with pytest.raises(AssertionError, match="training has started"):
         estimator(backend=Never(1)).fit_on_parquet(written(tmp_path), path)
-    for told in ("label column 'y' holds {} in 1 of 61 rows", "feature column 'x' holds {} in 2 of 61 rows"):
+    for told in (
+        "label column 'y' holds {} in 1 of 61 rows",
+        "feature column 'x' holds {} in 2 of 61 rows",
+    ):
         assert told.format("NaN or infinite numbers") in caplog.text
     assert caplog.text.count("NaN or infinite numbers in") == 2
     caplog.clear()
@@ -703,10 +952,16 @@ def test_columns_with_nan_in_files_are_told_before_training(tmp_path: Path, capl
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({7: -0.5, 50: np.nan}, "weight column 'w' holds numbers below 0, .* in 2 of 61 rows, as -0.5: a weight says"),
+        (
+            {7: -0.5, 50: np.nan},
+            "weight column 'w' holds numbers below 0, .* in 2 of 61 rows, as -0.5: a weight says",
+        ),
         ({50: np.nan}, "in 1 of 61 rows, as nan"),
         ({50: np.inf}, "in 1 of 61 rows, as inf"),
-        (dict.fromkeys(range(ROWS), 0), "weight column 'w' is 0 in all 61 rows: none of them counts"),
+        (
+            dict.fromkeys(range(ROWS), 0),
+            "weight column 'w' is 0 in all 61 rows: none of them counts",
+        ),
     ],
     ids=["negative", "nan", "infinite", "all 0"],
 )
@@ -714,7 +969,9 @@ def test_weights_of_rows_that_are_none_are_told_before_training(
     values: dict[int, float], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=says):
-        estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(weighted(tmp_path, values))
+        estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(
+            weighted(tmp_path, values)
+        )
 
 
 def test_weights_of_rows_that_a_function_makes_are_told_in_training(tmp_path: Path) -> None:
@@ -725,9 +982,13 @@ def test_weights_of_rows_that_a_function_makes_are_told_in_training(tmp_path: Pa
 
     options: dict[str, Any] = {"sample_weight_col": "w", "epochs": 1, "shuffle": False}
     path = weighted(tmp_path, {0: 4.0, 1: -2.0})
-    with pytest.raises(Exception, match=r"weight column 'w' holds numbers below 0, .* in . of 8 rows, as -"):
+    with pytest.raises(
+        Exception, match=r"weight column 'w' holds numbers below 0, .* in . of 8 rows, as -"
+    ):
         estimator(transformation_fn=shifted, **options).fit_on_parquet(path)
-    found = estimator(transformation_fn=lambda rows: shifted(rows, 0.0), **options).fit_on_parquet(path)
+    found = estimator(transformation_fn=lambda rows: shifted(rows, 0.0), **options).fit_on_parquet(
+        path
+    )
     assert found.getHistory()[0]["train"]["loss"] > 0
 
 
@@ -738,20 +999,33 @@ def test_rows_of_weight_0_do_not_count(ranks: int, tmp_path: Path) -> None:
     trained = []
     for label in (1.0, 1000.0):
         path = weighted(tmp_path, none, y=dict.fromkeys(range(20), label))
-        options: dict[str, Any] = {"sample_weight_col": "w", "shuffle": False, "backend": Pool(ranks), "batch_size": 8}
+        options: dict[str, Any] = {
+            "sample_weight_col": "w",
+            "shuffle": False,
+            "backend": Pool(ranks),
+            "batch_size": 8,
+        }
         found = estimator(**options).fit_on_parquet(path, path)
-        losses = [record[part]["loss"] for record in found.getHistory() for part in ("train", "validation")]
+        losses = [
+            record[part]["loss"]
+            for record in found.getHistory()
+            for part in ("train", "validation")
+        ]
         trained.append([*losses, *weights(found.getModel())])
     assert np.isfinite(trained).all()
     np.testing.assert_array_equal(*trained)
 
 
 def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:
-    """As Horovod's get its local variables. A loss of the model's parameters is one of those on the rank."""
+    """As Horovod's get its local variables. A loss of the model's parameters is one of those on the
+    rank.
+    """
 
     def decaying(model: Any, label_columns: Any, scale: float = 0.5) -> Any:
         assert label_columns == ["y"]
-        return lambda output, label: functions.mse_loss(output, label) + scale * model[0].weight.square().sum()
+        return lambda output, label: (
+            functions.mse_loss(output, label) + scale * model[0].weight.square().sum()
+        )
 
     def of_all(**local: Any) -> Any:
         assert {"model", "optimizer", "feature_columns", "loss_weights"} <= set(local)
@@ -767,5 +1041,7 @@ def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:
 
     def bad(rate: Any) -> Any: ...
 
-    with pytest.raises(SettingsError, match="loss_constructors: bad asks for rate; there are model, optimizer"):
+    with pytest.raises(
+        SettingsError, match="loss_constructors: bad asks for rate; there are model, optimizer"
+    ):
         estimator(loss=None, loss_constructors=bad).payload()

@@ -24,9 +24,12 @@ class Pool(Backend):
         self.ranks, self._keras = ranks, keras
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         def body(_: int) -> Any:
             return fn(*args, **(kwargs or {}))
 
@@ -48,13 +51,21 @@ def columns(rows: int = ROWS) -> dict[str, np.ndarray]:
     numbers = np.random.RandomState(1)
     x = numbers.randn(rows, 3)
     return {
-        "x": x, "y": x @ [1.0, -2.0, 0.5] + 0.3, "k": np.argmax(x, axis=1), "w": numbers.randint(1, 4, rows) / 2.0,
+        "x": x,
+        "y": x @ [1.0, -2.0, 0.5] + 0.3,
+        "k": np.argmax(x, axis=1),
+        "w": numbers.randint(1, 4, rows) / 2.0,
         "z": numbers.randn(rows),
-    }  # fmt: skip
+    }
 
 
 def table(rows: int = ROWS) -> pa.Table:
-    return pa.table({name: list(values) if values.ndim > 1 else values for name, values in columns(rows).items()})
+    return pa.table(
+        {
+            name: list(values) if values.ndim > 1 else values
+            for name, values in columns(rows).items()
+        }
+    )
 
 
 def written(folder: Path, rows: int = ROWS, name: str = "train.parquet") -> str:
@@ -67,7 +78,9 @@ def weighted(folder: Path, values: Mapping[int, float], **others: Mapping[int, f
     known = table()
     for name, changed in {"w": values, **others}.items():
         column = [changed.get(row, value) for row, value in enumerate(known[name].to_pylist())]
-        known = known.set_column(known.column_names.index(name), name, pa.array(column, pa.float64()))
+        known = known.set_column(
+            known.column_names.index(name), name, pa.array(column, pa.float64())
+        )
     pq.write_table(known, folder / "weighted.parquet", row_group_size=16)
     return str(folder / "weighted.parquet")
 
@@ -76,8 +89,15 @@ def frame(spark: Any, rows: int = ROWS) -> Any:
     """The same as a DataFrame."""
     found = columns(rows)
     values = [
-        (found["x"][row].tolist(), float(found["y"][row]), int(found["k"][row]), float(found["w"][row]),
-         float(found["z"][row]))
+        (
+            found["x"][row].tolist(),
+            float(found["y"][row]),
+            int(found["k"][row]),
+            float(found["w"][row]),
+            float(found["z"][row]),
+        )
         for row in range(rows)
-    ]  # fmt: skip
-    return spark.createDataFrame(values, "x array<double>, y double, k int, w double, z double").coalesce(2)
+    ]
+    return spark.createDataFrame(
+        values, "x array<double>, y double, k int, w double, z double"
+    ).coalesce(2)

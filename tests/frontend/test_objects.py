@@ -23,7 +23,11 @@ def test_a_compressor_must_say_how() -> None:
 def test_casting_goes_through_the_binding() -> None:
     class Numpy:
         def cast(self, tensor: Any, dtype: Any) -> Any:
-            return tensor.astype(getattr(dtype, "value", dtype)) if tensor.dtype.kind == "f" else tensor
+            return (
+                tensor.astype(getattr(dtype, "value", dtype))
+                if tensor.dtype.kind == "f"
+                else tensor
+            )
 
     class Half(CastCompressor):
         binding = Numpy()  # type: ignore[assignment]
@@ -52,13 +56,17 @@ class Unreadable:
         return int, ("no",)
 
 
-def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_and_the_job_goes_on() -> None:
+def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_and_the_job_goes_on() -> (
+    None
+):
     def fn(rank: int) -> None:
         from farandole.frontend.objects import allgather_object, broadcast_object
 
         given = (number for number in range(3)) if rank == 1 else rank
         error, text = (
-            (TypeError, "generator") if rank == 1 else (ValueError, "rank 1 gave an object .* a generator: Type")
+            (TypeError, "generator")
+            if rank == 1
+            else (ValueError, "rank 1 gave an object .* a generator: Type")
         )
         with pytest.raises(error, match=text):
             broadcast_object(given, root_rank=1)
@@ -66,12 +74,14 @@ def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_
             allgather_object(given)
         given = Unreadable() if rank == 1 else None
         text = (
-            r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled on rank 0: ValueError"
+            r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled"
+            r" on rank 0: ValueError"
         )
         with pytest.raises(ValueError, match=text):
             broadcast_object(given, root_rank=1)
         with pytest.raises(
-            ValueError, match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'"
+            ValueError,
+            match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'",
         ):
             allgather_object(given)
         assert allgather_object(rank) == [0, 1, 2]

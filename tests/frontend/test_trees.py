@@ -21,7 +21,10 @@ def is_array(value: Any) -> bool:
     ("tree", "skeleton"),
     [
         (np.zeros(1), Leaf(0)),
-        ({"a": np.zeros(1), "b": [1, (np.ones(2), None)]}, {"a": Leaf(0), "b": [1, (Leaf(1), None)]}),
+        (
+            {"a": np.zeros(1), "b": [1, (np.ones(2), None)]},
+            {"a": Leaf(0), "b": [1, (Leaf(1), None)]},
+        ),
         (Pair(np.zeros(1), "x"), Pair(Leaf(0), "x")),
         (OrderedDict(z=1, a=np.zeros(0)), {"z": 1, "a": Leaf(0)}),
         ([], []),

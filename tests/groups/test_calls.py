@@ -109,7 +109,8 @@ def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
 
 def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, me = Calls("calls"), threading.get_native_id()
-    naps = iter([None, (me, "1"), (me, "2"), None, (me, "3")])  # it sleeps now and then, but wakes up
+    # it sleeps now and then, but wakes up
+    naps = iter([None, (me, "1"), (me, "2"), None, (me, "3")])
     looks: list[bool] = []
     call = Call(lambda: None)
 
@@ -153,8 +154,9 @@ def test_held_calls_run_when_their_holder_asks_a_future_for_long(
 def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would come before the next call on this rank, and after it on those that are late. ``who`` runs the call
-    that waits."""
+    """They would come before the next call on this rank, and after it on those that are late.
+    ``who`` runs the call that waits.
+    """
     calls, told = Calls("calls"), Calls("told", behind=3600.0)
     order: list[str] = []
     begun, looked = threading.Event(), threading.Event()
@@ -200,7 +202,9 @@ def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
 
 
 def test_a_callback_may_wait_for_what_it_calls() -> None:
-    """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it waits for."""
+    """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it
+    waits for.
+    """
     calls = Calls("calls")
     order: list[tuple[int, ...]] = []
     waited: list[bool] = []
@@ -225,7 +229,8 @@ def test_a_callback_may_wait_for_what_it_calls() -> None:
     assert all(told.wait(60) for told in both)
     assert waited == [True] * 28
     of_callbacks = [name for name in order if len(name) > 1]
-    assert of_callbacks == sorted(of_callbacks)  # one callback after the other: the same on all ranks
+    # one callback after the other: the same on all ranks
+    assert of_callbacks == sorted(of_callbacks)
     assert len(order) == 30
     calls.close()
 
@@ -238,8 +243,12 @@ def preempt(number: int, frame: FrameType | None) -> None:
     raise Preempted
 
 
-@pytest.mark.parametrize(("handler", "raised"), [(signal.default_int_handler, KeyboardInterrupt), (preempt, Preempted)])
-def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(handler: Any, raised: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("handler", "raised"), [(signal.default_int_handler, KeyboardInterrupt), (preempt, Preempted)]
+)
+def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
+    handler: Any, raised: type[BaseException]
+) -> None:
     calls = Calls("calls")
     calls._threads = [threading.current_thread()]  # nobody else takes them
 
@@ -253,7 +262,10 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(handler: Any, rai
     handlers: list[Any] = []
 
     heard: list[str] = []
-    first, second = Call(lambda: signal.raise_signal(signal.SIGUSR1)), Call(lambda: heard.append("ran"))
+    first, second = (
+        Call(lambda: signal.raise_signal(signal.SIGUSR1)),
+        Call(lambda: heard.append("ran")),
+    )
     first.when_done(lambda: heard.append("told"))
     calls.start(first)
     calls.start(second)

@@ -26,9 +26,18 @@ def streams_without_news() -> Any:
     """Of rank 0 of 2; nothing ever comes."""
     aborted: list[str] = []
     return SimpleNamespace(
-        rank=0, size=2, names=range(2), overhead=0, aborted=aborted, abort=aborted.append, read=lambda *_: 0,
-        gone=lambda _: None, wait=lambda *_, spin: None, wake=lambda: None, close=lambda: None,
-    )  # fmt: skip
+        rank=0,
+        size=2,
+        names=range(2),
+        overhead=0,
+        aborted=aborted,
+        abort=aborted.append,
+        read=lambda *_: 0,
+        gone=lambda _: None,
+        wait=lambda *_, spin: None,
+        wake=lambda: None,
+        close=lambda: None,
+    )
 
 
 def test_the_bytes_of_a_message_begin_at_a_multiple_of_64_in_its_stream() -> None:
@@ -133,14 +142,19 @@ def planned(chance: random.Random) -> list[Planned]:
     for _ in range(80):
         src, dst = chance.sample(range(RANKS), 2)
         tag = chance.choice([*range(THREADS), ANYBODY])
-        plan.append(Planned(src, dst, tag, sent[src, dst, tag], 5 if tag == ANYBODY else chance.choice(LENGTHS)))
+        plan.append(
+            Planned(
+                src, dst, tag, sent[src, dst, tag], 5 if tag == ANYBODY else chance.choice(LENGTHS)
+            )
+        )
         sent[src, dst, tag] += 1
     return plan
 
 
 def exchange(messages: Messages, rank: int, plan: Sequence[Planned], chance: random.Random) -> None:
-    """This rank's part of ``plan``, in an order of its own, but for messages of one sender and tag. It waits for some
-    on the way, not for long: others may need what this one does later."""
+    """This rank's part of ``plan``, in an order of its own, but for messages of one sender and tag.
+    It waits for some on the way, not for long: others may need what this one does later.
+    """
     sends = [each for each in plan if each.src == rank]
     receives = [each for each in plan if each.dst == rank]
     receives.sort(key=lambda each: (each.number, chance.random()))
@@ -212,7 +226,9 @@ class _Nothing(NamedTuple):
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_random_messages_of_several_threads(wire: str) -> None:
     """Each arrives as it was sent, and in order, against a plan that all ranks know."""
-    pool.procs(RANKS, lambda transport: [random_messages(transport, seed) for seed in range(3)], wire=wire)
+    pool.procs(
+        RANKS, lambda transport: [random_messages(transport, seed) for seed in range(3)], wire=wire
+    )
 
 
 def one_that_does_not_fit(transport: Any, aside: bool) -> None:

@@ -20,7 +20,13 @@ Look = Callable[[int], "bytes | None"]
 
 def one_rank(rank: int, size: int, told: dict[int, bytes], look: Look | None = None) -> Whereabouts:
     return Whereabouts(
-        SECRET, "scope", rank, size, "127.0.0.1", lambda said: told.update({rank: said}), look or told.get
+        SECRET,
+        "scope",
+        rank,
+        size,
+        "127.0.0.1",
+        lambda said: told.update({rank: said}),
+        look or told.get,
     )
 
 
@@ -94,4 +100,8 @@ def test_a_rank_that_cannot_tell_where_it_is_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="the store has gone"):
         Whereabouts(SECRET, "scope", 0, 2, "127.0.0.1", tell, lambda rank: None)
-    assert not [thread for thread in threading.enumerate() if thread not in before and "where" in thread.name]
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and "where" in thread.name
+    ]

@@ -24,8 +24,12 @@ def listener() -> Iterator[socket.socket]:
         yield sock
 
 
-def _accepting(listener: socket.socket, at_door: Newcomers, served: list[socket.socket]) -> threading.Thread:
-    thread = threading.Thread(target=at_door.accept_all, args=(listener, served.append, "test"), daemon=True)
+def _accepting(
+    listener: socket.socket, at_door: Newcomers, served: list[socket.socket]
+) -> threading.Thread:
+    thread = threading.Thread(
+        target=at_door.accept_all, args=(listener, served.append, "test"), daemon=True
+    )
     thread.start()
     return thread
 

@@ -24,7 +24,9 @@ def pair() -> Iterator[Pair]:
 class Server(threading.Thread):
     """The accepting side, in a thread; ``error`` is what it raised, else there is a ``session``."""
 
-    def __init__(self, sock: socket.socket, secret: str = SECRET, purpose: str = "test", seconds: float = 5.0) -> None:
+    def __init__(
+        self, sock: socket.socket, secret: str = SECRET, purpose: str = "test", seconds: float = 5.0
+    ) -> None:
         super().__init__(daemon=True)
         self.error: Exception | None = None
         self.session: Session | None = None

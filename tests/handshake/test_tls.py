@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError, WireError
-from farandole.handshake import Session, TamperedError, authenticate, certificate, encrypted, new_secret, tls
+from farandole.handshake import (
+    Session,
+    TamperedError,
+    authenticate,
+    certificate,
+    encrypted,
+    new_secret,
+    tls,
+)
 from tests.handshake.test_proof import Pair, Server
 
 SECRET = new_secret(tls=True)
@@ -55,7 +63,9 @@ def test_messages_of_any_length(pair: Pair, length: int) -> None:
 
 
 def test_a_socket_that_does_not_block(pair: Pair) -> None:
-    """Several records are there at once; who reads less than all of them reads the rest without a word from epoll."""
+    """Several records are there at once; who reads less than all of them reads the rest without a
+    word from epoll.
+    """
     server, client = met(pair)
     for session in (server, client):
         session.sock.setblocking(False)
@@ -113,7 +123,9 @@ def test_bytes_that_the_other_end_did_not_send(pair: Pair) -> None:
 
 def test_another_job(pair: Pair) -> None:
     server = Server(pair[0], SECRET)
-    with pytest.raises(AuthenticationError, match=r"does not have the certificate of this job.*VERIFY_FAILED"):
+    with pytest.raises(
+        AuthenticationError, match=r"does not have the certificate of this job.*VERIFY_FAILED"
+    ):
         authenticate(pair[1], new_secret(tls=True), "test", server=False)
     assert "does not have the certificate of this job" in str(server.result())
     assert not isinstance(server.result(), UnfinishedHandshakeError)

@@ -18,7 +18,12 @@ def test_each_row_is_in_one_batch_in_order(lengths: list[int], size: int) -> Non
     ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
     chunks = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
     batches = list(recut(iter(chunks), len, size))
-    rows = [row for batch in batches for each in batch.slices for row in each.chunk[each.begin : each.end]]
+    rows = [
+        row
+        for batch in batches
+        for each in batch.slices
+        for row in each.chunk[each.begin : each.end]
+    ]
     assert rows == list(range(sum(lengths)))
     assert [batch.rows for batch in batches[:-1]] == [size] * len(batches[:-1])
     assert [batch.row for batch in batches] == [size * number for number in range(len(batches))]
@@ -29,14 +34,21 @@ def test_each_row_is_in_one_batch_in_order(lengths: list[int], size: int) -> Non
 def test_batches_that_lie_in_one_chunk_come_together(lengths: list[int], size: int) -> None:
     chunks = [[number] * length for number, length in enumerate(lengths)]
     batches = list(recut(iter(chunks), len, size, together=True))
-    rows = [each.chunk[row] for batch in batches for each in batch.slices for row in range(each.begin, each.end)]
+    rows = [
+        each.chunk[row]
+        for batch in batches
+        for each in batch.slices
+        for row in range(each.begin, each.end)
+    ]
     assert rows == [row for chunk in chunks for row in chunk]
     assert [batch.row for batch in batches] == [
         sum(each.rows for each in batches[:place]) for place in range(len(batches))
     ]
     assert all(batch.rows % size == 0 for batch in batches[:-1])
     assert all(len(batch.slices) == 1 for batch in batches if batch.rows > size)
-    assert len(batches) <= 2 * len(lengths) + 1, "of each chunk: the batch that it shares, and its own"
+    assert len(batches) <= 2 * len(lengths) + 1, (
+        "of each chunk: the batch that it shares, and its own"
+    )
 
 
 def test_a_batch_comes_as_soon_as_its_rows_are_there() -> None:
@@ -53,7 +65,9 @@ def test_a_batch_comes_as_soon_as_its_rows_are_there() -> None:
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)))
-def test_the_rows_that_fail_are_found_and_the_others_have_their_values(rows: int, bad: set[int]) -> None:
+def test_the_rows_that_fail_are_found_and_the_others_have_their_values(
+    rows: int, bad: set[int]
+) -> None:
     calls = []
 
     def call(begin: int, end: int) -> list[int]:
@@ -74,7 +88,12 @@ def test_a_batch_that_fails_as_a_whole_has_no_failing_row() -> None:
             raise MemoryError("too many")
         return end - begin
 
-    assert [(part.found, part.error) for part in parts(call, 0, 10)] == [(2, None), (3, None), (2, None), (3, None)]
+    assert [(part.found, part.error) for part in parts(call, 0, 10)] == [
+        (2, None),
+        (3, None),
+        (2, None),
+        (3, None),
+    ]
 
 
 def test_an_error_of_the_model_ends_the_search() -> None:

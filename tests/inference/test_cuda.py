@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA G
 
 def predicted(model: Any, folder: Path, device: str, **options: Any) -> Any:
     output = folder / f"{device}.parquet".replace(":", "-")
-    predict_parquet(model, str(folder / "in.parquet"), str(output), inputs="x", device=device, **options)
+    predict_parquet(
+        model, str(folder / "in.parquet"), str(output), inputs="x", device=device, **options
+    )
     return np.array(pq.read_table(output)["prediction"].to_pylist())
 
 
@@ -30,7 +32,9 @@ def test_the_gpu_predicts_as_the_cpu_does(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((1000, 8)).astype("float32")
     pq.write_table(pa.table({"x": list(x)}), tmp_path / "in.parquet")
-    model: Any = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3))
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3)
+    )
     if kind == "script":
         model = torch.jit.script(model)
     elif kind == "bfloat16":
@@ -48,5 +52,7 @@ def test_the_gpu_predicts_as_the_cpu_does(kind: str, tmp_path: Path) -> None:
 def test_processes_without_a_gpu_of_their_own_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": list(np.ones((2000, 8), "float32"))}), tmp_path / "in.parquet")
     count = torch.cuda.device_count()
-    with pytest.raises(JobFailedError, match=f"torch sees {count} GPU.*'cuda' gives each process its own"):
+    with pytest.raises(
+        JobFailedError, match=f"torch sees {count} GPU.*'cuda' gives each process its own"
+    ):
         predicted(torch.nn.Linear(8, 1), tmp_path, "cuda", np=count + 1, rows_per_file=100)

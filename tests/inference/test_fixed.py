@@ -23,12 +23,18 @@ def negated(fixed: int, folder: Path, kind: str) -> Any:
         helper, number = onnx.helper, onnx.TensorProto.FLOAT
         ends = [helper.make_tensor_value_info(name, number, [fixed, 2]) for name in "xy"]
         graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "of", ends[:1], ends[1:])
-        return pack(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        return pack(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        )
     if kind == "saved model":
         tf = pytest.importorskip("tensorflow")
         module = tf.Module()
-        module.serve = tf.function(lambda x: {"y": -x}, input_signature=[tf.TensorSpec((fixed, 2), tf.float32, "x")])
-        tf.saved_model.save(module, str(folder / "saved"), signatures={"serving_default": module.serve})
+        module.serve = tf.function(
+            lambda x: {"y": -x}, input_signature=[tf.TensorSpec((fixed, 2), tf.float32, "x")]
+        )
+        tf.saved_model.save(
+            module, str(folder / "saved"), signatures={"serving_default": module.serve}
+        )
         return pack(folder / "saved")
     torch = pytest.importorskip("torch")
 
@@ -57,14 +63,18 @@ def test_a_program_whose_result_is_none_of_rows_gets_all_at_once() -> None:
         def forward(self, x: Any) -> Any:
             return x.sum()
 
-    assert open_model(pack(torch.export.export(Sum(), (torch.zeros(7, 2),))), HERE)({"x": X}) == X.sum()
+    assert (
+        open_model(pack(torch.export.export(Sum(), (torch.zeros(7, 2),))), HERE)({"x": X})
+        == X.sum()
+    )
 
 
 def test_rows_that_all_shapes_have() -> None:
     assert rows_of([(3, 2), (3,)]) == 3
-    assert [rows_of(each) for each in ([(3,), (2,)], [(3,), ()], [(None, 2)], [("rows", 2)], [None, (3,)], [])] == [
-        0
-    ] * 6
+    assert [
+        rows_of(each)
+        for each in ([(3,), (2,)], [(3,), ()], [(None, 2)], [("rows", 2)], [None, (3,)], [])
+    ] == [0] * 6
 
 
 def test_no_rows_are_given_as_they_come() -> None:

@@ -42,7 +42,9 @@ class Scaled(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 
 def layers() -> Any:
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    )
 
 
 def test_a_torch_module_is_sent_with_its_class_and_evaluated() -> None:
@@ -59,12 +61,17 @@ def test_files_of_torch(tmp_path: Path) -> None:
     torch.save(module, tmp_path / "layers.pt")
     torch.jit.save(torch.jit.trace(module, torch.from_numpy(X)), tmp_path / "script.pt")
     rows = {"input": {0: torch.export.Dim("rows")}}
-    torch.export.save(torch.export.export(module, (torch.from_numpy(X),), dynamic_shapes=rows), tmp_path / "out.pt2")
+    torch.export.save(
+        torch.export.export(module, (torch.from_numpy(X),), dynamic_shapes=rows),
+        tmp_path / "out.pt2",
+    )
     for name in ("layers.pt", "script.pt"):
         np.testing.assert_allclose(called(pack(tmp_path / name), X), expected, rtol=1e-6)
     (tmp_path / "out.pt").write_bytes((tmp_path / "out.pt2").read_bytes())
     for name in ("out.pt2", "out.pt"):
-        np.testing.assert_allclose(called(pack(tmp_path / name, trust_pickle=True), X), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            called(pack(tmp_path / name, trust_pickle=True), X), expected, rtol=1e-6
+        )
         with pytest.raises(SettingsError, match=r"reads pickles: opening it .* trust_pickle=True"):
             called(pack(tmp_path / name), X)
     assert called(pack(tmp_path / "out.pt2", trust_pickle=True), X[:2]).shape == (2, 2)
@@ -73,7 +80,9 @@ def test_files_of_torch(tmp_path: Path) -> None:
 def test_a_pickle_of_other_code_is_opened_only_if_it_is_trusted(tmp_path: Path) -> None:
     path = tmp_path / "own.pt"
     torch.save(Scaled(), path)
-    with pytest.raises(SettingsError, match=r"asks for .*Scaled: opening it runs code .* trust_pickle=True"):
+    with pytest.raises(
+        SettingsError, match=r"asks for .*Scaled: opening it runs code .* trust_pickle=True"
+    ):
         called(pack(path), X, X[:, 0])
     assert called(pack(path, trust_pickle=True), X, X[:, 0])["product"].shape == X.shape
     torch.save(layers().state_dict(), path)
@@ -90,10 +99,15 @@ def test_the_weights_of_torch_are_mapped(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     address = predict._module.weight.data_ptr()  # type: ignore[attr-defined]
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    (found,) = [row for row in maps if int(row[0].split("-")[0], 16) <= address < int(row[0].split("-")[1], 16)]
+    (found,) = [
+        row
+        for row in maps
+        if int(row[0].split("-")[0], 16) <= address < int(row[0].split("-")[1], 16)
+    ]
     assert found[-1] == str(path)
     models._opened.clear()
-    open_model(model, HERE, str(tmp_path), pytest.fail)  # another process of the host: the file is there
+    # another process of the host: the file is there
+    open_model(model, HERE, str(tmp_path), pytest.fail)
 
 
 def test_a_model_is_opened_once(tmp_path: Path) -> None:
@@ -103,7 +117,8 @@ def test_a_model_is_opened_once(tmp_path: Path) -> None:
         opened.append(1)
         return lambda x: x * 2
 
-    with pytest.MonkeyPatch.context() as patch:  # the function would be a copy, whose list nobody sees
+    # the function would be a copy, whose list nobody sees
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cloudpickle.loads", lambda _: load)
         packed = pack(load)
         models._opened.clear()
@@ -133,7 +148,9 @@ def test_a_model_has_the_threads_of_its_place() -> None:
 
 def test_functions_without_arguments_load_models() -> None:
     assert [is_loader(each) for each in (lambda: 1, lambda path="x": path)] == [True, True]
-    assert [is_loader(each) for each in (lambda x: x, lambda *x: x, np.exp, layers().forward)] == [False] * 4
+    assert [is_loader(each) for each in (lambda x: x, lambda *x: x, np.exp, layers().forward)] == [
+        False
+    ] * 4
     np.testing.assert_array_equal(called(pack(lambda x, y: x + y), X, X), 2 * X)
     np.testing.assert_array_equal(called(pack(lambda: Scaled()), X, X[:, 0])["product"], 2 * X)
     np.testing.assert_array_equal(called(pack(np.exp), X), np.exp(X))
@@ -146,9 +163,13 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         pack("model.doc")
     with pytest.raises(SettingsError, match=r"is a folder without saved_model.pb"):
         pack(tmp_path)
-    with pytest.raises(SettingsError, match=r"is not there on .*: name a path that all hosts reach"):
+    with pytest.raises(
+        SettingsError, match=r"is not there on .*: name a path that all hosts reach"
+    ):
         called(pack(tmp_path / "none.pt"), X)
-    with pytest.raises(SettingsError, match="there is no option 'batchsize'; did you mean 'batch_size'"):
+    with pytest.raises(
+        SettingsError, match="there is no option 'batchsize'; did you mean 'batch_size'"
+    ):
         pack(layers(), batchsize=3)
 
 
@@ -167,18 +188,26 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
         found = called(packed, *arrays, names=names)
         np.testing.assert_array_equal(found["far"], -np.ones_like(X))
         np.testing.assert_array_equal(found["near"], 2 * X)
-    with pytest.raises(WholeError, match=r"the Keras model takes .* in no order, and columns x, y are given"):
+    with pytest.raises(
+        WholeError, match=r"the Keras model takes .* in no order, and columns x, y are given"
+    ):
         open_model(packed, HERE)({"x": X, "y": X})
-    keys = pack(keras.Model({"b": one, "a": two}, keras.layers.Subtract()([one, two])))  # which Keras goes by
+    # which Keras goes by
+    keys = pack(keras.Model({"b": one, "a": two}, keras.layers.Subtract()([one, two])))
     np.testing.assert_array_equal(called(keys, X, X + 1, names="a b"), np.ones_like(X))
     listed = pack(keras.Model([one, two], keras.layers.Subtract()([one, two])))
     np.testing.assert_array_equal(called(listed, X, X + 1, names="two one"), np.ones_like(X))
     np.testing.assert_array_equal(called(listed, X, X + 1, names="p q"), -np.ones_like(X))
-    with pytest.raises(WholeError, match=r"takes one, two, and columns p, one are given: in order, 'one' would come"):
+    with pytest.raises(
+        WholeError,
+        match=r"takes one, two, and columns p, one are given: in order, 'one' would come",
+    ):
         open_model(listed, HERE)({"p": X, "one": X})
     single = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     assert pack(single).returns == "float"
-    np.testing.assert_allclose(called(pack(single), X.astype("float64")), single.predict(X, verbose=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        called(pack(single), X.astype("float64")), single.predict(X, verbose=0), rtol=1e-6
+    )
     assert kind_of(single) == "keras"
 
 
@@ -196,7 +225,9 @@ def test_saved_models(tmp_path: Path) -> None:
             return {"rows": tf.reduce_sum(a, axis=1) - b}
 
     module = Module()
-    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"serving_default": module.serve})
+    tf.saved_model.save(
+        module, str(tmp_path / "saved"), signatures={"serving_default": module.serve}
+    )
     packed = pack(tmp_path / "saved")
     expected = X.sum(axis=1) - 1
     found = called(packed, X.astype("float64"), np.ones(3), names="a b")["rows"]
@@ -205,9 +236,13 @@ def test_saved_models(tmp_path: Path) -> None:
     with pytest.raises(WholeError) as error:
         called(packed, X)
     assert re.search("the SavedModel takes (a, b|b, a), and is given 1 column", str(error.value))
-    with pytest.raises(WholeError, match="in no order, and columns x, y are given: give them the names"):
+    with pytest.raises(
+        WholeError, match="in no order, and columns x, y are given: give them the names"
+    ):
         called(packed, X, np.ones(3))
-    with pytest.raises(SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"):
+    with pytest.raises(
+        SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"
+    ):
         called(pack(tmp_path / "saved", signature="serving"), X)
     with pytest.raises(SettingsError, match="cannot be sent: give the path"):
         pack(tf.saved_model.load(str(tmp_path / "saved")))
@@ -227,7 +262,9 @@ def test_onnx_models(tmp_path: Path) -> None:
         helper.make_node("ArgMax", ["a"], ["first"], axis=1, keepdims=0),
     ]
     model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+        helper.make_graph(nodes, "g", inputs, outputs),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
     )
     packed = pack(model)
     assert packed.returns == "struct<`difference`:array<float>,`first`:bigint>"
@@ -236,7 +273,9 @@ def test_onnx_models(tmp_path: Path) -> None:
         found = called(each, X, X.astype("float64") + 1, names="a b")
         np.testing.assert_array_equal(found["difference"], -np.ones_like(X))
         assert found["first"].tolist() == [3, 3, 3]
-    np.testing.assert_array_equal(called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X))
+    np.testing.assert_array_equal(
+        called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X)
+    )
     with pytest.raises(WholeError, match="takes a, b, and is given 1 column"):
         called(packed, X)
 
@@ -248,11 +287,14 @@ def test_hdf5_files_of_a_keras_that_runs_their_functions_need_trust(
 
     asked = []
     old = SimpleNamespace(
-        __version__="3.10.2", models=SimpleNamespace(load_model=lambda path, **options: asked.append(options))
+        __version__="3.10.2",
+        models=SimpleNamespace(load_model=lambda path, **options: asked.append(options)),
     )
     monkeypatch.setattr(opener, "_keras", lambda *_: old)
     (tmp_path / "m.h5").write_bytes(b"\x89HDF")
-    with pytest.raises(SettingsError, match=r"Keras 3.10.2 runs functions in others .* trust_pickle=True"):
+    with pytest.raises(
+        SettingsError, match=r"Keras 3.10.2 runs functions in others .* trust_pickle=True"
+    ):
         called(pack(tmp_path / "m.h5"), X)
     assert not asked
     monkeypatch.setattr(opener, "KerasPredictor", lambda _: lambda inputs: 7)
@@ -307,11 +349,15 @@ def test_a_model_whose_device_failed_is_not_used_again() -> None:
         assert open_model(packed, HERE) is not predict
 
 
-def test_a_graph_that_was_made_in_training_mode_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_graph_that_was_made_in_training_mode_is_told(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     def warned(model: Any) -> bool:
         recwarn.clear()
         called(pack(model), X)
-        return any("as in training, which eval() does not change" in str(each.message) for each in recwarn)
+        return any(
+            "as in training, which eval() does not change" in str(each.message) for each in recwarn
+        )
 
     module, x = torch.nn.Sequential(layers(), torch.nn.Dropout(0.5)), torch.from_numpy(X)
     free = torch.nn.BatchNorm1d(4, track_running_stats=False)  # which has no other mode
@@ -338,9 +384,14 @@ def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> 
             called(pack(tmp_path / name, trust_pickle=trusted), X)
     assert called(pack(tmp_path / "old.pt", trust_pickle=True), X).shape == (3, 2)
     parametrized = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 2))
-    np.testing.assert_allclose(called(pack(parametrized), X), parametrized(torch.from_numpy(X)).detach(), rtol=1e-6)
+    np.testing.assert_allclose(
+        called(pack(parametrized), X), parametrized(torch.from_numpy(X)).detach(), rtol=1e-6
+    )
     parametrized.lock = threading.Lock()
-    with pytest.raises(SettingsError, match=r"cannot be pickled .*: give a function without arguments that makes it"):
+    with pytest.raises(
+        SettingsError,
+        match=r"cannot be pickled .*: give a function without arguments that makes it",
+    ):
         pack(parametrized)
     with pytest.raises(RuntimeError, match=r"\('x' comes as int64: dtypes=\{'x': ...\}"):
         called(pack(layers()), X.astype("int64"))
@@ -357,7 +408,9 @@ def test_keras_models_with_functions_of_the_program_and_without_weights(tmp_path
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation=twice)])
     np.testing.assert_allclose(called(pack(model), X), model.predict(X, verbose=0), rtol=1e-6)
     model.save(tmp_path / "m.keras")
-    with pytest.raises(SettingsError, match=r"m.keras' cannot be opened: .*twice.*custom_objects=\{name: object\}"):
+    with pytest.raises(
+        SettingsError, match=r"m.keras' cannot be opened: .*twice.*custom_objects=\{name: object\}"
+    ):
         called(pack(tmp_path / "m.keras"), X)
     with pytest.raises(SettingsError, match="has no weights yet: each process would draw others"):
         pack(keras.Sequential([keras.layers.Dense(2)]))
@@ -375,31 +428,50 @@ def test_keras_functions_of_one_name_are_told_apart_or_refused() -> None:
     keras = pytest.importorskip("keras")
 
     def model(*activations: Any) -> Any:
-        dense = [keras.layers.Dense(4, activation=each, kernel_initializer="ones") for each in activations]
+        dense = [
+            keras.layers.Dense(4, activation=each, kernel_initializer="ones")
+            for each in activations
+        ]
         return keras.Sequential([keras.Input((4,)), *dense])
 
     def relu(x: Any) -> Any:
         return 5 * x
 
-    with pytest.raises(SettingsError, match="two different functions or classes of the name 'scaled': give it another"):
+    with pytest.raises(
+        SettingsError,
+        match="two different functions or classes of the name 'scaled': give it another",
+    ):
         pack(model(times(2), times(3)))
-    with pytest.raises(SettingsError, match="an activation 'relu' that is not Keras's own 'relu': give it another"):
+    with pytest.raises(
+        SettingsError, match="an activation 'relu' that is not Keras's own 'relu': give it another"
+    ):
         pack(model(relu, "relu"))
     same = times(2)
     chosen = {"scaled": same}
     for given, options in (((same, same), {}), ((same, times(2)), {"custom_objects": chosen})):
         expected = model(*given).predict(X, verbose=0)
         np.testing.assert_allclose(called(pack(model(*given), **options), X), expected, rtol=1e-6)
-    relu = eval("lambda x: keras.ops.maximum(x, 0)", {"keras": keras})  # Keras's own numbers, as tf.nn.relu has
+    # Keras's own numbers, as tf.nn.relu has
+    relu = eval("lambda x: keras.ops.maximum(x, 0)", {"keras": keras})
     relu.__name__ = "relu"
-    np.testing.assert_allclose(called(pack(model(relu)), X), model("relu").predict(X, verbose=0), rtol=1e-6)
-    layers = [keras.layers.Lambda(lambda x: x * 2), keras.layers.Lambda(lambda x: x * 7)]  # their code is in the file
-    np.testing.assert_allclose(called(pack(keras.Sequential([keras.Input((4,)), *layers])), X), X * 14)
+    np.testing.assert_allclose(
+        called(pack(model(relu)), X), model("relu").predict(X, verbose=0), rtol=1e-6
+    )
+    # their code is in the file
+    layers = [keras.layers.Lambda(lambda x: x * 2), keras.layers.Lambda(lambda x: x * 7)]
+    np.testing.assert_allclose(
+        called(pack(keras.Sequential([keras.Input((4,)), *layers])), X), X * 14
+    )
 
 
 def test_code_of_the_program_keeps_its_file(tmp_path: Path) -> None:
-    """Where AutoGraph reads it: without it a layer of Keras 2 with an ``if`` of a tensor cannot be opened."""
-    source = "def plain(x):\n    return x\nclass Own(Base):\n    def forward(self, x):\n        return x\n"
+    """Where AutoGraph reads it: without it a layer of Keras 2 with an ``if`` of a tensor cannot be
+    opened.
+    """
+    source = (
+        "def plain(x):\n    return x\nclass Own(Base):\n    def forward(self, x):\n       "
+        " return x\n"
+    )
     cell: dict[str, Any] = {"__name__": "__main__", "Base": torch.nn.Module}
     exec(compile(source, "/program/cell.py", "exec"), cell)
     path = tmp_path / "model.pt"
@@ -419,8 +491,12 @@ def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path)
     helper, kind = onnx.helper, onnx.TensorProto
     maps = helper.make_map_type_proto(kind.INT64, helper.make_tensor_type_proto(kind.FLOAT, []))
     output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
-    node = helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[3, 0, 2, 1])
-    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", kind.FLOAT, ["rows", 4])], [output])
+    node = helper.make_node(
+        "ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[3, 0, 2, 1]
+    )
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", kind.FLOAT, ["rows", 4])], [output]
+    )
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     packed = pack(helper.make_model(graph, opset_imports=versions, ir_version=9))
     assert packed.returns == "array<float>"

@@ -23,7 +23,10 @@ def test_inputs_without_an_order_are_found_by_their_names() -> None:
 
 def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_name() -> None:
     for columns in ({"b": X, "c": Y}, {"c": X, "a": Y}):
-        with pytest.raises(WholeError, match=r"takes a, b, and columns .* in order, '[ab]' would come in the place of"):
+        with pytest.raises(
+            WholeError,
+            match=r"takes a, b, and columns .* in order, '[ab]' would come in the place of",
+        ):
             named(columns, ["a", "b"], "the model", ordered=True)
     assert named({"a": X, "c": Y}, ["a", "b"], "the model", ordered=True)["b"] is Y
 
@@ -32,6 +35,12 @@ def test_numbers_are_cast_only_to_what_holds_them() -> None:
     assert cast("a", np.array([1.5]), "float32").tolist() == [1.5]
     assert cast("a", np.array([1.0, 2.0]), "int64").tolist() == [1, 2]
     assert cast("a", np.array([0, 1]), "bool").tolist() == [False, True]
-    for array, dtype in (([1.5], "int64"), ([300], "uint8"), ([2**40], "int32"), ([np.nan], "int64"), ([2], "bool")):
+    for array, dtype in (
+        ([1.5], "int64"),
+        ([300], "uint8"),
+        ([2**40], "int32"),
+        ([np.nan], "int64"),
+        ([2], "bool"),
+    ):
         with pytest.raises(DataError, match=r"'a' takes .* does not hold"):
             cast("a", np.array(array), dtype)

@@ -14,11 +14,15 @@ from farandole.inference.returns import ShapeError, Type, arrow_type, of, parse,
 @pytest.mark.parametrize(
     ("text", "same"),
     [
-        ("float", "float"), ("LONG", "bigint"), ("array<array<double>>", "array<array<double>>"), ("string", "string"),
+        ("float", "float"),
+        ("LONG", "bigint"),
+        ("array<array<double>>", "array<array<double>>"),
+        ("string", "string"),
         ("struct<a:int,b:array<float>>", "struct<`a`:int,`b`:array<float>>"),
-        ("a int, `b c` array<float>", "struct<`a`:int,`b c`:array<float>>"), ("label: int", "struct<`label`:int>"),
+        ("a int, `b c` array<float>", "struct<`a`:int,`b c`:array<float>>"),
+        ("label: int", "struct<`label`:int>"),
     ],
-)  # fmt: skip
+)
 def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
     assert str(parse(text)) == same
     assert parse(same) == parse(text)
@@ -27,11 +31,15 @@ def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("array<flaot>", "did you mean 'float'"), ("array<float", "ends too early"), ("float>", "follows"),
-        ("date", "'date' is no type"), ("array<decimal(10, 3)>", r"'decimal\(10, 3\)' is no type of predictions"),
-        ("a#int", "'#int' is no type"), ("struct<a:int b:int>", "where ',' belongs"),
+        ("array<flaot>", "did you mean 'float'"),
+        ("array<float", "ends too early"),
+        ("float>", "follows"),
+        ("date", "'date' is no type"),
+        ("array<decimal(10, 3)>", r"'decimal\(10, 3\)' is no type of predictions"),
+        ("a#int", "'#int' is no type"),
+        ("struct<a:int b:int>", "where ',' belongs"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_type_is_told(text: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why.replace("'", ".")):
         parse(text)
@@ -59,19 +67,28 @@ def test_the_type_of_an_array() -> None:
 @pytest.mark.parametrize(
     ("output", "kind"),
     [
-        (np.array([1.5, 2.5], np.float32), "float"), (np.array([[1.5], [2.5]]), "float"), (np.array([3, 4]), "int"),
-        (np.arange(6.0).reshape(2, 3), "array<double>"), (np.arange(12).reshape(2, 3, 2), "array<array<bigint>>"),
-        (np.arange(2.0).reshape(2, 1), "array<double>"), (["a", "b"], "string"), (np.array(["a", "b"]), "string"),
-        (np.array([np.inf, 1]), "float"), ([[1.0], [1.0, 2.0]], "array<float>"),
-        (np.array([True, False]), "boolean"), ({"scores": np.ones(2)}, "double"),
+        (np.array([1.5, 2.5], np.float32), "float"),
+        (np.array([[1.5], [2.5]]), "float"),
+        (np.array([3, 4]), "int"),
+        (np.arange(6.0).reshape(2, 3), "array<double>"),
+        (np.arange(12).reshape(2, 3, 2), "array<array<bigint>>"),
+        (np.arange(2.0).reshape(2, 1), "array<double>"),
+        (["a", "b"], "string"),
+        (np.array(["a", "b"]), "string"),
+        (np.array([np.inf, 1]), "float"),
+        ([[1.0], [1.0, 2.0]], "array<float>"),
+        (np.array([True, False]), "boolean"),
+        ({"scores": np.ones(2)}, "double"),
     ],
-)  # fmt: skip
+)
 def test_arrays_become_columns(output: Any, kind: str) -> None:
     found = to_arrow(output, parse(kind), 2)
     assert found.type == arrow_type(parse(kind))
     output = next(iter(output.values())) if isinstance(output, dict) else output
     expected = np.squeeze(output, -1) if kind in ("float",) and np.ndim(output) == 2 else output
-    assert found.to_pylist() == (expected.tolist() if isinstance(expected, np.ndarray) else expected)
+    assert found.to_pylist() == (
+        expected.tolist() if isinstance(expected, np.ndarray) else expected
+    )
 
 
 def test_masked_values_are_null() -> None:
@@ -92,16 +109,21 @@ def test_several_outputs_become_a_struct() -> None:
 @pytest.mark.parametrize(
     ("output", "kind", "why"),
     [
-        (np.ones((3, 2)), "array<float>", "gave 3 rows for 2"), (np.ones((2, 3)), "float", "returns='array<double>'"),
-        (np.ones(2), "array<float>", "returns='double'"), (np.array([1.5, 2.0]), "int", "returns='double'"),
+        (np.ones((3, 2)), "array<float>", "gave 3 rows for 2"),
+        (np.ones((2, 3)), "float", "returns='array<double>'"),
+        (np.ones(2), "array<float>", "returns='double'"),
+        (np.array([1.5, 2.0]), "int", "returns='double'"),
         (np.array([1, 300]), "tinyint", "gave 300 of int64, .*wider type"),
         (np.array([1, 1e39]), "float", "gave 1e.39"),
         (np.array([[1], [2**24 + 1]]), "array<float>", "gave 16777217 of int64.*'bigint'"),
-        (np.array([2**53 + 1, 0]), "double", "gave 9007199254740993"), (np.float32(1), "float", "a value for each row"),
-        ((np.ones(2), np.ones(2)), "float", "2 arrays"), (np.ones(2), "a float, b float", "one ndarray"),
-        ({"x": np.ones(2)}, "a float, b float", "no 'a'"), (["a", 1], "string", "no 'string'"),
+        (np.array([2**53 + 1, 0]), "double", "gave 9007199254740993"),
+        (np.float32(1), "float", "a value for each row"),
+        ((np.ones(2), np.ones(2)), "float", "2 arrays"),
+        (np.ones(2), "a float, b float", "one ndarray"),
+        ({"x": np.ones(2)}, "a float, b float", "no 'a'"),
+        (["a", 1], "string", "no 'string'"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_told(output: Any, kind: str, why: str) -> None:
     with pytest.raises(DataError, match=why.replace("<", ".").replace("'", ".")):
         to_arrow(output, parse(kind), 2)
@@ -117,11 +139,16 @@ def test_columns_stay_when_the_model_uses_its_buffer_again() -> None:
 @pytest.mark.parametrize(
     ("output", "kind"),
     [
-        ([[4.0, 5.0]], "scores array<double>"), ([np.array([4.0, 5.0])], "scores array<double>"),
-        ([np.array([[4.0, 5.0]])], "scores array<double>"), ([[[4.0, 5.0]]], "scores array<double>"),
-        (["abc"], "name string"), ([7], "label int"), ([np.array([7])], "label int"), ((np.array([7]),), "label int"),
+        ([[4.0, 5.0]], "scores array<double>"),
+        ([np.array([4.0, 5.0])], "scores array<double>"),
+        ([np.array([[4.0, 5.0]])], "scores array<double>"),
+        ([[[4.0, 5.0]]], "scores array<double>"),
+        (["abc"], "name string"),
+        ([7], "label int"),
+        ([np.array([7])], "label int"),
+        ((np.array([7]),), "label int"),
     ],
-)  # fmt: skip
+)
 def test_the_value_of_one_row_is_not_taken_for_a_field(output: Any, kind: str) -> None:
     (row,) = to_arrow(output, parse(kind), 1).to_pylist()
     assert list(row.values())[0] in ([4.0, 5.0], "abc", 7)  # noqa: RUF015

@@ -31,7 +31,14 @@ def numbers(spark: Any, rows: int = 1000, partitions: int = 2) -> Any:
 
 def test_batches_have_the_models_size_across_arrow_batches(spark: Any) -> None:
     sizes = predict_udf(lambda x: np.full(len(x), len(x)), returns="int", batch_size=300)
-    found = numbers(spark).repartition(2).select("id", sizes("id").alias("rows")).groupBy("rows").count().collect()
+    found = (
+        numbers(spark)
+        .repartition(2)
+        .select("id", sizes("id").alias("rows"))
+        .groupBy("rows")
+        .count()
+        .collect()
+    )
     assert {row["rows"]: row["count"] for row in found} == {300: 600, 200: 400}
 
 
@@ -42,9 +49,15 @@ def test_spark_warns_of_nothing_that_the_program_has_not_written(spark: Any) -> 
 
 
 def test_a_torch_module_gives_what_it_gives_without_spark(spark: Any) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    frame = numbers(spark).withColumn("x", F.array(*(F.sin(F.col("id") * number) for number in (1, 2, 3))))
-    rows = transform(frame, module, inputs="x", output="scores", batch_size=64).orderBy("id").collect()
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    ).eval()
+    frame = numbers(spark).withColumn(
+        "x", F.array(*(F.sin(F.col("id") * number) for number in (1, 2, 3)))
+    )
+    rows = (
+        transform(frame, module, inputs="x", output="scores", batch_size=64).orderBy("id").collect()
+    )
     assert [row.id for row in rows] == list(range(1000))
     with torch.inference_mode():
         expected = module(torch.tensor([row.x for row in rows], dtype=torch.float32)).numpy()
@@ -56,12 +69,16 @@ def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -
         drawn = np.random.default_rng().random(len(a))
         return {"sum": a + b, "pair": np.stack([drawn, b], axis=1), "drawn": drawn}
 
-    own = {unused(spark.range(1)).upper(): F.lit(7)}  # as our own column for the struct would be called
+    # as our own column for the struct would be called
+    own = {unused(spark.range(1)).upper(): F.lit(7)}
     frame = numbers(spark, 300, 3).withColumns({"b": F.lit(0.5), "dotted.name": F.col("id"), **own})
     found = transform(
-        frame, model, inputs=["dotted.name", "b"], output=["total", "d.rawn", "pair"],
+        frame,
+        model,
+        inputs=["dotted.name", "b"],
+        output=["total", "d.rawn", "pair"],
         returns="sum double, drawn double, pair array<double>",
-    )  # fmt: skip
+    )
     assert found.columns == ["id", "b", "dotted.name", *own, "total", "d.rawn", "pair"]
     for row in found.collect():
         assert row["total"] == row["id"] + 0.5
@@ -79,8 +96,12 @@ def test_a_filter_on_errors_does_not_change_which_rows_fail(spark: Any) -> None:
 
 
 def test_columns_are_also_fields_of_structs(spark: Any) -> None:
-    frame = numbers(spark, 3).select("id", F.struct(F.col("id").alias("b"), F.lit(0.5).alias("c d")).alias("a"))
-    found = transform(frame, lambda x, y: x + y, inputs=["a.b", "A.`c d`"], returns="double", key="a.b").collect()
+    frame = numbers(spark, 3).select(
+        "id", F.struct(F.col("id").alias("b"), F.lit(0.5).alias("c d")).alias("a")
+    )
+    found = transform(
+        frame, lambda x, y: x + y, inputs=["a.b", "A.`c d`"], returns="double", key="a.b"
+    ).collect()
     assert [row["prediction"] for row in found] == [0.5, 1.5, 2.5]
 
 
@@ -91,9 +112,12 @@ def test_rows_that_fail(spark: Any) -> None:
         return x + 1
 
     frame = numbers(spark, 200).select(
-        F.concat(F.lit("row "), "id").alias("name"), F.when(F.col("id") != 150, F.col("id")).alias("x")
+        F.concat(F.lit("row "), "id").alias("name"),
+        F.when(F.col("id") != 150, F.col("id")).alias("x"),
     )
-    kept = transform(frame, model, inputs="x", output="y", returns="bigint", key="name", errors="column")
+    kept = transform(
+        frame, model, inputs="x", output="y", returns="bigint", key="name", errors="column"
+    )
     assert kept.columns == ["name", "x", "y", "y_error"]
     rows = {row["name"]: row for row in kept.collect()}
     failed = {name for name, row in rows.items() if row["y"] is None}
@@ -102,21 +126,38 @@ def test_rows_that_fail(spark: Any) -> None:
     assert "null" in rows["row 150"]["y_error"]
     assert [rows[f"row {number}"]["y"] for number in (0, 76, 199)] == [1, 77, 200]
     assert rows["row 0"]["y_error"] is None
-    with pytest.raises(PythonException, match=r"prediction failed on the row with key 'row 77'.*no such age"):
+    with pytest.raises(
+        PythonException, match=r"prediction failed on the row with key 'row 77'.*no such age"
+    ):
         transform(frame.limit(100), model, inputs="x", returns="bigint", key="name").collect()
 
 
 def test_vectors_dense_and_sparse_are_arrays_and_null_ones_fail(spark: Any) -> None:
     rows = [(Vectors.dense([1.0, 2.0, 3.0]),), (None,), (Vectors.sparse(3, {1: 5.0}),), (None,)]
     frame = spark.createDataFrame(rows, StructType([StructField("features", VectorUDT())]))
-    for chunk in (1, 2, 100):  # rows that Spark hands over at once: types must not depend on what is among them
+    # rows that Spark hands over at once: types must not depend on what is among them
+    for chunk in (1, 2, 100):
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", chunk)
         kept = transform(
-            frame.coalesce(1), lambda x: x * 2, inputs="features", returns="array<double>", errors="column"
+            frame.coalesce(1),
+            lambda x: x * 2,
+            inputs="features",
+            returns="array<double>",
+            errors="column",
         )
         found = kept.collect()
-        assert [row["prediction"] for row in found] == [[2.0, 4.0, 6.0], None, [0.0, 10.0, 0.0], None]
-        assert ["null" in (row["prediction_error"] or "") for row in found] == [False, True, False, True]
+        assert [row["prediction"] for row in found] == [
+            [2.0, 4.0, 6.0],
+            None,
+            [0.0, 10.0, 0.0],
+            None,
+        ]
+        assert ["null" in (row["prediction_error"] or "") for row in found] == [
+            False,
+            True,
+            False,
+            True,
+        ]
 
 
 def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> None:
@@ -127,22 +168,38 @@ def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> No
 
     predict = predict_udf(load, returns="bigint")
     for _ in range(3):
-        assert numbers(spark, 100, 4).select(predict("id").alias("x")).groupBy().sum("x").collect()[0][0] == 4950
+        assert (
+            numbers(spark, 100, 4)
+            .select(predict("id").alias("x"))
+            .groupBy()
+            .sum("x")
+            .collect()[0][0]
+            == 4950
+        )
     opened = (tmp_path / "opened").read_text().split()
     assert sorted(opened) == sorted(set(opened))
 
 
-def test_a_collection_after_a_task_does_not_look_at_what_was_loaded_for_the_model(spark: Any) -> None:
+def test_a_collection_after_a_task_does_not_look_at_what_was_loaded_for_the_model(
+    spark: Any,
+) -> None:
     def model(x: Any) -> Any:
         import gc
 
         return np.full(len(x), len(gc.get_objects()))
 
-    (found,) = numbers(spark, 10, 1).select(predict_udf(model, returns="int")("id").alias("objects")).limit(1).collect()
+    (found,) = (
+        numbers(spark, 10, 1)
+        .select(predict_udf(model, returns="int")("id").alias("objects"))
+        .limit(1)
+        .collect()
+    )
     assert found.objects < 20_000, "pyspark, pandas and pyarrow alone have five times as many"
 
 
-def test_a_worker_and_an_executor_that_are_killed_cost_no_row_and_double_none(spark: Any, tmp_path: Path) -> None:
+def test_a_worker_and_an_executor_that_are_killed_cost_no_row_and_double_none(
+    spark: Any, tmp_path: Path
+) -> None:
     def first(name: str) -> bool:
         try:
             (tmp_path / name).touch(exist_ok=False)
@@ -166,7 +223,9 @@ def test_a_worker_and_an_executor_that_are_killed_cost_no_row_and_double_none(sp
     rows = spark.read.parquet(out).collect()
     assert (tmp_path / "worker").exists()
     assert (tmp_path / "executor").exists()
-    assert sorted((row["id"], row["x"]) for row in rows) == [(number, number) for number in range(1000)]
+    assert sorted((row["id"], row["x"]) for row in rows) == [
+        (number, number) for number in range(1000)
+    ]
 
 
 def test_rows_do_not_pile_up_in_the_worker(spark: Any) -> None:
@@ -175,15 +234,22 @@ def test_rows_do_not_pile_up_in_the_worker(spark: Any) -> None:
             peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
         return np.full(len(x), peak)
 
-    frame = spark.range(0, 25_000, 1, 1).select(F.array_repeat(F.col("id").cast("double"), 1024).alias("x"))  # 200 MB
-    peaks = transform(frame, model, inputs="x", returns="bigint").agg(F.min("prediction"), F.max("prediction"))
+    # 200 MB
+    frame = spark.range(0, 25_000, 1, 1).select(
+        F.array_repeat(F.col("id").cast("double"), 1024).alias("x")
+    )
+    peaks = transform(frame, model, inputs="x", returns="bigint").agg(
+        F.min("prediction"), F.max("prediction")
+    )
     first, last = peaks.collect()[0]
     assert last - first < 100 << 10
 
 
 def test_null_is_not_nan_and_does_not_change_the_type_of_its_column(spark: Any) -> None:
     """Nor is it in predictions. Spark before 4.1 hands over what pandas makes of columns."""
-    rows = spark.createDataFrame([(1.0, 1), (float("nan"), 2), (None, None)], "x double, n int").coalesce(1)
+    rows = spark.createDataFrame(
+        [(1.0, 1), (float("nan"), 2), (None, None)], "x double, n int"
+    ).coalesce(1)
 
     def model(x: Any, n: Any) -> Any:
         assert n.dtype == np.int32
@@ -196,12 +262,25 @@ def test_null_is_not_nan_and_does_not_change_the_type_of_its_column(spark: Any) 
 
 
 def test_null_in_a_list_does_not_change_its_type(spark: Any) -> None:
-    kinds = {"int": np.int32, "bigint": np.int64, "smallint": np.int16, "boolean": np.bool_, "double": np.float64}
+    kinds = {
+        "int": np.int32,
+        "bigint": np.int64,
+        "smallint": np.int16,
+        "boolean": np.bool_,
+        "double": np.float64,
+    }
     values = [(True, 1.0), (None, 1.0), None]
-    rows = spark.createDataFrame([(each,) for each in values], "x struct<a:boolean,b:double>").coalesce(1)
-    rows = rows.select(*(
-        F.expr(f"if(x is null, null, array(cast(x.a as {name}), cast(x.b as {name})))").alias(name) for name in kinds
-    ))  # fmt: skip
+    rows = spark.createDataFrame(
+        [(each,) for each in values], "x struct<a:boolean,b:double>"
+    ).coalesce(1)
+    rows = rows.select(
+        *(
+            F.expr(f"if(x is null, null, array(cast(x.a as {name}), cast(x.b as {name})))").alias(
+                name
+            )
+            for name in kinds
+        )
+    )
 
     def model(*arrays: Any) -> Any:
         assert [each.dtype for each in arrays] == [*kinds.values()]
@@ -211,7 +290,9 @@ def test_null_in_a_list_does_not_change_its_type(spark: Any) -> None:
     found = transform(rows, model, inputs=[*kinds], fill=fill, returns="array<bigint>").collect()
     assert [row.prediction for row in found] == [[1, 1], [0, 1], [0, 0]]
     deep = spark.createDataFrame([([[1, None]],), ([[3, 4]],)], "x array<array<int>>").coalesce(1)
-    found = transform(deep, lambda x: x[:, 0], inputs="x", fill={"x": 0}, returns="array<int>").collect()
+    found = transform(
+        deep, lambda x: x[:, 0], inputs="x", fill={"x": 0}, returns="array<int>"
+    ).collect()
     assert [row.prediction for row in found] == [[1, 0], [3, 4]]
 
 
@@ -224,7 +305,10 @@ def test_large_whole_numbers_beside_null_are_right_or_an_error(spark: Any, kind:
     if hasattr(F, "arrow_udf"):
         assert [row.prediction for row in found.collect()] == [large, 0]
     else:
-        with pytest.raises(PythonException, match=r"'x' holds null beside whole numbers of 2\^53 .*: fill the nulls"):
+        with pytest.raises(
+            PythonException,
+            match=r"'x' holds null beside whole numbers of 2\^53 .*: fill the nulls",
+        ):
             found.collect()
         keyed = rows.select("x", F.lit(1).alias("n"))
         found = transform(keyed, lambda n: n, inputs="n", key="x", returns="int").collect()
@@ -247,23 +331,31 @@ def test_nan_in_lists_and_structs_of_predictions_is_not_null(spark: Any, errors:
 
     kind = "struct<two:array<double>,deep:struct<three:array<double>,n:bigint>>"
     found = transform(rows, model, inputs="x", returns=kind, errors=errors).collect()
-    plain = transform(rows, lambda x: model(x)["two"], inputs="x", returns="array<double>", errors=errors).collect()
+    plain = transform(
+        rows, lambda x: model(x)["two"], inputs="x", returns="array<double>", errors=errors
+    ).collect()
     for place, value in enumerate((1.0, float("nan"))):
         row = found[place]["prediction"]
         np.testing.assert_array_equal(np.array(row["two"], float), [value, 2 * value])
         np.testing.assert_array_equal(np.array(row["deep"]["three"], float), [value] * 3)
         assert None not in (*row["two"], *row["deep"]["three"], *plain[place]["prediction"])
         assert row["deep"]["n"] == 2**53 + 1
-        np.testing.assert_array_equal(np.array(plain[place]["prediction"], float), [value, 2 * value])
-    assert [row["prediction"] for row in (*found[2:], *plain[2:])] == [None] * (2 * (errors == "column"))
+        np.testing.assert_array_equal(
+            np.array(plain[place]["prediction"], float), [value, 2 * value]
+        )
+    assert [row["prediction"] for row in (*found[2:], *plain[2:])] == [None] * (
+        2 * (errors == "column")
+    )
 
 
 def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
     """Of what pandas has Arrow makes decimals of as many digits as the values need."""
     small, large = Decimal("1.23"), Decimal("12345678.90")
     numbers = [small] * 100 + [large] * 50 + [None] * 50 + [large]  # a chunk has 100
-    rows = spark.createDataFrame([(each, [large if each is None else each]) for each in numbers],
-                                 "d decimal(10,2), l array<decimal(10,2)>").coalesce(1)  # fmt: skip
+    rows = spark.createDataFrame(
+        [(each, [large if each is None else each]) for each in numbers],
+        "d decimal(10,2), l array<decimal(10,2)>",
+    ).coalesce(1)
     found = transform(
         rows, lambda one, many: one + many[:, 0], inputs=["d", "l"], fill={"d": 7}, returns="double"
     ).collect()
@@ -272,16 +364,23 @@ def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
 
 
 def test_columns_that_are_null_in_all_rows_of_a_chunk_have_their_type(spark: Any) -> None:
-    """Of such a column pandas has no type, and the first chunk says what the columns are. A chunk has 100 rows."""
+    """Of such a column pandas has no type, and the first chunk says what the columns are. A chunk
+    has 100 rows.
+    """
     kinds = "s string, b boolean, d decimal(5,2), l array<int>, r binary"
     given = ("a", False, Decimal("1.30"), [1, 2], b"\1\2")
     rows = spark.createDataFrame([(None,) * 5] * 150 + [given], kinds).coalesce(1)
 
     def model(s: Any, b: Any, d: Any, many: Any, r: Any) -> Any:
-        return [f"{text}{bool(flag)}{number:.2f}{two.tolist()}{raw.tolist()}"
-                for text, flag, number, two, raw in zip(s, b, d, many, r, strict=True)]  # fmt: skip
+        return [
+            f"{text}{bool(flag)}{number:.2f}{two.tolist()}{raw.tolist()}"
+            for text, flag, number, two, raw in zip(s, b, d, many, r, strict=True)
+        ]
 
-    options: dict[str, Any] = {"fill": {"s": "?", "b": True, "d": Decimal(7), "l": 8, "r": 9}, "returns": "string"}
+    options: dict[str, Any] = {
+        "fill": {"s": "?", "b": True, "d": Decimal(7), "l": 8, "r": 9},
+        "returns": "string",
+    }
     shapes = {"l": (2,), "r": (2,)}
     found = transform(rows, model, inputs=list("sbdlr"), shapes=shapes, **options).collect()
     expected = ["?True7.00[8, 8][9, 9]"] * 150 + ["aFalse1.30[1, 2][1, 2]"]
@@ -292,12 +391,19 @@ def test_functions_for_sql_and_columns_of_text(spark: Any) -> None:
     def model(x: Any, n: Any) -> Any:
         return {"total": x.sum(axis=(1, 2)) + n, "half": x[:, 0] / 2}
 
-    options: dict[str, Any] = {"returns": "total double, half array<double>", "shapes": [(2, 2), None]}
-    query = "SELECT p.total, p.half FROM (SELECT predict(array(id, 1, 2, 3), id) AS p FROM range(3))"
+    options: dict[str, Any] = {
+        "returns": "total double, half array<double>",
+        "shapes": [(2, 2), None],
+    }
+    query = (
+        "SELECT p.total, p.half FROM (SELECT predict(array(id, 1, 2, 3), id) AS p FROM range(3))"
+    )
     spark.udf.register("predict", predict_udf(model, **options))
     expected = [(6 + 2 * number, [number / 2, 0.5]) for number in range(3)]
     assert sorted(map(tuple, spark.sql(query).collect())) == expected
-    frame = spark.createDataFrame([(Vectors.dense([1.0]), "a"), (Vectors.dense([2.0]), None)], ["v", "s"])
+    frame = spark.createDataFrame(
+        [(Vectors.dense([1.0]), "a"), (Vectors.dense([2.0]), None)], ["v", "s"]
+    )
     large = 2**53 + 1
 
     def ids(v: Any, s: Any) -> Any:
@@ -313,14 +419,27 @@ def test_keras_models_tell_their_types_and_images_are_decoded(spark: Any) -> Non
     keras = pytest.importorskip("keras")
     image, weight = keras.Input((2, 2, 1), name="image"), keras.Input((1,), name="weight")
     summed = keras.layers.GlobalAveragePooling2D()(image)
-    model = keras.Model([image, weight], [keras.layers.Multiply(name="product")([summed, weight]), summed])
-    frame = spark.createDataFrame([(bytes([4, 4, 4, row]), [2.0]) for row in range(0, 40, 4)], ["image", "weight"])
+    model = keras.Model(
+        [image, weight], [keras.layers.Multiply(name="product")([summed, weight]), summed]
+    )
+    frame = spark.createDataFrame(
+        [(bytes([4, 4, 4, row]), [2.0]) for row in range(0, 40, 4)], ["image", "weight"]
+    )
     frame = frame.coalesce(1)  # one worker has to import Keras
-    decode = {"image": lambda value: np.frombuffer(value, np.uint8).reshape(2, 2, 1).astype("float32")}
+    decode = {
+        "image": lambda value: np.frombuffer(value, np.uint8).reshape(2, 2, 1).astype("float32")
+    }
     found = transform(
-        frame, model, inputs=["weight", "image"], output=["product", "mean"], decode=decode, batch_size=4,
-    ).collect()  # fmt: skip
-    assert [(row["product"], row["mean"]) for row in found] == [(2 * (3 + row), 3 + row) for row in range(10)]
+        frame,
+        model,
+        inputs=["weight", "image"],
+        output=["product", "mean"],
+        decode=decode,
+        batch_size=4,
+    ).collect()
+    assert [(row["product"], row["mean"]) for row in found] == [
+        (2 * (3 + row), 3 + row) for row in range(10)
+    ]
 
 
 def test_the_benchmarks_compare_equal_predictions(spark: Any, tmp_path: Path) -> None:
@@ -333,7 +452,9 @@ def test_the_benchmarks_compare_equal_predictions(spark: Any, tmp_path: Path) ->
     found = {name: benchmark.predictions(turn()) for name, turn in turns.items()}
     assert len(found) == 3
     before = spark.conf.get(tuning.ARROW)
-    tuned = tuning.turn(spark, frame, benchmark.WORKS[0], tuning.Setting(batch=64, arrow=50, threads=2))
+    tuned = tuning.turn(
+        spark, frame, benchmark.WORKS[0], tuning.Setting(batch=64, arrow=50, threads=2)
+    )
     found["tuned"] = benchmark.predictions(tuned())
     spark.conf.set(tuning.ARROW, before)
     benchmark.check(found, 300)
@@ -348,7 +469,9 @@ def test_spark_connect_sends_the_model_along(spark: Any, monkeypatch: pytest.Mon
 
 def test_a_task_computes_on_the_gpu_that_spark_gave_to_it() -> None:
     def context(*addresses: str) -> Any:
-        return SimpleNamespace(resources=lambda: {"gpu": SimpleNamespace(addresses=addresses)} if addresses else {})
+        return SimpleNamespace(
+            resources=lambda: {"gpu": SimpleNamespace(addresses=addresses)} if addresses else {}
+        )
 
     assert [device_of(context("3", "4")), device_of(context())] == ["cuda:3", "cpu"]
 
@@ -366,21 +489,37 @@ def test_what_cannot_work_is_told_on_the_driver() -> None:
         transform(None, len, inputs="a", output=["b", "c"], returns="float")
 
 
-def test_files_of_predictions_keep_what_spark_knows_of_their_columns(spark: Any, tmp_path: Path) -> None:
-    rows = [(number, Vectors.dense([number, 1.0]), Vectors.sparse(3, {1: 2.0}), f"n{number}") for number in range(6)]
-    frame = spark.createDataFrame(rows, ["id", "v", "s", "name"]).withMetadata("name", {"comment": "whose"})
+def test_files_of_predictions_keep_what_spark_knows_of_their_columns(
+    spark: Any, tmp_path: Path
+) -> None:
+    rows = [
+        (number, Vectors.dense([number, 1.0]), Vectors.sparse(3, {1: 2.0}), f"n{number}")
+        for number in range(6)
+    ]
+    frame = spark.createDataFrame(rows, ["id", "v", "s", "name"]).withMetadata(
+        "name", {"comment": "whose"}
+    )
     frame.coalesce(1).write.partitionBy("id").parquet(f"file://{tmp_path}/in")
     model = lambda x: {"sum": x.sum(axis=1), "all": x}  # noqa: E731
     predict_parquet(
-        model, tmp_path / "in", tmp_path / "out", inputs="v", returns="sum double, all array<float>",
-        errors="column", np=1,
-    )  # fmt: skip
+        model,
+        tmp_path / "in",
+        tmp_path / "out",
+        inputs="v",
+        returns="sum double, all array<float>",
+        errors="column",
+        np=1,
+    )
     found = spark.read.parquet(f"file://{tmp_path}/out")
     kinds = {field.name: field.dataType.simpleString() for field in found.schema}
     assert kinds == {
-        "v": "vector", "s": "vector", "name": "string", "id": "int",
-        "prediction": "struct<sum:double,all:array<float>>", "prediction_error": "string",
-    }  # fmt: skip
+        "v": "vector",
+        "s": "vector",
+        "name": "string",
+        "id": "int",
+        "prediction": "struct<sum:double,all:array<float>>",
+        "prediction_error": "string",
+    }
     assert found.schema["name"].metadata == {"comment": "whose"}
     for row in found.collect():
         assert (row.v, row.s) == (Vectors.dense([row.id, 1.0]), Vectors.sparse(3, {1: 2.0}))

@@ -47,7 +47,8 @@ def test_batches_are_recut_across_chunks_and_numbers_get_the_models_dtype() -> N
     model = Function(lambda x, n: x.sum(axis=1) * n, floating="float32")
     rows = [([float(row), 1.0], row) for row in range(11)]
     chunks = [
-        (column(*(x for x, _ in part)), column(*(n for _, n in part))) for part in (rows[:3], rows[3:4], rows[4:])
+        (column(*(x for x, _ in part)), column(*(n for _, n in part)))
+        for part in (rows[:3], rows[3:4], rows[4:])
     ]
     chunks.insert(1, (column(kind=pa.list_(pa.float64())), column(kind=pa.int64())))
     assert run(chunks, model, how(["x", "n"], "float")) == [(row + 1) * row for row in range(11)]
@@ -61,7 +62,9 @@ def test_few_large_columns_come_out_of_many_small_batches() -> None:
     assert [len(each) for each in found] == [10, 10]
 
 
-def test_columns_are_converted_once_for_all_batches_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_converted_once_for_all_batches_of_a_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows: list[int] = []
 
     def counted(array: Any, *others: Any) -> Any:
@@ -94,15 +97,21 @@ def test_a_row_that_fails_is_named_by_its_key() -> None:
     chunks = [(column(0.0, 1.0, 5.0), column("a", "b", "c")), (column(5.0), column("d"))]
     with pytest.raises(DataError) as error:
         run(chunks, Function(failing), how(["x"], "double", key=True))
-    assert "the row with key 'c' (row 2 of partition 0): ArithmeticError: five is odd" in str(error.value)
+    assert "the row with key 'c' (row 2 of partition 0): ArithmeticError: five is odd" in str(
+        error.value
+    )
     assert isinstance(error.value.__cause__, ArithmeticError)
     with pytest.raises(
-        DataError, match="failed on row 2 of partition 0: partition 0, row 2, column 'x': null; give fill"
+        DataError,
+        match="failed on row 2 of partition 0: partition 0, row 2, column 'x': null; give fill",
     ):
         run([(column(0.0, 1.0, None),)], Function(failing), how(["x"], "double"))
-    with pytest.raises(DataError, match=r"five is odd\. Rows like it become null, .* with errors='column'$"):
+    with pytest.raises(
+        DataError, match=r"five is odd\. Rows like it become null, .* with errors='column'$"
+    ):
         run([(column(5.0),)], Function(failing), how(["x"], "double"))
-    with pytest.raises(DataError, match=r"five is odd\. Do without$"):  # of a caller that has no errors=
+    # of a caller that has no errors=
+    with pytest.raises(DataError, match=r"five is odd\. Do without$"):
         run([(column(5.0),)], Function(failing), how(["x"], "double", cure="Do without"))
 
 
@@ -135,7 +144,11 @@ def test_a_type_that_no_row_can_have_is_one_error() -> None:
     with pytest.raises(DataError, match="binary is no type that becomes an array"):
         run([(column(b"a", b"b"),)], model, how(["x"], "float", errors="column"))
     with pytest.raises(DataError, match="gave 3 rows for 2"):
-        run([(column(1.0, 2.0),)], Function(lambda x: np.zeros(3)), how(["x"], "float", errors="column"))
+        run(
+            [(column(1.0, 2.0),)],
+            Function(lambda x: np.zeros(3)),
+            how(["x"], "float", errors="column"),
+        )
     assert model.calls == []
 
 
@@ -157,13 +170,19 @@ def test_a_value_that_does_not_fit_fails_alone() -> None:
     found = run([(column(1, 300, 2, 3),)], Function(lambda x: x), options)
     assert [row["prediction"] for row in found] == [1, None, 2, 3]
     assert "'tinyint' does not hold" in found[1]["error"]
-    with pytest.raises(DataError, match="prediction failed on row 1 of partition 0: the model gave 300 of int64"):
+    with pytest.raises(
+        DataError, match="prediction failed on row 1 of partition 0: the model gave 300 of int64"
+    ):
         run([(column(1, 300, 2, 3),)], Function(lambda x: x), how(["x"], "tinyint"))
 
 
-@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0], [3.0, 4.0]], [[1.0], None, [1.0, 2.0], [3.0, 4.0]]])
+@pytest.mark.parametrize(
+    "rows", [[[1.0], [1.0, 2.0], [3.0, 4.0]], [[1.0], None, [1.0, 2.0], [3.0, 4.0]]]
+)
 def test_the_length_that_most_rows_have_is_that_of_lists(rows: list[Any]) -> None:
-    found = run([(column(*rows),)], Function(lambda x: x.sum(axis=1)), how(["x"], "double", errors="column"))
+    found = run(
+        [(column(*rows),)], Function(lambda x: x.sum(axis=1)), how(["x"], "double", errors="column")
+    )
     assert [row["prediction"] for row in found] == [*[None] * (len(rows) - 2), 3.0, 7.0]
 
 
@@ -171,7 +190,11 @@ def test_stacked_columns_have_the_models_dtype() -> None:
     model = Function(lambda x: x[:, 0], floating="float32")
     run([(column(1.0), column(3))], model, how(["a", "b"], "float", stack=True))
     run([(column(1), column(3))], model, how(["a", "b"], "bigint", stack=True))
-    run([(column(1.0), column(3))], model, how(["a", "b"], "double", stack=True, dtypes={"a": "float64"}))
+    run(
+        [(column(1.0), column(3))],
+        model,
+        how(["a", "b"], "double", stack=True, dtypes={"a": "float64"}),
+    )
     assert [call["a"].dtype.name for call in model.calls] == ["float32", "int64", "float64"]
 
 
@@ -180,7 +203,11 @@ def test_decoded_rows_that_the_first_ones_dtype_does_not_hold_fail() -> None:
         return np.array([len(value) * 100], "uint8" if len(value) < 3 else "uint16")
 
     chunks = [(column(b"1", b"22", b"333"),)]
-    found = run(chunks, Function(lambda x: x[:, 0]), how(["x"], "int", errors="column", decode={"x": decode}))
+    found = run(
+        chunks,
+        Function(lambda x: x[:, 0]),
+        how(["x"], "int", errors="column", decode={"x": decode}),
+    )
     assert [row["prediction"] for row in found] == [100, 200, None]
     assert "row 2, column 'x'" in found[2]["error"]
     options = how(["x"], "int", decode={"x": decode}, dtypes={"x": "uint16"})
@@ -205,12 +232,17 @@ def test_chunks_of_a_column_that_pandas_gave_other_types_are_joined() -> None:
 
 def test_an_image_that_spark_could_not_decode_fails_alone() -> None:
     bad = {"origin": "a", "height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}
-    good = [{**bad, "height": 2, "width": 1, "nChannels": 3, "mode": 16, "data": bytes([row] * 6)} for row in range(3)]
+    good = [
+        {**bad, "height": 2, "width": 1, "nChannels": 3, "mode": 16, "data": bytes([row] * 6)}
+        for row in range(3)
+    ]
     numbers = dict.fromkeys(("height", "width", "nChannels", "mode"), pa.int32())
     kind = pa.struct({"origin": pa.string(), **numbers, "data": pa.binary()})
     options = how(["image"], "int", 3, errors="column")
     model = Function(lambda image: image.reshape(len(image), -1).sum(axis=1).astype(int))
-    found = run([(column(bad, good[1], good[2], bad, None, bad, good[1], kind=kind),)], model, options)
+    found = run(
+        [(column(bad, good[1], good[2], bad, None, bad, good[1], kind=kind),)], model, options
+    )
     assert [each["prediction"] for each in found] == [None, 6, 12, None, None, None, 6]
     assert all("an image that Spark could not decode" in found[row]["error"] for row in (0, 3, 5))
     found = run([(column(bad, bad, bad, good[1], kind=kind),)], model, options)

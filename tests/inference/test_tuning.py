@@ -14,7 +14,12 @@ from farandole.inference.tuning import Measured, choose
 
 
 def test_the_smallest_batch_of_nearly_equal_ones_is_chosen_per_core() -> None:
-    found = [Measured(16, 1, 500), Measured(64, 1, 990), Measured(256, 1, 1000), Measured(256, 2, 1900)]
+    found = [
+        Measured(16, 1, 500),
+        Measured(64, 1, 990),
+        Measured(256, 1, 1000),
+        Measured(256, 2, 1900),
+    ]
     assert choose(found) == found[1]
     assert choose([*found, Measured(512, 2, 2200)]) == Measured(512, 2, 2200)
 

@@ -19,7 +19,10 @@ def test_the_version_of_a_folder_is_that_of_all_its_files(tmp_path: Path) -> Non
     os.utime(weights, ns=(5, 5))
     first = version(str(tmp_path))
     assert version(str(tmp_path)) == first
-    assert pack(weights.rename(weights.with_suffix(".pt"))).identity != pack(weights.with_suffix(".onnx")).identity
+    assert (
+        pack(weights.rename(weights.with_suffix(".pt"))).identity
+        != pack(weights.with_suffix(".onnx")).identity
+    )
     weights.with_suffix(".pt").rename(weights)
     assert version(str(tmp_path)) == first
     os.utime(weights, ns=(6, 6))
@@ -35,7 +38,8 @@ def function(factor: float) -> Any:
 
 
 def test_functions_have_an_identity_that_classes_drawn_anew_do_not_change() -> None:
-    functions = [function(factor) for factor in (1.0, 1.0, 2.0)]  # a class that is gone has no number
+    # a class that is gone has no number
+    functions = [function(factor) for factor in (1.0, 1.0, 2.0)]
     one, same, other = map(pack, functions)
     assert one.digest != same.digest
     assert identity(one.content) == identity(same.content) == identity_of(function(1.0))

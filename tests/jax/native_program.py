@@ -31,13 +31,20 @@ def everything(x: Any) -> list[Any]:
     """All collectives at once: one program to compile."""
     return [
         *(hvd.allreduce(x, op=op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)),
-        *hvd.grouped_allreduce([x, x * 2]), hvd.allgather(x), hvd.broadcast(x, 1), hvd.alltoall(x),
-        hvd.reducescatter(x, op=hvd.Sum), *hvd.grouped_reducescatter([x, x]),
-    ]  # fmt: skip
+        *hvd.grouped_allreduce([x, x * 2]),
+        hvd.allgather(x),
+        hvd.broadcast(x, 1),
+        hvd.alltoall(x),
+        hvd.reducescatter(x, op=hvd.Sum),
+        *hvd.grouped_reducescatter([x, x]),
+    ]
 
 
 def multiples(x: Any) -> list[Any]:
-    return [hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=3.0) for op in (hvd.Sum, hvd.Min)]
+    return [
+        hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=3.0)
+        for op in (hvd.Sum, hvd.Min)
+    ]
 
 
 def whole(x: Any) -> list[Any]:
@@ -49,11 +56,15 @@ def square_sum(x: Any) -> Any:
 
 
 def same(found: Any, wanted: Any) -> None:
-    for one, other in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(wanted), strict=True):
+    for one, other in zip(
+        jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(wanted), strict=True
+    ):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         if not jnp.issubdtype(one.dtype, jnp.floating):
             assert one.tolist() == other.tolist()
-        np.testing.assert_allclose(np.asarray(one).astype(float), np.asarray(other).astype(float), rtol=2e-2)
+        np.testing.assert_allclose(
+            np.asarray(one).astype(float), np.asarray(other).astype(float), rtol=2e-2
+        )
 
 
 def compare(x: Any) -> None:
@@ -96,8 +107,16 @@ def collectives(rank: int) -> None:
     compare_whole(jnp.array([200, 255 - rank, rank, 100 * rank], jnp.uint8))
     compare_whole(jnp.array([2**24 + 1 + rank, -(2**31), 2**31 - 1 - rank, -3 * rank], jnp.int32))
     assert hvd.allreduce(jnp.full(1, 200, jnp.uint8)).tolist() == [200]
-    fails(lambda: hvd.spmd(multiples)(jnp.arange(2)), ValueError, "whole numbers are not multiplied by prescale_factor")
-    fails(lambda: hvd.spmd(hvd.allreduce)(jnp.ones(2, bool)), ValueError, "averages and multiples of bool")
+    fails(
+        lambda: hvd.spmd(multiples)(jnp.arange(2)),
+        ValueError,
+        "whole numbers are not multiplied by prescale_factor",
+    )
+    fails(
+        lambda: hvd.spmd(hvd.allreduce)(jnp.ones(2, bool)),
+        ValueError,
+        "averages and multiples of bool",
+    )
     assert hvd.allreduce(jnp.array([rank == 0, True]), op=hvd.Max).tolist() == [True, True]
     assert hvd.reducescatter(jnp.array([False, rank == 0]), op=hvd.Sum).tolist() == [rank == 1]
     # what XLA cannot do goes over the host, and mistakes are told as ever
@@ -141,7 +160,9 @@ def main() -> None:
     hvd.use_native(False)
     for other in (trained(rank, 2, distributed, jax.jit), trained(0, 1, optax.adam(0.05), jax.jit)):
         jax.tree_util.tree_map(
-            lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), found, other
+            lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5),
+            found,
+            other,
         )
     print("native: all as over the host")
     jax.distributed.shutdown()

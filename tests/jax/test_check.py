@@ -1,4 +1,6 @@
-"""Ranks that train different models with JAX, or read the same data, are told; others are left in peace."""
+"""Ranks that train different models with JAX, or read the same data, are told; others are left in
+peace.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def alike(rank: int) -> Any:
 
 
 def train(rank: int, params: Any, steps: int, **options: Any) -> None:
-    """``jit``, ``passes``, ``rate``, ``load`` (a step before which rank 0 alone changes the bias), ``own_data``."""
+    """``jit``, ``passes``, ``rate``, ``load`` (a step before which rank 0 alone changes the bias),
+    ``own_data``.
+    """
     import farandole.jax as hvd
 
     optimizer = hvd.DistributedOptimizer(
@@ -34,7 +38,9 @@ def train(rank: int, params: Any, steps: int, **options: Any) -> None:
     state = optimizer.init(params)
 
     def take(params: Any, state: Any, x: Any, y: Any) -> Any:
-        gradients = jax.grad(lambda p: ((jax.numpy.tanh(x @ p["kernel"] + p["bias"]) - y) ** 2).mean())(params)
+        gradients = jax.grad(
+            lambda p: ((jax.numpy.tanh(x @ p["kernel"] + p["bias"]) - y) ** 2).mean()
+        )(params)
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
@@ -43,7 +49,9 @@ def train(rank: int, params: Any, steps: int, **options: Any) -> None:
         if (rank, step) == (0, options.get("load")):
             params = {**params, "bias": params["bias"] + 1.0}
         random = np.random.default_rng(100 * step + rank * options.get("own_data", True))
-        params, state = step_of(params, state, random.normal(size=(4, 6)), random.normal(size=(4, 3)))
+        params, state = step_of(
+            params, state, random.normal(size=(4, 6)), random.normal(size=(4, 3))
+        )
     jax.block_until_ready(params)
 
 
@@ -69,11 +77,19 @@ def test_mistakes(jit: bool) -> None:
     (start, drift, other_rate, data, nothing), other = heard(2, *programs)
     assert nothing == []
     assert other == [[]] * len(programs)
-    assert [len(texts) for texts in (start, drift, other_rate, data)] == [1] * 4, (start, drift, other_rate, data)
+    assert [len(texts) for texts in (start, drift, other_rate, data)] == [1] * 4, (
+        start,
+        drift,
+        other_rate,
+        data,
+    )
     assert "began to train with different weights" in start[0]
     assert "in 2 of 2 parameters, first in ['bias']" in start[0]
     assert "params = hvd.broadcast_parameters(params, root_rank=0)" in start[0]
-    assert "in 1 of 2 parameters, first in ['bias']. They were alike at step 4, and are not at step 8" in drift[0]
+    assert (
+        "in 1 of 2 parameters, first in ['bias']. They were alike at step 4, and are not at step 8"
+        in drift[0]
+    )
     assert "They were alike at step 1, and are not at step 2" in other_rate[0]
     assert "or another learning rate" in other_rate[0]
     assert "computed the same gradients" in data[0]

@@ -20,7 +20,10 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
         import farandole.jax as hvd
 
         params = parameters()
-        own = [jax.tree_util.tree_leaves(jax.grad(loss)(params, *batch(0, other, 3))) for other in range(3)]
+        own = [
+            jax.tree_util.tree_leaves(jax.grad(loss)(params, *batch(0, other, 3)))
+            for other in range(3)
+        ]
         wanted = [np.sign(sum(map(np.sign, of_ranks))) for of_ranks in zip(*own, strict=True)]
 
         def check(found: Any) -> None:
@@ -32,7 +35,9 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
             for _ in range(2):
                 check(both(params, *batch(0, rank, 3))[1])
         optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec="sign")
-        updates, _ = optimizer.update(jax.grad(loss)(params, *batch(0, rank, 3)), optimizer.init(params), params)
+        updates, _ = optimizer.update(
+            jax.grad(loss)(params, *batch(0, rank, 3)), optimizer.init(params), params
+        )
         check(updates)
 
     job(3, fn, codec="sign")
@@ -48,7 +53,8 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
         params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
         nothing = {"w": jnp.zeros(4)}
         if rank == 1:
-            hvd.DistributedOptimizer(optax.sgd(1.0), codec="topk:0.25").init(params)  # nobody steps it
+            # nobody steps it
+            hvd.DistributedOptimizer(optax.sgd(1.0), codec="topk:0.25").init(params)
         for codec in ("topk:0.25", TopK(0.25)):
             optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec=codec)
             begin, update = jax.jit(optimizer.init), jax.jit(optimizer.update)
@@ -60,13 +66,17 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
                 assert found["w"].tolist() == wanted
                 found, states[1] = optimizer.update(nothing, states[1], params)
                 assert found["w"].tolist() == [0.0] * 4
-        exchanging = hvd.DistributedOptimizer(optax.identity(), strategy="local_sgd:1", codec="topk:0.25")
+        exchanging = hvd.DistributedOptimizer(
+            optax.identity(), strategy="local_sgd:1", codec="topk:0.25"
+        )
         states = [exchanging.init(params), exchanging.init(params)]
         for _ in range(2):
             _, states[0] = exchanging.update(own, states[0], params)
             found, states[1] = exchanging.update(nothing, states[1], params)
             assert found["w"].tolist() == [0.0] * 4
-        slope = hvd.grad(lambda tree: (tree["w"] * own["w"][: len(tree["w"])]).sum(), codec="topk:0.25")
+        slope = hvd.grad(
+            lambda tree: (tree["w"] * own["w"][: len(tree["w"])]).sum(), codec="topk:0.25"
+        )
         found = [slope({"w": jnp.zeros(count)})["w"].tolist() for count in (4, 3, 4)]
         assert found == [[8.0, 0, 0, 0], [8.0, 0, 0], [0, 10.0, 0, 0]]
 
@@ -81,16 +91,21 @@ def test_models_of_one_optimizer_vote_by_momentum_of_their_own() -> None:
         optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec="sign:0.5")
         states = [optimizer.init(params), optimizer.init(params)]
         for factor, one, other in ((1.0, 1, 1), (-0.25, 1, -1), (-2.25, -1, -1)):
-            for place, wanted in enumerate((one, other)):  # the second begins with the second gradient
+            # the second begins with the second gradient
+            for place, wanted in enumerate((one, other)):
                 if place == 0 or factor < 0:
-                    found, states[place] = jax.jit(optimizer.update)({"w": factor * own["w"]}, states[place], params)
+                    found, states[place] = jax.jit(optimizer.update)(
+                        {"w": factor * own["w"]}, states[place], params
+                    )
                     assert found["w"].tolist() == [wanted, -wanted, 0]
 
     job(2, fn)
 
 
 def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -> None:
-    """It computes each pass, and drops all but the last one: a codec, or a server, would count them all."""
+    """It computes each pass, and drops all but the last one: a codec, or a server, would count them
+    all.
+    """
 
     def fn(rank: int) -> None:
         import farandole.jax as hvd
@@ -106,15 +121,24 @@ def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -
 
         for options in ({"codec": "bf16"}, {"strategy": "gossip:complete"}):
             assert trained(**options) == [8.0, 5.0, 2.0, 1.0]
-        for options in ({"codec": "topk:0.25"}, {"strategy": "local_sgd:1", "codec": "topk:0.25"}, {"strategy": "ps"}):
-            text = "step 2 of this model was exchanged before.*counts both times.*backward_passes_per_step"
+        for options in (
+            {"codec": "topk:0.25"},
+            {"strategy": "local_sgd:1", "codec": "topk:0.25"},
+            {"strategy": "ps"},
+        ):
+            text = (
+                "step 2 of this model was exchanged before.*counts both"
+                " times.*backward_passes_per_step"
+            )
             with pytest.raises(ValueError, match=text), hvd.plain_errors():
                 trained(**options)
 
     job(2, fn, store=True)
 
 
-def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_lose_what_it_keeps() -> None:
+def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_lose_what_it_keeps() -> (
+    None
+):
     def fn(rank: int) -> None:
         import farandole.jax as hvd
         from farandole.strategies.codecs.topk import TopK
@@ -122,7 +146,10 @@ def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_l
         params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
 
         def trained(optimizer: Any, jitted: bool, steps: int = 4) -> Any:
-            state, update = optimizer.init(params), jax.jit(optimizer.update) if jitted else optimizer.update
+            state, update = (
+                optimizer.init(params),
+                jax.jit(optimizer.update) if jitted else optimizer.update,
+            )
             total = jnp.zeros(4)
             for _ in range(steps):
                 found, state = update(own, state, params)
@@ -130,22 +157,37 @@ def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_l
             return total.tolist()
 
         def outside(**options: Any) -> Any:
-            return optax.inject_hyperparams(lambda rate: hvd.DistributedOptimizer(optax.sgd(rate), **options))(-1.0)
+            return optax.inject_hyperparams(
+                lambda rate: hvd.DistributedOptimizer(optax.sgd(rate), **options)
+            )(-1.0)
 
         wanted = [24.0, 20.0, 0.0, 0.0]
-        inside = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25")
+        inside = hvd.DistributedOptimizer(
+            optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25"
+        )
         for jitted in (False, True):
             assert trained(inside, jitted) == wanted
             assert trained(outside(codec=TopK(0.25)), jitted) == wanted
         assert trained(outside(codec="topk:0.25"), True) == wanted
         assert trained(outside(codec="bf16"), False) == [32.0, 20.0, 8.0, 4.0]
-        for options in ({"codec": "topk:0.25"}, {"strategy": "local_sgd:1", "codec": "topk:0.25"}, {"strategy": "ps"}):
-            with pytest.raises(ValueError, match=r"steps 1, 2 and 3 of this model.*three optimizers.*put it inside"):
+        for options in (
+            {"codec": "topk:0.25"},
+            {"strategy": "local_sgd:1", "codec": "topk:0.25"},
+            {"strategy": "ps"},
+        ):
+            with pytest.raises(
+                ValueError, match=r"steps 1, 2 and 3 of this model.*three optimizers.*put it inside"
+            ):
                 trained(outside(**options), False)
         state = inside.init(params)
         for _ in range(4):  # what goes on from checkpoints
             _, state = inside.update(own, state, params)
-            again, kept = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25"), state
+            again, kept = (
+                hvd.DistributedOptimizer(
+                    optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25"
+                ),
+                state,
+            )
             for _ in range(2):
                 _, kept = again.update(own, kept, params)
 
@@ -184,10 +226,13 @@ def test_who_goes_back_further_is_told_where_nothing_else_was_taken_back() -> No
             for _ in range(4):
                 states.append(optimizer.update(own, states[-1], params)[1])
             if told:
-                with pytest.raises(ValueError, match=r"step 3 of this model .*make a new optimizer"):
+                with pytest.raises(
+                    ValueError, match=r"step 3 of this model .*make a new optimizer"
+                ):
                     optimizer.update(own, states[2], params)
             else:
                 optimizer.update(own, states[2], params)
-            optimizer.update(own, states[0], params)  # from the beginning, as a program that was run once to compile it
+            # from the beginning, as a program that was run once to compile it
+            optimizer.update(own, states[0], params)
     finally:
         hvd.shutdown()

@@ -26,7 +26,9 @@ def train(script: str, *arguments: str | Path, np: int = 2) -> str:
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
 
@@ -51,11 +53,15 @@ def test_mnist_from_files(tmp_path: Path) -> None:
             ("labels-idx1", generator.integers(0, 10, rows).astype(np.uint8)),
         ):
             header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
-            (tmp_path / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
+            (tmp_path / f"{part}-{name}-ubyte.gz").write_bytes(
+                gzip.compress(header + values.tobytes())
+            )
     assert "epoch 1: loss" in train("jax_mnist.py", "--epochs", "1", "--data", tmp_path, np=1)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("flax"), reason="flax is not installed: it needs a newer JAX")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("flax"), reason="flax is not installed: it needs a newer JAX"
+)
 def test_flax() -> None:
     output = train("jax_flax.py", "--epochs", "2")
     losses = numbers(r"epoch \d: loss ([\d.]+)", output)
@@ -63,7 +69,9 @@ def test_flax() -> None:
     assert "all processes have the same model" in output
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("equinox"), reason="equinox is not installed: it needs a newer JAX")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("equinox"), reason="equinox is not installed: it needs a newer JAX"
+)
 def test_equinox() -> None:
     losses = numbers(r"step \d+: loss ([\d.]+)", train("jax_equinox.py", "--steps", "100"))
     assert losses[-1] < losses[0] / 3

@@ -1,4 +1,6 @@
-"""Calls of the host as foreign functions of XLA: structures, lives, errors, and versions that do not take them."""
+"""Calls of the host as foreign functions of XLA: structures, lives, errors, and versions that do
+not take them.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,13 @@ def test_every_kind_of_array() -> None:
         from farandole.jax import foreign
 
         given = [
-            jnp.float32(3), jnp.zeros((0, 3)), jnp.ones((2, 3), jnp.bfloat16), jnp.arange(5, dtype=jnp.int8),
-            jnp.arange(6.0).reshape(2, 3).T, jnp.array([True, False]),
-        ]  # fmt: skip
+            jnp.float32(3),
+            jnp.zeros((0, 3)),
+            jnp.ones((2, 3), jnp.bfloat16),
+            jnp.arange(5, dtype=jnp.int8),
+            jnp.arange(6.0).reshape(2, 3).T,
+            jnp.array([True, False]),
+        ]
         found = jax.jit(lambda each: [hvd.broadcast(x, 0) for x in each])(
             [x if rank == 0 else jnp.zeros_like(x) for x in given]
         )
@@ -125,7 +131,10 @@ def test_a_result_that_has_no_room_is_refused() -> None:
                 assert not arrays[0].flags.writeable
                 return [np.zeros(arrays[0].size + 1, np.float32)]
 
-        with pytest.raises(RuntimeError, match=r"a result is float32\[3\], but the program has room for float32\[2\]"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"a result is float32\[3\], but the program has room for float32\[2\]",
+        ):
             jax.block_until_ready(jax.jit(lambda x: host_call(Larger(), [x]))(jnp.ones(2)))
 
     job(1, check)
@@ -145,13 +154,23 @@ def test_gradients_that_the_program_needs_otherwise_stay() -> None:
         @jax.jit
         def program(x: Any, y: Any) -> Any:
             mine = y * 3
-            (of_x, of_mine, half, few), _ = reduced.update((x, mine, mine.astype(jnp.bfloat16), x[:2]), ())
+            (of_x, of_mine, half, few), _ = reduced.update(
+                (x, mine, mine.astype(jnp.bfloat16), x[:2]), ()
+            )
             return of_x, x, of_mine, mine, half, few, of_x + x
 
         x, y = jnp.full(40_000, rank + 1.0), jnp.full((300, 200), rank + 1.0)
         for _ in range(3):
             found = [np.unique(np.asarray(each, np.float32)).tolist() for each in program(x, y)]
-            assert found == [[3.0], [rank + 1.0], [9.0], [3.0 * rank + 3.0], [9.0], [3.0], [rank + 4.0]]
+            assert found == [
+                [3.0],
+                [rank + 1.0],
+                [9.0],
+                [3.0 * rank + 3.0],
+                [9.0],
+                [3.0],
+                [rank + 4.0],
+            ]
             assert x[0] == rank + 1.0
         (now,), _ = reduced.update((x,), ())
         assert (now[0], x[0]) == (3.0, rank + 1.0)
@@ -187,14 +206,17 @@ def test_an_xla_that_does_not_take_our_version() -> None:
 
 
 def test_for_gpus_a_call_is_that_of_io_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the letter: XLA's compiler for GPUs ended the process over calls that lacked what JAX's have."""
+    """To the letter: XLA's compiler for GPUs ended the process over calls that lacked what JAX's
+    have.
+    """
     from jax._src.interpreters import mlir
     from jax.experimental import io_callback
 
     import farandole.jax as hvd
 
     here = jax.devices("cpu")[0].client
-    monkeypatch.setattr(mlir.ModuleContext, "get_backend", lambda *_, **__: here)  # there is none for GPUs
+    # there is none for GPUs
+    monkeypatch.setattr(mlir.ModuleContext, "get_backend", lambda *_, **__: here)
 
     def lowered(call: Any) -> str:
         def program(x: Any) -> Any:
@@ -208,6 +230,8 @@ def test_for_gpus_a_call_is_that_of_io_callback(monkeypatch: pytest.MonkeyPatch)
         ours = lowered(lambda x: hvd.allreduce(x, op=hvd.Sum))
     finally:
         hvd.shutdown()
-    theirs = lowered(lambda x: io_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True))
+    theirs = lowered(
+        lambda x: io_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
+    )
     assert "gpu_callback" in ours
     assert ours == theirs

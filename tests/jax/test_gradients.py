@@ -13,7 +13,9 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 
 def test_gradients() -> None:
-    """Against what they are by definition, for the sum of the ranks' losses ``sum(weight * output)``."""
+    """Against what they are by definition, for the sum of the ranks' losses ``sum(weight *
+    output)``.
+    """
     n = 3
 
     def check(rank: int) -> None:
@@ -33,7 +35,11 @@ def test_gradients() -> None:
                 return (weight[: len(out)] * out).sum()
 
             found = jax.jit(jax.grad(loss))(x)
-            for other in (jax.grad(loss), jax.grad(jax.jit(loss)), jax.grad(jax.checkpoint(loss))) if every_way else ():
+            for other in (
+                (jax.grad(loss), jax.grad(jax.jit(loss)), jax.grad(jax.checkpoint(loss)))
+                if every_way
+                else ()
+            ):
                 np.testing.assert_allclose(other(x), found, rtol=1e-6)
             return found
 
@@ -42,21 +48,37 @@ def test_gradients() -> None:
 
         total = sum(tops)
         same(gradient(hvd.allreduce, every_way=True), total / n)
-        same(gradient(hvd.allreduce, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0), total * 1.5)
+        same(
+            gradient(hvd.allreduce, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+            total * 1.5,
+        )
         best = jnp.stack(xs).max(0)
         same(gradient(hvd.allreduce, every_way=True, op=hvd.Max), jnp.where(x == best, total, 0))
-        same(gradient(hvd.allreduce, op=hvd.Min, prescale_factor=-2.0), jnp.where(x == best, total, 0) * -2)
-        both = jax.jit(lambda pair: hvd.grouped_allreduce(pair, op=hvd.Min, prescale_factor=0.5, postscale_factor=2.0))(
-            [jnp.array([3, 5]) + rank, x[:, 0] * 3]
+        same(
+            gradient(hvd.allreduce, op=hvd.Min, prescale_factor=-2.0),
+            jnp.where(x == best, total, 0) * -2,
         )
-        assert (both[0].tolist(), both[0].dtype) == ([2, 4], jnp.int32)  # halves of whole numbers are cut off
+        both = jax.jit(
+            lambda pair: hvd.grouped_allreduce(
+                pair, op=hvd.Min, prescale_factor=0.5, postscale_factor=2.0
+            )
+        )([jnp.array([3, 5]) + rank, x[:, 0] * 3])
+        # halves of whole numbers are cut off
+        assert (both[0].tolist(), both[0].dtype) == ([2, 4], jnp.int32)
         same(both[1], jnp.stack(xs)[..., 0].min(0) * 3)
-        same(gradient(lambda x: hvd.allreduce(x * 0, op=hvd.Max) + x), tops[rank])  # ties; times nothing
-        same(gradient(lambda x: hvd.allreduce(x**0 * x.sum(), op=hvd.Max))[0, 0], total.sum() if rank == n - 1 else 0)
+        # ties; times nothing
+        same(gradient(lambda x: hvd.allreduce(x * 0, op=hvd.Max) + x), tops[rank])
+        same(
+            gradient(lambda x: hvd.allreduce(x**0 * x.sum(), op=hvd.Max))[0, 0],
+            total.sum() if rank == n - 1 else 0,
+        )
         others = jnp.prod(jnp.stack([each for place, each in enumerate(xs) if place != rank]), 0)
         same(gradient(hvd.allreduce, op=hvd.Product), total * others)
         same(gradient(hvd.allgather, every_way=True), (sum(weights) / n)[3 * rank : 3 * rank + 3])
-        same(gradient(lambda x: hvd.grouped_allgather([x, x * 2])[1]), 2 * (sum(weights) / n)[3 * rank : 3 * rank + 3])
+        same(
+            gradient(lambda x: hvd.grouped_allgather([x, x * 2])[1]),
+            2 * (sum(weights) / n)[3 * rank : 3 * rank + 3],
+        )
         same(gradient(hvd.broadcast, root_rank=1), total / n if rank == 1 else jnp.zeros((3, 2)))
         back = jnp.stack([weights[each][rank] for each in range(n)])
         same(gradient(hvd.alltoall), back)
@@ -103,7 +125,12 @@ def test_vmap_scan_cond_and_while() -> None:
         x = jnp.arange(12.0).reshape(2, 3, 2) * (rank + 1)
         both = [jnp.arange(12.0).reshape(2, 3, 2) * each for each in (1, 2)]
         for axis in (0, 1, 2):
-            for function in (hvd.allreduce, lambda y: hvd.broadcast(y, 1), hvd.allgather, hvd.reducescatter):
+            for function in (
+                hvd.allreduce,
+                lambda y: hvd.broadcast(y, 1),
+                hvd.allgather,
+                hvd.reducescatter,
+            ):
                 lanes = [jnp.moveaxis(each, axis, 0) for each in both]
                 if function is hvd.allgather:
                     wanted = jnp.concatenate(lanes, 1)
@@ -111,7 +138,9 @@ def test_vmap_scan_cond_and_while() -> None:
                     mean = (lanes[0] + lanes[1]) / 2
                     wanted = jnp.stack([jnp.array_split(lane, 2)[rank] for lane in mean])
                 else:
-                    wanted = lanes[1] if function not in (hvd.allreduce,) else (lanes[0] + lanes[1]) / 2
+                    wanted = (
+                        lanes[1] if function not in (hvd.allreduce,) else (lanes[0] + lanes[1]) / 2
+                    )
                 for mapped in (jax.vmap(function, axis), jax.jit(jax.vmap(function, axis))):
                     np.testing.assert_allclose(mapped(x), wanted)
         even = jnp.arange(8.0).reshape(2, 4) * (rank + 1)
@@ -128,17 +157,31 @@ def test_vmap_scan_cond_and_while() -> None:
         rows = jnp.ones((3, 2)) * (rank + 1)
         last, every = jax.jit(lambda rows: jax.lax.scan(step, jnp.zeros(2), rows))(rows)
         assert (last.tolist(), every[:, 0].tolist()) == ([21.0, 21.0], [3.0, 9.0, 21.0])
-        slope = jax.jit(jax.grad(lambda rows: jax.lax.scan(step, jnp.zeros(2), rows)[0].sum()))(rows)
+        slope = jax.jit(jax.grad(lambda rows: jax.lax.scan(step, jnp.zeros(2), rows)[0].sum()))(
+            rows
+        )
         assert slope[:, 0].tolist() == [8.0, 4.0, 2.0]
 
         def chosen(x: Any) -> Any:
-            return jax.lax.cond(x[0] > 0, lambda: hvd.allreduce(x), lambda: hvd.allreduce(x, op=hvd.Sum))
+            return jax.lax.cond(
+                x[0] > 0, lambda: hvd.allreduce(x), lambda: hvd.allreduce(x, op=hvd.Sum)
+            )
 
         assert jax.jit(chosen)(jnp.ones(2) * (rank + 1)).tolist() == [1.5, 1.5]
         assert jax.jit(chosen)(-jnp.ones(2)).tolist() == [-2.0, -2.0]
-        assert jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, c: hvd.allreduce(c, op=hvd.Sum), x))(1.0) == 8.0
         assert (
-            jax.jit(lambda x: jax.lax.while_loop(lambda c: c < 9, lambda c: hvd.allreduce(c, op=hvd.Sum), x))(1.0) == 16
+            jax.jit(
+                lambda x: jax.lax.fori_loop(0, 3, lambda _, c: hvd.allreduce(c, op=hvd.Sum), x)
+            )(1.0)
+            == 8.0
+        )
+        assert (
+            jax.jit(
+                lambda x: jax.lax.while_loop(
+                    lambda c: c < 9, lambda c: hvd.allreduce(c, op=hvd.Sum), x
+                )
+            )(1.0)
+            == 16
         )
 
     job(2, check)
@@ -189,7 +232,10 @@ def test_a_program_that_was_made_for_other_ranks_says_so() -> None:
 
         import farandole.jax as hvd
 
-        jax.made_earlier = jax.jit(lambda x: hvd.allgather(x)), jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+        jax.made_earlier = (
+            jax.jit(lambda x: hvd.allgather(x)),
+            jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)),
+        )
         assert jax.made_earlier[0](jnp.ones(1)).tolist() == [1.0, 1.0]
         assert jax.made_earlier[1](jnp.ones(1)).tolist() == [2.0]
 
@@ -202,7 +248,9 @@ def test_a_program_that_was_made_for_other_ranks_says_so() -> None:
         if hasattr(jax, "made_earlier"):  # nothing but the processes' own memory tells
             gather, reduce = jax.made_earlier
             with (
-                pytest.raises(ValueError, match=r"made for rank \d of 2, but this is rank 0 of 1\. Call"),
+                pytest.raises(
+                    ValueError, match=r"made for rank \d of 2, but this is rank 0 of 1\. Call"
+                ),
                 hvd.plain_errors(),
             ):
                 jax.block_until_ready(gather(jnp.ones(1)))

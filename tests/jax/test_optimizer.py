@@ -1,4 +1,6 @@
-"""Training: n ranks with B/n take the steps of one rank with B; and what may be said of an optimizer."""
+"""Training: n ranks with B/n take the steps of one rank with B; and what may be said of an
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,16 @@ def loss(params: Any, tokens: Any, y: Any) -> Any:
 
 def batch(step: int, rank: int, n: int) -> tuple[Any, Any]:
     generator = np.random.default_rng(step)
-    tokens, y = generator.integers(0, 20, (BATCH, 3)), generator.standard_normal((BATCH, 2)).astype(np.float32)
+    tokens, y = (
+        generator.integers(0, 20, (BATCH, 3)),
+        generator.standard_normal((BATCH, 2)).astype(np.float32),
+    )
     return np.array_split(tokens, n)[rank], np.array_split(y, n)[rank]
 
 
-def trained(rank: int, n: int, optimizer: Any, value_and_grad: Any = jax.value_and_grad, steps: int = 4) -> Any:
+def trained(
+    rank: int, n: int, optimizer: Any, value_and_grad: Any = jax.value_and_grad, steps: int = 4
+) -> Any:
     params = parameters()
     state = optimizer.init(params)
 
@@ -61,13 +68,17 @@ def trained(rank: int, n: int, optimizer: Any, value_and_grad: Any = jax.value_a
 
 def assert_close(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
     jax.tree_util.tree_map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance), found, wanted
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance),
+        found,
+        wanted,
     )
 
 
 def assert_replicas(results: list[Any]) -> None:
     for other in results[1:]:
-        assert jax.tree_util.tree_all(jax.tree_util.tree_map(np.array_equal, results[0], other)), "the same bits"
+        assert jax.tree_util.tree_all(jax.tree_util.tree_map(np.array_equal, results[0], other)), (
+            "the same bits"
+        )
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -85,8 +96,12 @@ def test_training(kind: str, n: int) -> None:
         }
         if (kind, n) == ("momentum", 2):
             found["chain"] = trained(rank, n, optax.chain(hvd.distributed_gradients(), make()))
-            found["predivide"] = trained(rank, n, hvd.DistributedOptimizer(make(), gradient_predivide_factor=2.0))
-            scaled = optax.chain(hvd.distributed_gradients(op=hvd.Sum, name="summed"), optax.scale(1 / n), make())
+            found["predivide"] = trained(
+                rank, n, hvd.DistributedOptimizer(make(), gradient_predivide_factor=2.0)
+            )
+            scaled = optax.chain(
+                hvd.distributed_gradients(op=hvd.Sum, name="summed"), optax.scale(1 / n), make()
+            )
             found["sum"] = trained(rank, n, scaled)
         return found
 
@@ -112,7 +127,10 @@ def test_passes_are_added_up_and_exchanged_once() -> None:
         try:
             found = [
                 trained(
-                    rank, 2, hvd.DistributedOptimizer(optax.adam(0.01), backward_passes_per_step=3, **more), steps=6
+                    rank,
+                    2,
+                    hvd.DistributedOptimizer(optax.adam(0.01), backward_passes_per_step=3, **more),
+                    steps=6,
                 )
                 for more in ({}, {"average_aggregated_gradients": False})
             ]
@@ -157,7 +175,9 @@ def test_compression_adasum_and_a_set() -> None:
         apart = hvd.DistributedOptimizer(optax.sgd(0.1), process_set=pair)
         gradients = jax.tree_util.tree_map(lambda each: each * (rank + 1.0), parameters())
         updates, _ = jax.jit(lambda grads: combined.update(grads, combined.init(grads)))(gradients)
-        want = hvd.grouped_allreduce([-0.1 * each for each in jax.tree_util.tree_leaves(gradients)], op=hvd.Adasum)
+        want = hvd.grouped_allreduce(
+            [-0.1 * each for each in jax.tree_util.tree_leaves(gradients)], op=hvd.Adasum
+        )
         assert_close(jax.tree_util.tree_leaves(updates), want)
         return trained(rank, 3, small), trained(min(rank, 1), 2, apart)
 
@@ -187,9 +207,18 @@ def test_gradients_as_jax_gives_them() -> None:
         dw, aux = hvd.grad(squared, has_aux=True, op=hvd.Sum)(w, b)
         assert (dw.tolist(), aux["rank"]) == ([0.0, 6.0, 12.0], rank)
         assert hvd.grad(lambda w: (w * (rank + 1.0)).sum())(w).tolist() == [1.5] * 3
-        whole = hvd.grad(lambda tree: (tree["x"] ** 2).sum(), allow_int=True)({"n": 3, "x": w * rank, "none": None})
-        assert (whole["x"].tolist(), whole["none"], whole["n"].dtype) == ([0.0, 1.0, 2.0], None, jax.dtypes.float0)
-        both = hvd.value_and_grad(lambda w: (w**2).sum(), name="b"), hvd.value_and_grad(lambda w: w.sum(), name="a")
+        whole = hvd.grad(lambda tree: (tree["x"] ** 2).sum(), allow_int=True)(
+            {"n": 3, "x": w * rank, "none": None}
+        )
+        assert (whole["x"].tolist(), whole["none"], whole["n"].dtype) == (
+            [0.0, 1.0, 2.0],
+            None,
+            jax.dtypes.float0,
+        )
+        both = (
+            hvd.value_and_grad(lambda w: (w**2).sum(), name="b"),
+            hvd.value_and_grad(lambda w: w.sum(), name="a"),
+        )
         first = [jax.jit(step)(w * (rank + 1))[1].tolist() for step in both]
         assert first == [[0.0, 3.0, 6.0], [1.0] * 3]
         assert jax.vmap(hvd.grad(lambda x: x**2 * (rank + 1.0)))(w).tolist() == [0.0, 3.0, 6.0]
@@ -212,7 +241,10 @@ def test_a_scan_over_steps() -> None:
             updates, state = optimizer.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), hvd.allreduce(value)
 
-        run = jax.jit(lambda params, state: jax.lax.scan(step, (params, state), stacked), donate_argnums=(0, 1))
+        run = jax.jit(
+            lambda params, state: jax.lax.scan(step, (params, state), stacked),
+            donate_argnums=(0, 1),
+        )
         (params, _), values = run(params, optimizer.init(params))
         hvd.check_replicas(params)
         return jax.tree_util.tree_map(np.asarray, params), values.tolist()
@@ -227,7 +259,9 @@ def test_replicas_that_have_become_different_are_found() -> None:
         import farandole.jax as hvd
 
         local = trained(rank, 2, optax.sgd(0.1))
-        with pytest.raises(ValueError, match=r"have become different: \['embedding'\] is not the same on rank 0"):
+        with pytest.raises(
+            ValueError, match=r"have become different: \['embedding'\] is not the same on rank 0"
+        ):
             hvd.check_replicas(local)
         hvd.check_replicas(trained(rank, 2, hvd.DistributedOptimizer(optax.sgd(0.1))))
         hvd.check_replicas(hvd.broadcast_parameters(local, root_rank=1))
@@ -238,7 +272,10 @@ def test_replicas_that_have_become_different_are_found() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"gradient_predivide_factor": 2.0, "op": 1}, "gradient_predivide_factor not supported with op != Average"),
+        (
+            {"gradient_predivide_factor": 2.0, "op": 1},
+            "gradient_predivide_factor not supported with op != Average",
+        ),
         ({"gradient_predivide_factor": -1.0}, "gradient_predivide_factor must be > 0"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0"),
         ({"op": 3}, "only supports Average, Sum and Adasum"),

@@ -1,4 +1,6 @@
-"""Collectives inside of programs: their order, threads that they hold, errors, and what ranks do differently."""
+"""Collectives inside of programs: their order, threads that they hold, errors, and what ranks do
+differently.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_hundred_collectives_in_one_program() -> None:
-    """Their data depends on each other differently on each rank, so that XLA would like another order on each."""
+    """Their data depends on each other differently on each rank, so that XLA would like another
+    order on each.
+    """
 
     def check(rank: int) -> None:
         import jax
@@ -38,7 +42,9 @@ def test_a_hundred_collectives_in_one_program() -> None:
                 if number % 7 == 2 + rank and results:
                     mine = mine + 0 * results[-1 - rank]
                 unnamed = number % 2
-                results.append(hvd.allreduce(mine, name=None if unnamed else f"t{number}", op=hvd.Sum))
+                results.append(
+                    hvd.allreduce(mine, name=None if unnamed else f"t{number}", op=hvd.Sum)
+                )
             return jnp.stack(results)
 
         x = jnp.ones((256, 256)) * (rank + 1) / 256
@@ -60,9 +66,14 @@ def test_a_hundred_that_are_started_in_another_order_on_each_rank() -> None:
         order = np.random.default_rng(rank).permutation(100).tolist()
 
         def program(x: Any) -> Any:
-            handles = {number: hvd.allreduce_async(x * number, name=f"t{number}", op=hvd.Sum) for number in order}
+            handles = {
+                number: hvd.allreduce_async(x * number, name=f"t{number}", op=hvd.Sum)
+                for number in order
+            }
             handles[-1] = hvd.grouped_allreduce_async([x, x * 2], op=hvd.Sum)
-            results = {number: hvd.synchronize(handle) for number, handle in reversed(handles.items())}
+            results = {
+                number: hvd.synchronize(handle) for number, handle in reversed(handles.items())
+            }
             return jnp.stack([results[number] for number in range(100)]), results[-1]
 
         x = jnp.ones((2, 3)) * (rank + 1)
@@ -83,9 +94,13 @@ def test_every_form_that_does_not_wait() -> None:
 
         def program(x: Any) -> list[Any]:
             handles = [
-                hvd.allgather_async(x), hvd.grouped_allgather_async([x, x]), hvd.broadcast_async(x, 1),
-                hvd.alltoall_async(x), hvd.reducescatter_async(x, op=hvd.Sum), hvd.grouped_reducescatter_async([x, x]),
-            ]  # fmt: skip
+                hvd.allgather_async(x),
+                hvd.grouped_allgather_async([x, x]),
+                hvd.broadcast_async(x, 1),
+                hvd.alltoall_async(x),
+                hvd.reducescatter_async(x, op=hvd.Sum),
+                hvd.grouped_reducescatter_async([x, x]),
+            ]
             return [hvd.synchronize(handle) for handle in handles]
 
         x = jnp.arange(2, dtype=jnp.uint8) + rank * 2
@@ -96,7 +111,10 @@ def test_every_form_that_does_not_wait() -> None:
             assert dealt.tolist() == [rank, rank + 2]
             assert (part.tolist(), parts[0].tolist()) == ([2 + 2 * rank], [1 + rank])
         out, received = hvd.synchronize(hvd.alltoall_async(x, [0, 2]))
-        assert (out.tolist(), received.tolist()) == ([[], [0, 1, 2, 3]][rank], [[0, 0], [2, 2]][rank])
+        assert (out.tolist(), received.tolist()) == (
+            [[], [0, 1, 2, 3]][rank],
+            [[0, 0], [2, 2]][rank],
+        )
         handle = hvd.allreduce_async(x, op=hvd.Max)
         hvd.synchronize(hvd.allreduce_async(x, op=hvd.Max))
         assert hvd.poll(handle) in (True, False)
@@ -107,7 +125,9 @@ def test_every_form_that_does_not_wait() -> None:
 
 
 def test_steps_that_are_dispatched_before_others_are_done() -> None:
-    """Programs wait for each other while Python goes on; in between, collectives outside of programs."""
+    """Programs wait for each other while Python goes on; in between, collectives outside of
+    programs.
+    """
 
     def check(rank: int) -> None:
         import jax
@@ -139,7 +159,9 @@ def test_steps_that_are_dispatched_before_others_are_done() -> None:
 
 
 def test_one_thread_for_everything() -> None:
-    """Two ranks on one core, XLA with one thread: a collective that waits holds it, and must not need another."""
+    """Two ranks on one core, XLA with one thread: a collective that waits holds it, and must not
+    need another.
+    """
     code = """
 import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, farandole.jax as hvd
@@ -156,9 +178,16 @@ for _ in range(3):
     x = step(x) / 1e6 + hvd.rank()
 print("done", hvd.allreduce(x).shape)
 """
-    env = {**os.environ, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "JAX_PLATFORMS": "cpu"}
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "NPROC": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.stdout.count("done (400, 400)") == 2, done.stdout + done.stderr
 
 
@@ -176,9 +205,15 @@ def test_errors_in_programs_are_told_and_all_goes_on() -> None:
         text = str(caught.value)
         assert f"rank {rank}, allreduce(name='grads'): Mismatched ALLREDUCE tensor shapes" in text
         assert type(caught.value).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-        with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"), hvd.plain_errors():
+        with (
+            pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"),
+            hvd.plain_errors(),
+        ):
             jax.block_until_ready(named(x))
-        with pytest.raises(ValueError, match=r"ranks have \[2, 3\] rows, but inside"), hvd.plain_errors():
+        with (
+            pytest.raises(ValueError, match=r"ranks have \[2, 3\] rows, but inside"),
+            hvd.plain_errors(),
+        ):
             jax.block_until_ready(jax.jit(lambda x: hvd.allgather(x))(x))
         with pytest.raises(KeyError, match="others"), hvd.plain_errors():
             raise KeyError("others pass as they are")
@@ -189,7 +224,9 @@ def test_errors_in_programs_are_told_and_all_goes_on() -> None:
 
 
 def test_an_error_in_a_program_that_python_did_not_wait_for() -> None:
-    """JAX hands the failed program's token on to every program after it. Ours are given a new one."""
+    """JAX hands the failed program's token on to every program after it. Ours are given a new
+    one.
+    """
 
     def check(rank: int) -> None:
         import jax
@@ -203,7 +240,9 @@ def test_an_error_in_a_program_that_python_did_not_wait_for() -> None:
         eye = jnp.eye(300 + rank)
 
         def dispatched() -> Any:
-            """The result of a program that fails; None if it was run and failed at once, as JAX pleases."""
+            """The result of a program that fails; None if it was run and failed at once, as JAX
+            pleases.
+            """
             try:
                 return named(heavy(eye))
             except RuntimeError as error:
@@ -244,7 +283,10 @@ def test_gradients_that_differ_between_ranks_are_named() -> None:
 
         step = jax.jit(hvd.value_and_grad(loss))
         w = {"kernel": jnp.ones((2, 3 + rank)), "bias": jnp.ones(2)}
-        with pytest.raises(ValueError, match="all ranks must exchange the same arrays") as caught, hvd.plain_errors():
+        with (
+            pytest.raises(ValueError, match="all ranks must exchange the same arrays") as caught,
+            hvd.plain_errors(),
+        ):
             jax.block_until_ready(step(w, jnp.ones(3 + rank)))
         assert "['kernel']\" has shape (2, 3) on rank 0 and (2, 4) on rank 1" in str(caught.value)
         w = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(2)}
@@ -273,14 +315,18 @@ def test_barriers_join_and_sets() -> None:
         x = jnp.arange(2.0) + rank
 
         def inside(x: Any) -> Any:
-            return hvd.allreduce(x, op=hvd.Sum, process_set=mine), hvd.allgather(x, process_set=mine)
+            return hvd.allreduce(x, op=hvd.Sum, process_set=mine), hvd.allgather(
+                x, process_set=mine
+            )
 
         for function in (inside, jax.jit(inside)):
             total, gathered = function(x)
             assert total.tolist() == ([1.0, 2.0] if rank == 1 else [2.0, 4.0])
             assert gathered.tolist() == ([1.0, 2.0] if rank == 1 else [0.0, 1.0, 2.0, 3.0])
         if rank != 1:
-            slope = jax.jit(jax.grad(lambda x: (hvd.broadcast(x, 2, process_set=pair) * (rank + 1)).sum()))(x)
+            slope = jax.jit(
+                jax.grad(lambda x: (hvd.broadcast(x, 2, process_set=pair) * (rank + 1)).sum())
+            )(x)
             assert slope.tolist() == ([2.0, 2.0] if rank == 2 else [0.0, 0.0])
             with pytest.raises(ValueError, match="invalid root rank 1"):
                 hvd.broadcast(x, 1, process_set=pair)
@@ -306,7 +352,9 @@ print("end")
 """
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, "-c", code]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("end") == 2
     assert done.stderr.strip() == ""
@@ -319,10 +367,19 @@ hvd.init()
 places = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), "i"), jax.sharding.PartitionSpec("i"))
 jax.jit(hvd.allreduce)(jax.device_put(jnp.ones(4), places))
 """
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
-    assert "collectives of Farandole: their programs are of one device. Start a rank for each" in done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
+    assert (
+        "collectives of Farandole: their programs are of one device. Start a rank for each"
+        in done.stderr
+    )
 
 
 def test_before_init_it_says_so() -> None:

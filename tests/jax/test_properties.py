@@ -1,4 +1,6 @@
-"""Every operation, type and shape class on one to three ranks against numpy, outside of programs and inside."""
+"""Every operation, type and shape class on one to three ranks against numpy, outside of programs
+and inside.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,32 @@ pytest.importorskip("jax", reason="jax is not installed")
 DTYPES = ["uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32", "bool"]
 WIDE = ["int64", "float64"]  # with jax_enable_x64
 MOVED = ["uint16", "uint32", "complex64"]
-CLASSES: dict[str, tuple[int, ...]] = {"scalar": (), "empty": (0, 3), "one": (1,), "odd": (7, 3), "large": (16, 701)}
+CLASSES: dict[str, tuple[int, ...]] = {
+    "scalar": (),
+    "empty": (0, 3),
+    "one": (1,),
+    "odd": (7, 3),
+    "large": (16, 701),
+}
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
-UFUNCS: dict[str, Any] = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
+UFUNCS: dict[str, Any] = {
+    "Sum": np.add,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Product": np.multiply,
+}
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-12}
 
 
 def values(dtype: str, n: int) -> Iterator[list[Any]]:
-    """Per shape class, every rank's small whole numbers: sums and products of them are exact in every type."""
+    """Per shape class, every rank's small whole numbers: sums and products of them are exact in
+    every type.
+    """
     for seed, shape in enumerate(CLASSES.values()):
-        yield [np.random.default_rng([seed, rank]).integers(0, 2 if dtype == "bool" else 3, shape) for rank in range(n)]
+        yield [
+            np.random.default_rng([seed, rank]).integers(0, 2 if dtype == "bool" else 3, shape)
+            for rank in range(n)
+        ]
 
 
 def reduced(op: str, dtype: str, every: list[Any]) -> Any:
@@ -60,8 +78,16 @@ def reductions(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]]
             codes = [getattr(hvd, op) for op in ops]
             whole = [hvd.allreduce(mine, op=code) for code in codes]
             grouped = [hvd.grouped_allreduce([mine, mine], op=code)[1] for code in codes]
-            parts = [hvd.reducescatter(mine, op=code) for code in codes[:2]] if mine.ndim and dtype != "bool" else []
-            more = [hvd.grouped_reducescatter([mine], op=code)[0] for code in codes[:2]] if parts else []
+            parts = (
+                [hvd.reducescatter(mine, op=code) for code in codes[:2]]
+                if mine.ndim and dtype != "bool"
+                else []
+            )
+            more = (
+                [hvd.grouped_reducescatter([mine], op=code)[0] for code in codes[:2]]
+                if parts
+                else []
+            )
             return whole, grouped, parts, more
 
         whole, grouped, parts, more = run(all_of_them)(mine)
@@ -70,7 +96,9 @@ def reductions(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]]
             assert_same(whole[number], wanted, dtype)
             assert_same(grouped[number], wanted, dtype)
         for number, found in enumerate(parts + more):
-            assert_same(found, np.array_split(reduced(ops[number % 2], dtype, every), n)[rank], dtype)
+            assert_same(
+                found, np.array_split(reduced(ops[number % 2], dtype, every), n)[rank], dtype
+            )
 
 
 def moves(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]], Any]) -> None:
@@ -86,7 +114,12 @@ def moves(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]], Any
             sent = [hvd.broadcast(x, n - 1)]
             if not x.ndim:
                 return sent
-            return [*sent, hvd.allgather(x), hvd.grouped_allgather([x, x])[1], *([hvd.alltoall(x)] if even else [])]
+            return [
+                *sent,
+                hvd.allgather(x),
+                hvd.grouped_allgather([x, x])[1],
+                *([hvd.alltoall(x)] if even else []),
+            ]
 
         sent, *found = run(all_of_them)(mine)
         assert_same(sent, every[-1], dtype)
@@ -100,20 +133,26 @@ def moves(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]], Any
         assert received.tolist() == [counts[rank]] * n
         assert_same(out, dealt, dtype)
         ragged = [value[: len(value) * each // n] for each, value in enumerate(every)]
-        assert_same(hvd.allgather(jnp.asarray(ragged[rank]).astype(dtype)), np.concatenate(ragged), dtype)
+        assert_same(
+            hvd.allgather(jnp.asarray(ragged[rank]).astype(dtype)), np.concatenate(ragged), dtype
+        )
         if even:
             assert_same(found[2], dealt, dtype)
 
 
-@pytest.mark.parametrize(("way", "n", "wire"), [("eager", 3, "shm"), ("jit", 1, "shm"), ("jit", 2, "tcp")])
+@pytest.mark.parametrize(
+    ("way", "n", "wire"), [("eager", 3, "shm"), ("jit", 1, "shm"), ("jit", 2, "tcp")]
+)
 def test_against_numpy(way: str, n: int, wire: str) -> None:
     def check(rank: int) -> None:
         import jax
 
-        def run(function: Callable[..., Any]) -> Callable[..., Any]:  # a new function for each call: nothing is cached
+        # a new function for each call: nothing is cached
+        def run(function: Callable[..., Any]) -> Callable[..., Any]:
             return jax.jit(lambda *args: function(*args)) if way == "jit" else function
 
-        dtypes = DTYPES if n == 2 else ["int32", "bfloat16", "float32", "bool"]  # all of them take their time
+        # all of them take their time
+        dtypes = DTYPES if n == 2 else ["int32", "bfloat16", "float32", "bool"]
         for dtype in dtypes:
             reductions(rank, n, dtype, run)
         for dtype in dtypes + MOVED:
@@ -141,16 +180,25 @@ def test_random_numbers_and_factors(dtype: str) -> None:
 
         for seed, op in enumerate(OPS):
             generator = np.random.default_rng(seed)
-            every = [jnp.asarray(generator.standard_normal((5, seed + 1))).astype(dtype) for _ in range(n)]
+            every = [
+                jnp.asarray(generator.standard_normal((5, seed + 1))).astype(dtype)
+                for _ in range(n)
+            ]
             pre, post = [(1.0, 1.0), (0.5, 3.0), (-2.0, 0.25)][seed % 3]
 
             def reduce(x: Any, op: str = op, pre: float = pre, post: float = post) -> Any:
-                return hvd.allreduce(x, op=getattr(hvd, op), prescale_factor=pre, postscale_factor=post)
+                return hvd.allreduce(
+                    x, op=getattr(hvd, op), prescale_factor=pre, postscale_factor=post
+                )
 
-            wanted = reduced(op, dtype, [np.asarray(each).astype(float) * pre for each in every]) * post
+            wanted = (
+                reduced(op, dtype, [np.asarray(each).astype(float) * pre for each in every]) * post
+            )
             tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
             for found in (reduce(every[rank]), jax.jit(reduce)(every[rank])):
-                np.testing.assert_allclose(np.asarray(found).astype(float), wanted, rtol=tolerance, atol=tolerance)
+                np.testing.assert_allclose(
+                    np.asarray(found).astype(float), wanted, rtol=tolerance, atol=tolerance
+                )
 
     job(n, check)
 
@@ -183,8 +231,14 @@ def test_what_is_no_array_and_trees_and_compression() -> None:
 
         assert hvd.allreduce(float(rank)) == 0.5
         assert hvd.allreduce(np.arange(2) + rank, op=hvd.Sum).tolist() == [1, 3]
-        found = hvd.allreduce({"loss": 1.0 + rank, "hits": [jnp.ones(2) * rank, np.float32(rank)]}, name="metrics")
-        assert (float(found["loss"]), found["hits"][0].tolist(), float(found["hits"][1])) == (1.5, [0.5, 0.5], 0.5)
+        found = hvd.allreduce(
+            {"loss": 1.0 + rank, "hits": [jnp.ones(2) * rank, np.float32(rank)]}, name="metrics"
+        )
+        assert (float(found["loss"]), found["hits"][0].tolist(), float(found["hits"][1])) == (
+            1.5,
+            [0.5, 0.5],
+            0.5,
+        )
         assert hvd.grouped_allreduce([]) == []
         assert jax.jit(lambda tree: hvd.allreduce(tree))({}) == {}
         x = jnp.asarray([1.0 + 2**-12, 3.0])

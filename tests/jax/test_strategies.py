@@ -12,7 +12,15 @@ import pytest
 
 from farandole.strategies.modes.local_sgd import LocalSGD
 from farandole.strategies.modes.parameter_server import ParameterServer
-from tests.jax.test_optimizer import OPTIMIZERS, assert_close, assert_replicas, batch, loss, parameters, trained
+from tests.jax.test_optimizer import (
+    OPTIMIZERS,
+    assert_close,
+    assert_replicas,
+    batch,
+    loss,
+    parameters,
+    trained,
+)
 from tests.job import job
 
 STEPS = 5
@@ -74,16 +82,28 @@ def test_local_sgd_is_its_model() -> None:
         nesterov = LocalSGD(2, outer="nesterov", lr=0.7, momentum=0.5)
         return {
             "jit": trained(
-                rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy="local_sgd:2"), steps=STEPS
+                rank,
+                2,
+                hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy="local_sgd:2"),
+                steps=STEPS,
             ),
-            "hand": by_hand(rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=LocalSGD(2))),
+            "hand": by_hand(
+                rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=LocalSGD(2))
+            ),
             "outer": trained(
-                rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov, codec="topk:1"), steps=STEPS
+                rank,
+                2,
+                hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov, codec="topk:1"),
+                steps=STEPS,
             ),  # a codec that leaves out nothing
-            "outer by hand": by_hand(rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov)),
+            "outer by hand": by_hand(
+                rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov)
+            ),
         }
 
-    for found, plain, outer in zip(job(2, fn), model(2, "adam", 2), model(2, "adam", 2, True), strict=True):
+    for found, plain, outer in zip(
+        job(2, fn), model(2, "adam", 2), model(2, "adam", 2, True), strict=True
+    ):
         assert_close(found["jit"], plain)
         assert_close(found["hand"], plain)
         assert_close(found["outer"], outer)
@@ -97,8 +117,14 @@ def test_gossip_with_everybody_after_each_step_is_an_average_of_gradients() -> N
         import farandole.jax as hvd
 
         return tuple(
-            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec))
-            for strategy, codec in (("gossip:complete", ""), ("gossip:complete,gamma=1", "topk:1"), ("allreduce", ""))
+            trained(
+                rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec)
+            )
+            for strategy, codec in (
+                ("gossip:complete", ""),
+                ("gossip:complete,gamma=1", "topk:1"),
+                ("allreduce", ""),
+            )
         )
 
     results = job(3, fn)
@@ -113,7 +139,9 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
         import farandole.jax as hvd
 
         params = {"half": jnp.zeros(3, jnp.bfloat16), "whole": jnp.arange(3), "wide": jnp.zeros(2)}
-        optimizer = hvd.DistributedOptimizer(optax.identity(), strategy=LocalSGD(1, outer="momentum", momentum=0.0))
+        optimizer = hvd.DistributedOptimizer(
+            optax.identity(), strategy=LocalSGD(1, outer="momentum", momentum=0.0)
+        )
         state = optimizer.init(params)
         updates = {
             "half": jnp.full(3, 2.0 * rank, jnp.bfloat16),
@@ -128,12 +156,18 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
             [1.5] * 2,
         )
         assert int(state.step) == 1
-        with pytest.raises(ValueError, match=r"exchanges weights, and update\(\) was not given them"):
+        with pytest.raises(
+            ValueError, match=r"exchanges weights, and update\(\) was not given them"
+        ):
             optimizer.update(updates, state)
-        with pytest.raises(ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"):
+        with pytest.raises(
+            ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"
+        ):
             hvd.DistributedOptimizer(optax.identity(), strategy="local_sgd:epoch")
         for fails in (hvd.distributed_gradients, lambda: hvd.value_and_grad(loss)):
-            with pytest.raises(ValueError, match=r"strategy='easgd:8,beta=0\.9' exchanges weights, .*use .*Distr"):
+            with pytest.raises(
+                ValueError, match=r"strategy='easgd:8,beta=0\.9' exchanges weights, .*use .*Distr"
+            ):
                 fails()
 
     job(2, fn, strategy="easgd")
@@ -145,7 +179,10 @@ def test_an_optimizer_of_no_weights_exchanges_nothing() -> None:
 
         params = [jnp.zeros(2), jnp.zeros(3)]
         labels = ["one", "one"]  # and none has the other
-        both = {name: hvd.DistributedOptimizer(optax.sgd(1.0), strategy="local_sgd:1") for name in ("one", "other")}
+        both = {
+            name: hvd.DistributedOptimizer(optax.sgd(1.0), strategy="local_sgd:1")
+            for name in ("one", "other")
+        }
         optimizer = optax.multi_transform(both, labels)
         gradients = [jnp.full(2, 2.0 * rank), jnp.full(3, -2.0 * rank)]
         for update in (optimizer.update, jax.jit(optimizer.update)):
@@ -157,7 +194,9 @@ def test_an_optimizer_of_no_weights_exchanges_nothing() -> None:
 
 def models_of_one_optimizer(hvd: Any, rank: int) -> None:
     """Each has a centre with its momentum, also where arrays have the same shapes."""
-    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy=ParameterServer(optimizer="momentum", lr=1.0))
+    optimizer = hvd.DistributedOptimizer(
+        optax.sgd(1.0), strategy=ParameterServer(optimizer="momentum", lr=1.0)
+    )
     begins = [jnp.zeros(2), jnp.full(2, 100.0), jnp.zeros(3)]
     models = [(params, optimizer.init(params)) for params in begins]
     for _ in range(3):
@@ -177,7 +216,9 @@ def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learn
 
         models_of_one_optimizer(hvd, rank)
         ends = tuple(
-            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec))
+            trained(
+                rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec)
+            )
             for strategy, codec in (("ps", ""), ("ps", "threshold:1e-30"), ("allreduce", ""))
         )
         optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy="ps_async")

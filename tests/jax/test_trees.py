@@ -20,21 +20,33 @@ class Pair(NamedTuple):
 def tree(rank: int) -> dict[str, Any]:
     jnp = jax.numpy
     return {
-        "w": jnp.arange(6.0).reshape(2, 3) * (rank + 1), "half": jnp.ones(3, jnp.bfloat16) * rank,
-        "key": jax.random.key(rank), "old key": jax.random.PRNGKey(rank), "flag": jnp.array([rank == 1, True]),
+        "w": jnp.arange(6.0).reshape(2, 3) * (rank + 1),
+        "half": jnp.ones(3, jnp.bfloat16) * rank,
+        "key": jax.random.key(rank),
+        "old key": jax.random.PRNGKey(rank),
+        "flag": jnp.array([rank == 1, True]),
         "pair": Pair(np.full(2, rank, dtype=">i8"), [rank, float(rank), rank == 0, None]),
-        "complex": jnp.ones((), jnp.complex64) * rank, "weak": jnp.asarray(1.5 + rank),
-        "none": jnp.zeros((0, 3)), "text": f"rank {rank}",
+        "complex": jnp.ones((), jnp.complex64) * rank,
+        "weak": jnp.asarray(1.5 + rank),
+        "none": jnp.zeros((0, 3)),
+        "text": f"rank {rank}",
         "function": abs,
-    }  # fmt: skip
+    }
 
 
 def test_a_tree_from_one_rank_to_all() -> None:
     def check(rank: int) -> None:
         import farandole.jax as hvd
 
-        found, wanted, two = hvd.broadcast_parameters(tree(rank), root_rank=1), tree(1), jax.numpy.ones(2)
-        assert jax.random.key_data(found.pop("key")).tolist() == jax.random.key_data(wanted.pop("key")).tolist()
+        found, wanted, two = (
+            hvd.broadcast_parameters(tree(rank), root_rank=1),
+            tree(1),
+            jax.numpy.ones(2),
+        )
+        assert (
+            jax.random.key_data(found.pop("key")).tolist()
+            == jax.random.key_data(wanted.pop("key")).tolist()
+        )
         assert found.pop("text") == f"rank {rank}"  # neither an array nor a number
         assert found.pop("function") is wanted.pop("function")
         wanted.pop("text")
@@ -44,7 +56,9 @@ def test_a_tree_from_one_rank_to_all() -> None:
             for what in ("dtype", "weak_type"):
                 assert getattr(one, what, None) == getattr(other, what, None)
             assert np.array_equal(one, other)
-        with pytest.raises(ValueError, match=r"number 0 \(here \['w'\]\) is .*\(2,\).* on rank 0 and .*\(3,\)"):
+        with pytest.raises(
+            ValueError, match=r"number 0 \(here \['w'\]\) is .*\(2,\).* on rank 0 and .*\(3,\)"
+        ):
             hvd.broadcast_parameters({"w": jax.numpy.ones(2 + rank)})
         for other, text in (
             ({"w": two, "c": two}, r"number 0 is \"\['b'\]\" on rank 0 and \"\['c'\]\" on rank 1"),
@@ -53,7 +67,9 @@ def test_a_tree_from_one_rank_to_all() -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 hvd.broadcast_parameters({"b": two, "w": two} if rank == 0 else other)
-        with pytest.raises(ValueError, match=r"rank 0 has 2, rank 1 has 1; only rank 0 has \"\['b'\]"):
+        with pytest.raises(
+            ValueError, match=r"rank 0 has 2, rank 1 has 1; only rank 0 has \"\['b'\]"
+        ):
             hvd.broadcast_parameters({"a": 1, "b": 2} if rank == 0 else {"a": 3})
         assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
         assert hvd.allgather_object(rank) == [0, 1]
@@ -67,7 +83,9 @@ def test_a_state_that_is_saved_restored_and_synchronised() -> None:
 
         jnp = jax.numpy
         called = []
-        state = hvd.JaxState(params={"w": jnp.ones(2) * rank}, seed=jax.random.key(rank), epoch=rank, seen=[rank])
+        state = hvd.JaxState(
+            params={"w": jnp.ones(2) * rank}, seed=jax.random.key(rank), epoch=rank, seen=[rank]
+        )
         state.register_reset_callbacks([lambda: called.append(rank)])
         state.sync()
         assert (state.params["w"].tolist(), state.epoch, state.seen) == ([0.0, 0.0], 0, [0])
@@ -105,7 +123,9 @@ def test_a_state_with_an_optimizer() -> None:
         state.sync()
         for _ in range(4):
             grads = hvd.grad(lambda p: (p["w"] ** 2).sum())(state.params)
-            updates, state.opt_state = jax.jit(optimizer.update)(grads, state.opt_state, state.params)
+            updates, state.opt_state = jax.jit(optimizer.update)(
+                grads, state.opt_state, state.params
+            )
             state.params = optax.apply_updates(state.params, updates)
         hvd.check_replicas((state.params, state.opt_state))
 
@@ -123,7 +143,9 @@ def test_gradients_that_wait_for_a_step_are_each_ranks_own() -> None:
         state = hvd.JaxState(opt_state=optimizer.init(params), epoch=rank)
 
         def step(gradient: float) -> float:
-            updates, state.opt_state = optimizer.update({"w": jax.numpy.full(1, gradient)}, state.opt_state, params)
+            updates, state.opt_state = optimizer.update(
+                {"w": jax.numpy.full(1, gradient)}, state.opt_state, params
+            )
             return float(updates["w"][0])
 
         step(1.0 + 2 * rank)

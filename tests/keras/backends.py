@@ -1,4 +1,6 @@
-"""Jobs on a backend of Keras, which a process chooses once: each has a pool of processes of its own."""
+"""Jobs on a backend of Keras, which a process chooses once: each has a pool of processes of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from tests import pool
 from tests.job import job
 
 BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]
-QUICK = "jax" if "jax" in BACKENDS else BACKENDS[-1]  # to import: what concerns no backend is shown on this one
+# to import: what concerns no backend is shown on this one
+QUICK = "jax" if "jax" in BACKENDS else BACKENDS[-1]
 _pools: dict[str, list[Any]] = {}
 
 
-def on(backend: str, n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, **settings: Any) -> list[Any]:
+def on(
+    backend: str, n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, **settings: Any
+) -> list[Any]:
     """``job(n, fn)`` where Keras has ``backend``."""
     with _processes_of(backend):
         return job(n, fn, deadline=deadline, **settings)

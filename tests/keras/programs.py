@@ -1,4 +1,6 @@
-"""What the jobs of these tests are made of. Imported by the processes of a job, which have Keras."""
+"""What the jobs of these tests are made of. Imported by the processes of a job, which have
+Keras.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,23 @@ def data(rows: int = 32, features: int = 6, classes: int = 3, seed: int = 0) -> 
 def dense(seed: int, features: int = 6, classes: int = 3) -> Any:
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
-        [keras.Input((features,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(classes)]
+        [
+            keras.Input((features,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(classes),
+        ]
     )
 
 
 def embedding(seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
-        [keras.Input((4,), dtype="int32"), keras.layers.Embedding(10, 5), keras.layers.Flatten(), keras.layers.Dense(3)]
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(10, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
     )
 
 
@@ -70,8 +81,9 @@ def words(rows: int = 32, seed: int = 0) -> tuple[Any, Any]:
 
 
 def own_step(backend: str, *, called: bool = True) -> Any:
-    """A class of models with a ``train_step`` of its own, around another model. Not ``called`` (TensorFlow): it has no
-    ``call``, as a GAN has none."""
+    """A class of models with a ``train_step`` of its own, around another model. Not ``called``
+    (TensorFlow): it has no ``call``, as a GAN has none.
+    """
     if backend == "jax":
         return _on_jax()
     return _on_torch() if backend == "torch" else _on_tensorflow(called)

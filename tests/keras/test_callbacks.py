@@ -14,9 +14,12 @@ from tests.keras.backends import BACKENDS, QUICK, on
 from tests.keras.test_training import close, equal
 
 
-@pytest.mark.parametrize("backend", list(dict.fromkeys([BACKENDS[0], QUICK])))  # a variable of Keras on all of them
+# a variable of Keras on all of them
+@pytest.mark.parametrize("backend", list(dict.fromkeys([BACKENDS[0], QUICK])))
 def test_learning_rates(backend: str) -> None:
-    """Warm-up and schedules, on two ranks; momentum correction against a loop that does it by hand."""
+    """Warm-up and schedules, on two ranks; momentum correction against a loop that does it by
+    hand.
+    """
     every = backend == QUICK  # the rest of what has nothing to do with the backend
 
     def train(rank: int) -> dict[str, object]:
@@ -39,10 +42,18 @@ def test_learning_rates(backend: str) -> None:
         def fit(callback: object, epochs: int, momentum: float = 0.0) -> object:
             rates = Rates()
             model = p.dense(0)
-            model.compile(hvd.DistributedOptimizer(SGD(0.4, momentum=momentum), shard=True), p.loss())
+            model.compile(
+                hvd.DistributedOptimizer(SGD(0.4, momentum=momentum), shard=True), p.loss()
+            )
             history = model.fit(
-                x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, rates]
-            )  # fmt: skip
+                x,
+                y,
+                batch_size=4,
+                epochs=epochs,
+                shuffle=False,
+                verbose=0,
+                callbacks=[callback, rates],
+            )
             return rates.seen, history.history["lr"], p.weights(model)
 
         c = hvd.callbacks
@@ -52,9 +63,15 @@ def test_learning_rates(backend: str) -> None:
         }
         if every:
             found["within an epoch"] = fit(c.LearningRateWarmupCallback(0.4, warmup_epochs=1.5), 3)
-            found["staircase"] = fit(c.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch, start_epoch=1), 3)
-            found["power"] = fit(c.LearningRateScheduleCallback(0.4, 0.1, start_epoch=1, end_epoch=2), 3)
-            found["smooth"] = fit(c.LearningRateScheduleCallback(0.4, lambda e: 1 / (1 + e), staircase=False), 1)
+            found["staircase"] = fit(
+                c.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch, start_epoch=1), 3
+            )
+            found["power"] = fit(
+                c.LearningRateScheduleCallback(0.4, 0.1, start_epoch=1, end_epoch=2), 3
+            )
+            found["smooth"] = fit(
+                c.LearningRateScheduleCallback(0.4, lambda e: 1 / (1 + e), staircase=False), 1
+            )
         model = p.dense(0)
         model.compile(SGD(0.4, momentum=0.9), p.loss())
         model.train_on_batch(x[:8], y[:8])
@@ -85,7 +102,9 @@ def test_learning_rates(backend: str) -> None:
     assert "Parameter `initial_lr` is required" in zero
     assert any("BestModelCheckpoint has no filepath" in name for name in zero)
     if every:
-        np.testing.assert_allclose(zero["within an epoch"][0], [0.4 / 1.5, 0.5 / 1.5, 0.4, 0.4, 0.4, 0.4], rtol=1e-6)
+        np.testing.assert_allclose(
+            zero["within an epoch"][0], [0.4 / 1.5, 0.5 / 1.5, 0.4, 0.4, 0.4, 0.4], rtol=1e-6
+        )
         np.testing.assert_allclose(zero["staircase"][0], [0.4, 0.4, 0.2, 0.2, 0.1, 0.1], rtol=1e-6)
         np.testing.assert_allclose(zero["power"][0], [0.4] * 6, rtol=1e-6)
         np.testing.assert_allclose(zero["smooth"][0], [0.4, 0.4 / 1.5], rtol=1e-6)
@@ -114,13 +133,17 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         for ending in ("keras", "h5"):
             model.save(f"{folder}/{backend}-{rank}.{ending}")
         model.save_weights(f"{folder}/{backend}-{rank}.weights.h5")
-        found["config"] = keras.saving.serialize_keras_object(optimizer), keras.saving.serialize_keras_object(
-            keras.optimizers.Adam(0.05, name=optimizer.name)
-        )  # fmt: skip
+        found["config"] = (
+            keras.saving.serialize_keras_object(optimizer),
+            keras.saving.serialize_keras_object(keras.optimizers.Adam(0.05, name=optimizer.name)),
+        )
         plain = keras.models.load_model(f"{folder}/{backend}-{rank}.keras")
         found["plain"] = gradients_of(plain.optimizer) is None, type(plain.optimizer).__name__
         again = hvd.load_model(f"{folder}/{backend}-{rank}.keras")
-        found["distributed"] = gradients_of(again.optimizer) is not None, type(again.optimizer).__name__
+        found["distributed"] = (
+            gradients_of(again.optimizer) is not None,
+            type(again.optimizer).__name__,
+        )
         weights = p.dense(5)
         weights.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss())
         weights.optimizer.build(weights.trainable_variables)
@@ -138,7 +161,9 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         found["said"] = messages
         plain = keras.models.load_model(f"{folder}/{backend}-0.h5")
         plain.optimizer = hvd.DistributedOptimizer(plain.optimizer)
-        with pytest.raises(ValueError, match="built for no variables at all, though the model has 4"):
+        with pytest.raises(
+            ValueError, match="built for no variables at all, though the model has 4"
+        ):
             hvd.broadcast_global_variables(0, plain)
         plain = copy.copy(optimizer)
         found["copy"] = gradients_of(plain) is None, type(plain).__name__
@@ -152,17 +177,23 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
     for name in ("went on", "loaded", "weights", "resumed keras", "resumed h5"):
         equal(zero[name], one[name])
         close(zero[name], zero["went on"], rtol=1e-5)
-    code = f"import keras; print(type(keras.models.load_model({folder + f'/{backend}-0.keras'!r}).optimizer).__name__)"
+    code = (
+        "import keras;"
+        f" print(type(keras.models.load_model({folder + f'/{backend}-0.keras'!r}).optimizer).__name__)"
+    )
     path = os.pathsep.join(each for each in sys.path if not Path(each, "farandole").exists())
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.stdout.strip() == "Adam", done.stderr
 
 
 @pytest.mark.parametrize(("known", "first"), [(3, 0), (3, 3), (0, 3)])
 def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first: int) -> None:
-    """All ways to go on: with as many epochs as are left, with the number of the next one, and with a new state where
-    BackupAndRestore knows that number."""
+    """All ways to go on: with as many epochs as are left, with the number of the next one, and with
+    a new state where BackupAndRestore knows that number.
+    """
 
     def count(rank: int) -> int:
         from types import SimpleNamespace
@@ -194,7 +225,9 @@ def test_a_loop_of_ones_own_broadcasts_a_model_that_was_not_built() -> None:
         for called in (True, False):
             model = p.own_step("tensorflow", called=called)(p.dense(rank))
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-            callbacks = keras.callbacks.CallbackList([hvd.callbacks.BroadcastGlobalVariablesCallback(0)], model=model)
+            callbacks = keras.callbacks.CallbackList(
+                [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], model=model
+            )
             callbacks.on_train_batch_begin(0)
             model.train_step(p.data(4))
             callbacks.on_train_batch_end(0)
@@ -206,7 +239,9 @@ def test_a_loop_of_ones_own_broadcasts_a_model_that_was_not_built() -> None:
 
 
 def test_callbacks_of_a_loop_of_ones_own_that_calls_on_batch_end(backend: str) -> None:
-    """Programs with ``train_on_batch`` call what Horovod's callbacks override: ``on_batch_begin`` and ``_end``."""
+    """Programs with ``train_on_batch`` call what Horovod's callbacks override: ``on_batch_begin``
+    and ``_end``.
+    """
 
     def train(rank: int) -> object:
         from types import SimpleNamespace
@@ -317,7 +352,9 @@ def test_local_variables_and_mistakes(backend: str) -> None:
         found = {}
         SGD = keras.optimizers.SGD
         model = p.dense(rank)
-        model.compile(hvd.PartialDistributedOptimizer(SGD(0.1), local_layers=model.layers[0]), p.loss())
+        model.compile(
+            hvd.PartialDistributedOptimizer(SGD(0.1), local_layers=model.layers[0]), p.loss()
+        )
         model.fit(mine, theirs, batch_size=4, verbose=0)
         found["partial"] = p.weights(model)
         optimizer = hvd.DistributedOptimizer(SGD(0.1, momentum=0.9), scale_local_gradients=False)
@@ -336,7 +373,9 @@ def test_local_variables_and_mistakes(backend: str) -> None:
             lambda: hvd.PartialDistributedOptimizer(SGD(0.1), local_layers=["dense"]),
             lambda: hvd.shard({1: object()}),
             lambda: hvd.broadcast_global_variables(0),
-            lambda: hvd.DistributedOptimizer(type("Adam", (), {"__module__": "tf_keras.optimizers"})()),
+            lambda: hvd.DistributedOptimizer(
+                type("Adam", (), {"__module__": "tf_keras.optimizers"})()
+            ),
         ):
             try:
                 wrong()
@@ -350,18 +389,25 @@ def test_local_variables_and_mistakes(backend: str) -> None:
         for number, (a, b) in enumerate(zip(zero[name], one[name], strict=True)):
             assert np.array_equal(a, b) == (number in shared), (name, number)
     expected = [
-        "op currently only supports Average and Sum", "gradient_predivide_factor not supported with op != Average",
-        "distributed already", "must be > 0", "groups should be a non-negative integer",
-        "All local layers must be of tf.keras.layers.Layer type.", "cannot be dealt out", "name the model",
+        "op currently only supports Average and Sum",
+        "gradient_predivide_factor not supported with op != Average",
+        "distributed already",
+        "must be > 0",
+        "groups should be a non-negative integer",
+        "All local layers must be of tf.keras.layers.Layer type.",
+        "cannot be dealt out",
+        "name the model",
         "Adam is an optimizer of Keras 2 (tf_keras), and this is for Keras 3",
-    ]  # fmt: skip
+    ]
     assert len(zero["texts"]) == len(expected)
     for text, part in zip(zero["texts"], expected, strict=True):
         assert part in text
 
 
 def test_scaled_losses_skip_steps_on_all_ranks(backend: str) -> None:
-    """A non-finite gradient on one rank: all skip the step and halve the scale; mixed precision, too."""
+    """A non-finite gradient on one rank: all skip the step and halve the scale; mixed precision,
+    too.
+    """
 
     def train(rank: int) -> dict[str, object]:
         import keras
@@ -378,7 +424,9 @@ def test_scaled_losses_skip_steps_on_all_ranks(backend: str) -> None:
         model = p.dense(0)
         begin = p.weights(model)
         scaled = keras.optimizers.LossScaleOptimizer(
-            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), initial_scale=64.0, dynamic_growth_steps=100
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+            initial_scale=64.0,
+            dynamic_growth_steps=100,
         )
         model.compile(scaled, p.loss())
         model.fit(broken, theirs, batch_size=8, verbose=0, shuffle=False)
@@ -396,7 +444,9 @@ def test_scaled_losses_skip_steps_on_all_ranks(backend: str) -> None:
                 scaled.apply(grads)
                 continue
             held = [local, shared], scaled.variables
-            results = scaled.stateless_apply([v.value for v in held[1]], grads, [v.value for v in held[0]])
+            results = scaled.stateless_apply(
+                [v.value for v in held[1]], grads, [v.value for v in held[0]]
+            )
             for variables, values in zip(held, results, strict=True):
                 for variable, result in zip(variables, values, strict=True):
                     variable.assign(result)

@@ -19,9 +19,14 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting(backend: str) -> None
             keras.utils.set_random_seed(0)
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
             random = np.random.default_rng(of)
-            x, y = random.normal(size=(4, 3)).astype("float32"), random.normal(size=(4, 2)).astype("float32")
+            x, y = (
+                random.normal(size=(4, 3)).astype("float32"),
+                random.normal(size=(4, 2)).astype("float32"),
+            )
             optimizer = keras.optimizers.SGD(1.0)
-            model.compile(hvd.DistributedOptimizer(optimizer, **options) if distributed else optimizer, "mse")
+            model.compile(
+                hvd.DistributedOptimizer(optimizer, **options) if distributed else optimizer, "mse"
+            )
             before = [np.array(weight) for weight in model.get_weights()]
             model.fit(x, y, batch_size=4, epochs=1, verbose=0)
             return [now - old for now, old in zip(model.get_weights(), before, strict=True)]
@@ -41,8 +46,13 @@ def test_votes_by_the_momentum_of_each_rank(backend: str) -> None:
 
         import farandole.keras as hvd
 
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), codec="sign:0.5"), lambda y, found: y * found)
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), codec="sign:0.5"),
+            lambda y, found: y * found,
+        )
         x, weights = np.array([[1.0, -2.0]], "float32"), []
         for factor in (4.0, -1.0, -9.0):  # the gradient is y * x
             model.fit(x, np.array([[factor]], "float32"), batch_size=1, epochs=1, verbose=0)
@@ -53,7 +63,9 @@ def test_votes_by_the_momentum_of_each_rank(backend: str) -> None:
 
 
 def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
-    """A vote is as long a step as that of one pass, and a threshold looks at the sum, as in every framework."""
+    """A vote is as long a step as that of one pass, and a threshold looks at the sum, as in every
+    framework.
+    """
 
     def fn(rank: int) -> None:
         import keras
@@ -63,7 +75,10 @@ def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
         def trained(codec: str, average: bool) -> list[float]:
             variable = keras.Variable([0.0, 0.0, 0.0], name="v")
             optimizer = hvd.DistributedOptimizer(
-                keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=average, codec=codec
+                keras.optimizers.SGD(1.0),
+                backward_passes_per_step=2,
+                average_aggregated_gradients=average,
+                codec=codec,
             )
             optimizer.build([variable])
             for gradient in ([1.0, -3.0, 0.25], [0.5, -3.0, 0.25]):
@@ -79,7 +94,9 @@ def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
 
 
 def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: str) -> None:
-    """What came, and what is left, is what was given, though the scale doubles after every second step."""
+    """What came, and what is left, is what was given, though the scale doubles after every second
+    step.
+    """
 
     def fn(rank: int) -> None:
         import keras
@@ -99,15 +116,23 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: s
         model.compile(optimizer, lambda y, found: y * found)  # so that the gradient is a row
         model.fit(x, np.ones((7, 1), "float32"), batch_size=1, epochs=1, shuffle=False, verbose=0)
         assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == 512.0
-        (left,) = [array for name, array in chosen.state_dict().items() if name.startswith("residual/")]
-        given, left = keras.ops.convert_to_numpy(hvd.allgather(np.stack([x.sum(0), left])[None])).mean(0)
+        (left,) = [
+            array for name, array in chosen.state_dict().items() if name.startswith("residual/")
+        ]
+        given, left = keras.ops.convert_to_numpy(
+            hvd.allgather(np.stack([x.sum(0), left])[None])
+        ).mean(0)
         assert np.abs(left).max() > 0.1, "something is left"
-        np.testing.assert_allclose(-np.array(model.get_weights()[0])[:, 0], given - left, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            -np.array(model.get_weights()[0])[:, 0], given - left, rtol=1e-4, atol=1e-5
+        )
 
     on(backend, 2, fn)
 
 
-def test_what_is_kept_of_a_variable_stays_its_own_where_another_of_its_name_is_frozen(backend: str) -> None:
+def test_what_is_kept_of_a_variable_stays_its_own_where_another_of_its_name_is_frozen(
+    backend: str,
+) -> None:
     def fn(rank: int) -> None:
         import keras
 

@@ -1,4 +1,6 @@
-"""The state that a training goes on from holds every optimizer of the model, whoever compiled it."""
+"""The state that a training goes on from holds every optimizer of the model, whoever compiled
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.keras.test_training import equal
 
 
 def _of_keras_3(hvd: Any, *, distributed: bool = True) -> tuple[Any, list[Any], list[Any]]:
-    """A model that holds optimizers in a dictionary and a list, with them and the variables of each."""
+    """A model that holds optimizers in a dictionary and a list, with them and the variables of
+    each.
+    """
     import keras
 
     from tests.keras import programs as p
@@ -27,20 +31,28 @@ def _of_keras_3(hvd: Any, *, distributed: bool = True) -> tuple[Any, list[Any], 
     return model, [adam, adagrad], [model.trainable_variables[:2], model.trainable_variables[2:]]
 
 
-def _of_keras_2(hvd: Any, *, old: bool, distributed: bool = True) -> tuple[Any, list[Any], list[Any]]:
+def _of_keras_2(
+    hvd: Any, *, old: bool, distributed: bool = True
+) -> tuple[Any, list[Any], list[Any]]:
     import tf_keras
 
     optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
     wrap = hvd.DistributedOptimizer if distributed else (lambda optimizer: optimizer)
-    model = tf_keras.Sequential([tf_keras.layers.Dense(4, input_shape=(6,)), tf_keras.layers.Dense(3)])
+    model = tf_keras.Sequential(
+        [tf_keras.layers.Dense(4, input_shape=(6,)), tf_keras.layers.Dense(3)]
+    )
     model.compile(optimizers.SGD(0.1, momentum=0.9), "mse")
     adam, adagrad = wrap(optimizers.Adam(0.1)), wrap(optimizers.Adagrad(0.1))
     model.several, model.others = {"adam": adam}, [adagrad]
     return model, [adam, adagrad], [model.trainable_variables[:2], model.trainable_variables[2:]]
 
 
-def _goes_back(model: Any, optimizers: list[Any], variables: list[Any], state: Any, array: Callable[[Any], Any]) -> Any:
-    """What two steps give: from the beginning, after a restore to before the first, to between them."""
+def _goes_back(
+    model: Any, optimizers: list[Any], variables: list[Any], state: Any, array: Callable[[Any], Any]
+) -> Any:
+    """What two steps give: from the beginning, after a restore to before the first, to between
+    them.
+    """
 
     def step(number: float) -> list[Any]:
         for optimizer, mine in zip(optimizers, variables, strict=True):
@@ -94,7 +106,9 @@ def test_the_optimizers_that_a_model_holds_are_synchronised(distributed: bool, b
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("distributed", [True, False])
-def test_a_state_of_keras_2_has_the_optimizers_that_the_model_holds(old: bool, distributed: bool) -> None:
+def test_a_state_of_keras_2_has_the_optimizers_that_the_model_holds(
+    old: bool, distributed: bool
+) -> None:
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
     def body(rank: int) -> Any:
@@ -112,7 +126,9 @@ def test_a_state_of_keras_2_has_the_optimizers_that_the_model_holds(old: bool, d
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("built", [True, False])
-def test_the_optimizers_that_a_model_of_keras_2_holds_are_synchronised(old: bool, built: bool) -> None:
+def test_the_optimizers_that_a_model_of_keras_2_holds_are_synchronised(
+    old: bool, built: bool
+) -> None:
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
     def body(rank: int) -> Any:

@@ -25,14 +25,28 @@ def test_a_folder_of_tensorboard_is_written_by_one_rank(tmp_path: Path) -> None:
 
         x, y = p.data(40)
         boards = [
-            keras.callbacks.TensorBoard(f"{folder}/{name}", histogram_freq=1, write_graph=name != "list")
+            keras.callbacks.TensorBoard(
+                f"{folder}/{name}", histogram_freq=1, write_graph=name != "list"
+            )
             for name in ("alike", f"own-{rank}", "list")
         ]
         for given in (boards[:2], boards[2:]):
             model = p.dense(0)
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
-            callbacks = given if len(given) > 1 else keras.callbacks.CallbackList(given, add_history=True, model=model)
-            model.fit(x, y, batch_size=10, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks)
+            callbacks = (
+                given
+                if len(given) > 1
+                else keras.callbacks.CallbackList(given, add_history=True, model=model)
+            )
+            model.fit(
+                x,
+                y,
+                batch_size=10,
+                epochs=2,
+                verbose=0,
+                validation_data=(x, y),
+                callbacks=callbacks,
+            )
         hvd.barrier()
         parts = [f"{board.log_dir}/{part}" for board in boards for part in ("train", "validation")]
         return [len(os.listdir(part)) for part in parts], [board.log_dir for board in boards]
@@ -60,7 +74,11 @@ def test_checkpoints_of_orbax_are_written_by_one_rank(tmp_path: Path) -> None:
         model = p.dense(0)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
         saved = keras.callbacks.OrbaxCheckpoint(
-            f"{folder}/saved", monitor="loss", save_best_only=True, max_to_keep=2, save_on_background=False
+            f"{folder}/saved",
+            monitor="loss",
+            save_best_only=True,
+            max_to_keep=2,
+            save_on_background=False,
         )
         history = model.fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[saved]).history
         hvd.barrier()

@@ -1,4 +1,6 @@
-"""What fit does for ranks: metrics of all, decisions alike, nobody left waiting, and a word when something is wrong."""
+"""What fit does for ranks: metrics of all, decisions alike, nobody left waiting, and a word when
+something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from tests.keras.test_training import close, equal
 
 
 def test_metrics_are_those_of_all_samples(backend: str) -> None:
-    """Uneven ranks, an uneven last batch, an AUC, a score of each class: the same numbers as one process has, to
-    rounding."""
+    """Uneven ranks, an uneven last batch, an AUC, a score of each class: the same numbers as one
+    process has, to rounding.
+    """
 
     def train(rank: int) -> object:
         import keras
@@ -28,8 +31,14 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
 
         def build(optimizer: object) -> object:
             keras.utils.set_random_seed(0)
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="sigmoid")])
-            metrics = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5)]
+            model = keras.Sequential(
+                [keras.Input((6,)), keras.layers.Dense(2, activation="sigmoid")]
+            )
+            metrics = [
+                "accuracy",
+                keras.metrics.AUC(name="auc"),
+                keras.metrics.F1Score(threshold=0.5),
+            ]
             model.compile(optimizer, "binary_crossentropy", metrics=metrics)
             return model
 
@@ -40,9 +49,13 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
         two = build(hvd.DistributedOptimizer(slow()))
         with p.said() as said:
             mine = two.fit(
-                x[part], y[part], batch_size=8, verbose=0, validation_data=(x[val], y[val]),
+                x[part],
+                y[part],
+                batch_size=8,
+                verbose=0,
+                validation_data=(x[val], y[val]),
                 callbacks=[hvd.callbacks.MetricAverageCallback()],
-            ).history  # fmt: skip
+            ).history
         assert {np.shape(score) for score in mine["f1_score"] + mine["val_f1_score"]} == {(2,)}
         return alone, {name: np.array(values).tolist() for name, values in mine.items()}, said
 
@@ -55,7 +68,9 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
 
 
 def test_counts_are_those_of_all_samples(backend: str) -> None:
-    """On PyTorch the result of such a metric is a view of its variable, which is overwritten later."""
+    """On PyTorch the result of such a metric is a view of its variable, which is overwritten
+    later.
+    """
 
     def train(rank: int) -> list[float]:
         import keras
@@ -66,11 +81,23 @@ def test_counts_are_those_of_all_samples(backend: str) -> None:
         x, y = p.data(40, classes=2)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True)
-        model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.TruePositives(0.0, name="ones")])
+        model.compile(
+            optimizer,
+            "binary_crossentropy",
+            metrics=[keras.metrics.TruePositives(0.0, name="ones")],
+        )
         y = y.reshape(-1, 1)
         plain = model.fit(x, y, batch_size=10, verbose=0).history["ones"]
-        validated = model.fit(x, y, batch_size=10, verbose=0, validation_data=(x[:8], y[:8])).history
-        return [*plain, *validated["ones"], *validated["val_ones"], float(y.sum()), float(y[:8].sum())]
+        validated = model.fit(
+            x, y, batch_size=10, verbose=0, validation_data=(x[:8], y[:8])
+        ).history
+        return [
+            *plain,
+            *validated["ones"],
+            *validated["val_ones"],
+            float(y.sum()),
+            float(y[:8].sum()),
+        ]
 
     for plain, training, validation, ones, first in on(backend, 2, train):
         assert (plain, training) == (ones, ones)
@@ -89,17 +116,23 @@ def test_losses_of_outputs_are_those_of_all_samples(backend: str) -> None:
         x, _ = p.data(31)
         y = {"a": 3 * x[:, :1], "b": x[:, 1:2]}
         inputs = keras.Input((6,))
-        outputs = {name: keras.layers.Dense(1, kernel_initializer="zeros", name=name)(inputs) for name in y}
+        outputs = {
+            name: keras.layers.Dense(1, kernel_initializer="zeros", name=name)(inputs) for name in y
+        }
         model = keras.Model(inputs, outputs)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), dict.fromkeys(y, "mse"))
         part = slice(0, 16) if rank == 0 else slice(16, 31)
         mine = x[part], {name: values[part] for name, values in y.items()}
         history = model.fit(*mine, batch_size=8, verbose=0, validation_data=mine).history
-        names = [f"{prefix}{name}" for prefix in ("", "val_") for name in y if "a_loss" in history]  # old Keras: none
-        return {name: history[f"{name}_loss"][0] / float((y[name[-1]] ** 2).mean()) for name in names}
+        # old Keras: none
+        names = [f"{prefix}{name}" for prefix in ("", "val_") for name in y if "a_loss" in history]
+        return {
+            name: history[f"{name}_loss"][0] / float((y[name[-1]] ** 2).mean()) for name in names
+        }
 
     for found in on(backend, 2, train):
-        np.testing.assert_allclose(list(found.values()), 1.0, rtol=0.05)  # the mean of batches is a little different
+        # the mean of batches is a little different
+        np.testing.assert_allclose(list(found.values()), 1.0, rtol=0.05)
 
 
 def test_all_ranks_know_what_one_of_them_validates() -> None:
@@ -113,12 +146,20 @@ def test_all_ranks_know_what_one_of_them_validates() -> None:
 
         x, y = p.data(16)
         model = p.dense(0)
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=["accuracy"])
-        lower = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=100.0)
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=["accuracy"]
+        )
+        lower = keras.callbacks.ReduceLROnPlateau(
+            monitor="val_loss", factor=0.5, patience=1, min_delta=100.0
+        )
         return model.fit(
-            *hvd.shard(x, y), batch_size=4, epochs=3, verbose=0, callbacks=[lower],
+            *hvd.shard(x, y),
+            batch_size=4,
+            epochs=3,
+            verbose=0,
+            callbacks=[lower],
             validation_data=(x[:5], y[:5]) if rank == 0 else None,
-        ).history  # fmt: skip
+        ).history
 
     zero, one = on(QUICK, 2, train)
     assert zero == one
@@ -155,9 +196,13 @@ def test_one_batch_to_validate_on_two_ranks(backend: str) -> None:
         for name, data in kinds.items():
             model = p.dense(0)
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
-            history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=data).history
+            history = model.fit(
+                x, y, batch_size=4, epochs=2, verbose=0, validation_data=data
+            ).history
             found[name] = history["val_loss"]
-            np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(x[:8], y[:8], verbose=0), rtol=1e-5)
+            np.testing.assert_allclose(
+                history["val_loss"][-1], model.evaluate(x[:8], y[:8], verbose=0), rtol=1e-5
+            )
         return found
 
     zero, one = on(backend, 2, train)
@@ -180,18 +225,34 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
         noise = np.random.default_rng(rank).integers(0, 3, 16).astype("int32")
         found = {}
 
-        def fit(name: str, *users: object, labels: object = theirs, epochs: int = 6, rate: float = 0.5) -> None:
+        def fit(
+            name: str, *users: object, labels: object = theirs, epochs: int = 6, rate: float = 0.5
+        ) -> None:
             model = p.dense(rank)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), p.loss(), metrics=["accuracy"])
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), p.loss(), metrics=["accuracy"]
+            )
             history = model.fit(
-                mine, labels, batch_size=8, epochs=epochs, verbose=0, callbacks=list(users),
+                mine,
+                labels,
+                batch_size=8,
+                epochs=epochs,
+                verbose=0,
+                callbacks=list(users),
                 validation_data=(mine, noise),
-            )  # fmt: skip
-            found[name] = len(history.epoch), p.weights(model), float(np.asarray(model.optimizer.learning_rate))
+            )
+            found[name] = (
+                len(history.epoch),
+                p.weights(model),
+                float(np.asarray(model.optimizer.learning_rate)),
+            )
 
         early = callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
         fit("early", early)
-        fit("plateau", callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=0.01))
+        fit(
+            "plateau",
+            callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=0.01),
+        )
 
         class Impatient(callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: object = None) -> None:
@@ -218,7 +279,14 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
             broken[:] = np.nan
         model = p.dense(0)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
-        history = model.fit(broken, theirs, batch_size=8, epochs=3, verbose=0, callbacks=[callbacks.TerminateOnNaN()])
+        history = model.fit(
+            broken,
+            theirs,
+            batch_size=8,
+            epochs=3,
+            verbose=0,
+            callbacks=[callbacks.TerminateOnNaN()],
+        )
         found["nan"] = len(history.epoch), [], 0.0
         return found
 
@@ -233,13 +301,19 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     assert zero["unlucky"][0] == 2
     assert zero["best"][2] == 1.0
     assert zero["nan"][0] == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"best-{backend}.keras", f"log-{backend}.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"best-{backend}.keras",
+        f"log-{backend}.csv",
+    ]
     rows = (tmp_path / f"log-{backend}.csv").read_text().splitlines()
-    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "0", "1"]  # each epoch once
+    # each epoch once
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "0", "1"]
 
 
 def test_a_last_digit_that_differs_between_ranks_is_everybodys(backend: str) -> None:
-    """GPUs, and processors of two kinds, add up in another order. Callbacks must decide alike all the same."""
+    """GPUs, and processors of two kinds, add up in another order. Callbacks must decide alike all
+    the same.
+    """
 
     def train(rank: int) -> object:
         import keras
@@ -254,12 +328,25 @@ def test_a_last_digit_that_differs_between_ranks_is_everybodys(backend: str) -> 
         seen = []
         for callbacks in ([], [hvd.callbacks.MetricAverageCallback()]):
             model = p.dense(0)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=[Digits(name="it")])
-            log = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+                p.loss(),
+                metrics=[Digits(name="it")],
+            )
+            log = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: seen.append(dict(logs))
+            )
             x, y = p.data(32)
             part = slice(rank * 16, rank * 16 + 16)
-            model.fit(x[part], y[part], batch_size=8, epochs=2, verbose=0, validation_data=(x[part], y[part]),
-                      callbacks=[*callbacks, log])  # fmt: skip
+            model.fit(
+                x[part],
+                y[part],
+                batch_size=8,
+                epochs=2,
+                verbose=0,
+                validation_data=(x[part], y[part]),
+                callbacks=[*callbacks, log],
+            )
         return seen
 
     one, two = on(backend, 2, train)
@@ -294,7 +381,11 @@ def test_what_is_wrong_is_said(backend: str) -> None:
         fit("plain", SGD(0.1), mine, theirs)
         fit("plain again", SGD(0.1), mine, theirs)
         fit(
-            "plain with callback", SGD(0.1), mine, theirs, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            "plain with callback",
+            SGD(0.1),
+            mine,
+            theirs,
+            callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
         )
         fit("same arrays", wrap(SGD(0.1)), x, y)
         fit("epochs", wrap(SGD(0.1)), mine, theirs, epochs=1 + rank)
@@ -325,14 +416,23 @@ def test_what_is_wrong_is_said(backend: str) -> None:
 
     zero, one = on(backend, 2, train)
     says = {
-        "plain": "exchanged nothing, so the 2 ranks of this job train 2 models apart, or the same one 2 times if all",
-        "plain with callback": "SGD does not exchange gradients: compile with hvd.DistributedOptimizer",
+        "plain": (
+            "exchanged nothing, so the 2 ranks of this job train 2 models apart, or the same one 2"
+            " times if all"
+        ),
+        "plain with callback": (
+            "SGD does not exchange gradients: compile with hvd.DistributedOptimizer"
+        ),
         "same arrays": "were given the same arrays",
-        "shards of shards": "the ranks were given different arrays, and with shard=True fit deals out those that",
+        "shards of shards": (
+            "the ranks were given different arrays, and with shard=True fit deals out those that"
+        ),
         "same batches": "computed the same gradients",
         "epochs": "epochs must be the same on all ranks, but they have [1, 2]",
         "no broadcast": "began to train with different weights",
-        "other model": "the same variables in the same order, but rank 0 has 4, rank 1 has 3; only rank",
+        "other model": (
+            "the same variables in the same order, but rank 0 has 4, rank 1 has 3; only rank"
+        ),
     }
     assert {name: said for name, said in zero.items() if name not in says} == {
         "fine": [],
@@ -346,7 +446,9 @@ def test_what_is_wrong_is_said(backend: str) -> None:
 
 
 def test_every_kind_of_data_is_dealt(backend: str) -> None:
-    """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give what one process computes."""
+    """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give what one
+    process computes.
+    """
 
     def train(rank: int) -> dict[str, object]:
         import importlib.util
@@ -381,12 +483,16 @@ def test_every_kind_of_data_is_dealt(backend: str) -> None:
             pairs = list(zip(torch.tensor(x), torch.tensor(y), strict=True))
             kinds["DataLoader"] = (lambda: torch.utils.data.DataLoader(pairs, batch_size=8),)
             if keras.backend.backend() == "torch":
-                kinds["shuffled"] = (lambda: torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True),)
+                kinds["shuffled"] = (
+                    lambda: torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True),
+                )
         found = {}
         for name, (make, *rest) in kinds.items():
             model = p.dense(rank)
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
-            history = model.fit(make(), epochs=2, verbose=0, shuffle=False, **(rest[1] if rest else {}))
+            history = model.fit(
+                make(), epochs=2, verbose=0, shuffle=False, **(rest[1] if rest else {})
+            )
             found[name] = p.weights(model), history.history["loss"]
         model = p.dense(0)
         model.compile(keras.optimizers.SGD(0.1), p.loss())
@@ -403,7 +509,8 @@ def test_every_kind_of_data_is_dealt(backend: str) -> None:
         print(name)
         equal(weights, one[name][0])
         assert losses == one[name][1]
-        if name in ("PyDataset", "tf.data"):  # not the generator: old Keras loses its first batch on JAX
+        # not the generator: old Keras loses its first batch on JAX
+        if name in ("PyDataset", "tf.data"):
             close(weights, alone)
     assert {"PyDataset", "generator"} <= zero.keys()
 
@@ -417,9 +524,12 @@ def test_shards() -> None:
 
         x = np.arange(7)
         return (
-            hvd.shard(x).tolist(), hvd.shard(x, even=False).tolist(), [each.tolist() for each in hvd.shard(x, x + 10)],
-            {name: each.tolist() for name, each in hvd.shard({"a": x, "b": -x}).items()}, hvd.shard(x[:1]).tolist(),
-        )  # fmt: skip
+            hvd.shard(x).tolist(),
+            hvd.shard(x, even=False).tolist(),
+            [each.tolist() for each in hvd.shard(x, x + 10)],
+            {name: each.tolist() for name, each in hvd.shard({"a": x, "b": -x}).items()},
+            hvd.shard(x[:1]).tolist(),
+        )
 
     results = on(os.environ["KERAS_BACKEND"], 3, deal)
     assert [each[0] for each in results] == [[0, 3, 6], [1, 4, 0], [2, 5, 1]]
@@ -430,7 +540,9 @@ def test_shards() -> None:
 
 
 def test_validation_split_takes_the_rows_that_one_process_takes() -> None:
-    """Also where ranks do not divide the rows: those that fill up parts, and are trained with, are not validated."""
+    """Also where ranks do not divide the rows: those that fill up parts, and are trained with, are
+    not validated.
+    """
     pytest.importorskip("keras")
 
     def train(rank: int) -> object:
@@ -444,12 +556,19 @@ def test_validation_split_takes_the_rows_that_one_process_takes() -> None:
         for wrapped, rows in ((True, {"x": x}), (True, x), (False, x)):
             inputs = keras.Input((6,), name="x")
             keras.utils.set_random_seed(0)
-            model = keras.Model({"x": inputs} if isinstance(rows, dict) else inputs, keras.layers.Dense(3)(inputs))
+            model = keras.Model(
+                {"x": inputs} if isinstance(rows, dict) else inputs, keras.layers.Dense(3)(inputs)
+            )
             plain = keras.optimizers.SGD(0.0)
             optimizer = hvd.DistributedOptimizer(plain, shard=True) if wrapped else plain
             model.compile(optimizer, p.loss(), metrics=["accuracy"])
             weight = np.arange(63, dtype="float32")
-            options = {"validation_split": 0.3, "sample_weight": weight, "batch_size": 8, "verbose": 0}
+            options = {
+                "validation_split": 0.3,
+                "sample_weight": weight,
+                "batch_size": 8,
+                "verbose": 0,
+            }
             history = model.fit(rows, y, **options).history
             found.append((history["val_loss"][0], history["val_accuracy"][0]))
         return found
@@ -477,7 +596,9 @@ def test_batch_normalization_that_is_not_synchronized_is_told() -> None:
             keras.layers.BatchNormalization(),
             SyncBatchNormalization(synchronized=True),
         ):
-            model = keras.Sequential([keras.Input((6,)), keras.Sequential([layer]), keras.layers.Dense(3)])
+            model = keras.Sequential(
+                [keras.Input((6,)), keras.Sequential([layer]), keras.layers.Dense(3)]
+            )
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
             with p.said() as said:
                 model.fit(x, y, batch_size=4, epochs=2, verbose=0)
@@ -521,7 +642,13 @@ def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
         return told
 
     zero, one = on(QUICK, 2, deal)
-    assert zero == {"plain": False, "shuffled": True, "alike": False, "fit": True, "alike in fit": False}
+    assert zero == {
+        "plain": False,
+        "shuffled": True,
+        "alike": False,
+        "fit": True,
+        "alike in fit": False,
+    }
     assert not any(one.values())
 
 
@@ -571,10 +698,14 @@ def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
                     if batch == 0:
                         first.extend(p.weights(inner))
 
-            model.fit(*hvd.shard(*p.data(16)), batch_size=4, shuffle=False, verbose=0, callbacks=[Look()])
+            model.fit(
+                *hvd.shard(*p.data(16)), batch_size=4, shuffle=False, verbose=0, callbacks=[Look()]
+            )
             return first, p.weights(inner)
 
-        unbuilt = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)])
+        unbuilt = keras.Sequential(
+            [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
+        )
         return trained(p.dense(rank)), trained(unbuilt)
 
     zero, one = on(backend, 2, train)
@@ -615,7 +746,9 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
 def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_first_rank(
     backend: str, built: bool
 ) -> None:
-    """Rank 0 alone went on from a checkpoint of a GAN; the other's optimizer may wait for its first step."""
+    """Rank 0 alone went on from a checkpoint of a GAN; the other's optimizer may wait for its first
+    step.
+    """
     if backend != "tensorflow":
         pytest.skip("the others step optimizers of one's own in another way")
 
@@ -673,7 +806,12 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
         x, y = p.data(16)
         layers = keras.layers
         model = keras.Sequential(
-            [keras.Input((6,)), layers.BatchNormalization(momentum=0.0), layers.Dropout(0.5), layers.Dense(3)]
+            [
+                keras.Input((6,)),
+                layers.BatchNormalization(momentum=0.0),
+                layers.Dropout(0.5),
+                layers.Dense(3),
+            ]
         )
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
         mine, theirs = hvd.shard(x, y)
@@ -686,8 +824,9 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
 
 
 def test_what_is_validated_is_the_model_of_all_ranks(backend: str) -> None:
-    """With the mean of the moving averages, and the weights of the rank with most steps: what a checkpoint holds. One
-    rank alone validates in the end."""
+    """With the mean of the moving averages, and the weights of the rank with most steps: what a
+    checkpoint holds. One rank alone validates in the end.
+    """
 
     def train(rank: int) -> list[tuple[float, float]]:
         import keras
@@ -703,12 +842,20 @@ def test_what_is_validated_is_the_model_of_all_ranks(backend: str) -> None:
             (slice(rank, None, 2), rank == 1),
         ):
             keras.utils.set_random_seed(0)
-            layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(momentum=0.1), keras.layers.Dense(3)]
+            layers = [
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(momentum=0.1),
+                keras.layers.Dense(3),
+            ]
             model = keras.Sequential([keras.Input((6,)), *layers])
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3)), p.loss())
             options = {"validation_data": (x[:20], y[:20])} if validates else {}
-            history = model.fit(x[mine], y[mine], batch_size=8, epochs=2, verbose=0, **options).history
-            found.append((history["val_loss"][-1], float(model.evaluate(x[:20], y[:20], verbose=0))))
+            history = model.fit(
+                x[mine], y[mine], batch_size=8, epochs=2, verbose=0, **options
+            ).history
+            found.append(
+                (history["val_loss"][-1], float(model.evaluate(x[:20], y[:20], verbose=0)))
+            )
         return found
 
     zero, one = on(backend, 2, train)
@@ -760,11 +907,15 @@ def test_a_process_set_trains_by_itself(backend: str) -> None:
         mine = even if rank != 1 else odd
         x, y = p.data(24)
         model = p.dense(rank)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine, shard=True)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), process_set=mine, shard=True
+        )
         model.compile(optimizer, p.loss())
         history = model.fit(x, y, batch_size=4, epochs=2, verbose=0)
         assert len(history.history["loss"]) == 2
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine), p.loss())
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine), p.loss()
+        )
         model.fit(x[: 8 + 4 * rank], y[: 8 + 4 * rank], batch_size=4, verbose=0)  # not equally many
         return p.weights(model)
 
@@ -786,15 +937,27 @@ def test_training_resumes_everywhere_from_what_one_rank_saved(backend: str, tmp_
 
         def fit(epochs: int, *more: object, seed: int = 0) -> object:
             model = p.dense(seed + rank)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), shard=True), p.loss())
-            history = model.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(more))
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), shard=True),
+                p.loss(),
+            )
+            history = model.fit(
+                x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(more)
+            )
             return len(history.epoch), p.weights(model)
 
         whole = fit(4)
-        kept = [keras.callbacks.BackupAndRestore(f"{folder}/all", delete_checkpoint=False) for _ in range(2)]
+        kept = [
+            keras.callbacks.BackupAndRestore(f"{folder}/all", delete_checkpoint=False)
+            for _ in range(2)
+        ]
         first = fit(2, kept[0])
         rest = fit(4, kept[1], seed=5)
-        lone = [keras.callbacks.BackupAndRestore(f"{folder}/one", delete_checkpoint=False)] if rank == 0 else []
+        lone = (
+            [keras.callbacks.BackupAndRestore(f"{folder}/one", delete_checkpoint=False)]
+            if rank == 0
+            else []
+        )
         fit(3, *lone)
         alone = fit(4, *lone, seed=5)
         return whole, first, rest, alone
@@ -818,7 +981,11 @@ def test_xla_is_left_out_of_training_alone() -> None:
 
         x, y = p.data(16)
         model = p.dense(0)
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss(), jit_compile=True)
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True),
+            p.loss(),
+            jit_compile=True,
+        )
         with p.said() as said:
             model.fit(x, y, batch_size=4, verbose=0)
             model.fit(x, y, batch_size=4, verbose=0)
@@ -847,14 +1014,26 @@ def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:
         def fitted(scope: object) -> object:
             with scope:
                 model = p.dense(rank)
-                model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=["accuracy"])
+                model.compile(
+                    hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+                    p.loss(),
+                    metrics=["accuracy"],
+                )
             history = model.fit(
-                *hvd.shard(*p.data(32)), batch_size=4, shuffle=False, verbose=0,
-                callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
-            ).history  # fmt: skip
+                *hvd.shard(*p.data(32)),
+                batch_size=4,
+                shuffle=False,
+                verbose=0,
+                callbacks=[
+                    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                    hvd.callbacks.MetricAverageCallback(),
+                ],
+            ).history
             return p.weights(model), history
 
-        return fitted(tf.distribute.MirroredStrategy(["CPU:0"]).scope()), fitted(contextlib.nullcontext())
+        return fitted(tf.distribute.MirroredStrategy(["CPU:0"]).scope()), fitted(
+            contextlib.nullcontext()
+        )
 
     for ours, plain in on("tensorflow", 2, train):
         close(ours[0], plain[0])

@@ -48,8 +48,12 @@ def test_seeds_and_files(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])
-def test_custom_objects_may_make_distributed_optimizers(backend: str, ending: str, tmp_path: Path) -> None:
-    """Their options count, as in programs for Horovod; functions of other names are what they were."""
+def test_custom_objects_may_make_distributed_optimizers(
+    backend: str, ending: str, tmp_path: Path
+) -> None:
+    """Their options count, as in programs for Horovod; functions of other names are what they
+    were.
+    """
     file = str(tmp_path / f"model.{ending}")
 
     def check(rank: int) -> Any:
@@ -64,13 +68,19 @@ def test_custom_objects_may_make_distributed_optimizers(backend: str, ending: st
             return 2 * x
 
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation=twice)])
-        model.compile(hvd.DistributedOptimizer(Mine(0.5, momentum=0.9)), keras.losses.MeanSquaredError())
+        model.compile(
+            hvd.DistributedOptimizer(Mine(0.5, momentum=0.9)), keras.losses.MeanSquaredError()
+        )
         hvd.broadcast_global_variables(0, model)
         model.train_on_batch(np.ones((1, 2)), np.ones((1, 1)))
         hvd.save(model, file)
         hvd.barrier()
         found = []
-        for mine in (lambda **o: hvd.DistributedOptimizer(Mine(**o), op=hvd.Sum), lambda **o: Mine(**o), Mine):
+        for mine in (
+            lambda **o: hvd.DistributedOptimizer(Mine(**o), op=hvd.Sum),
+            lambda **o: Mine(**o),
+            Mine,
+        ):
             again = hvd.load_model(file, custom_objects={"Mine": mine, "twice": twice})
             optimizer, weights = again.optimizer, again.trainable_variables
             state = [float(keras.ops.sum(each)) for each in optimizer.variables]

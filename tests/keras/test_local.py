@@ -7,7 +7,9 @@ import numpy as np
 from tests.keras.backends import on
 
 
-def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_alike(backend: str) -> None:
+def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_alike(
+    backend: str,
+) -> None:
     def train(rank: int) -> list[tuple[str, list[np.ndarray], list[np.ndarray]]]:
         import keras
 
@@ -27,9 +29,12 @@ def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_ali
             for process_set in (alone[rank], hvd.global_process_set):
                 model = p.dense(0)
                 optimizer = hvd.PartialDistributedOptimizer(
-                    keras.optimizers.SGD(0.1), local_layers=model.layers[0], process_set=process_set,
-                    scale_local_gradients=False, **options,
-                )  # fmt: skip
+                    keras.optimizers.SGD(0.1),
+                    local_layers=model.layers[0],
+                    process_set=process_set,
+                    scale_local_gradients=False,
+                    **options,
+                )
                 model.compile(optimizer, p.loss())
                 for begin in range(0, 24, 4):
                     model.train_on_batch(x[begin : begin + 4], y[begin : begin + 4])
@@ -44,7 +49,9 @@ def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_ali
 
 
 def test_a_global_norm_of_what_ranks_share_leaves_them_alike(backend: str) -> None:
-    """Local gradients differ between ranks: in the norm by which shared ones are clipped they would part the ranks."""
+    """Local gradients differ between ranks: in the norm by which shared ones are clipped they would
+    part the ranks.
+    """
 
     def fn(rank: int) -> None:
         import keras
@@ -54,15 +61,22 @@ def test_a_global_norm_of_what_ranks_share_leaves_them_alike(backend: str) -> No
         for passes in (1, 2):
             shared, local = keras.Variable([0.0, 0.0]), keras.Variable([0.0])
             optimizer = hvd.DistributedOptimizer(
-                keras.optimizers.SGD(1.0, global_clipnorm=1.0), scale_local_gradients=False,
-                backward_passes_per_step=passes, average_aggregated_gradients=True,
-            )  # fmt: skip
+                keras.optimizers.SGD(1.0, global_clipnorm=1.0),
+                scale_local_gradients=False,
+                backward_passes_per_step=passes,
+                average_aggregated_gradients=True,
+            )
             optimizer.register_local_var(local)
             optimizer.build([local, shared])
             for _ in range(passes):
-                optimizer.apply([keras.ops.array([0.5 + 7 * rank]), keras.ops.array([3.0, 4.0])], [local, shared])
+                optimizer.apply(
+                    [keras.ops.array([0.5 + 7 * rank]), keras.ops.array([3.0, 4.0])],
+                    [local, shared],
+                )
             np.testing.assert_allclose(keras.ops.convert_to_numpy(shared), [-0.6, -0.8], rtol=1e-5)
-            np.testing.assert_allclose(keras.ops.convert_to_numpy(local), [-1.0 if rank else -0.5], rtol=1e-5)
+            np.testing.assert_allclose(
+                keras.ops.convert_to_numpy(local), [-1.0 if rank else -0.5], rtol=1e-5
+            )
 
     on(backend, 2, fn)
 
@@ -75,7 +89,8 @@ def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: s
         from tests.keras import programs as p
 
         layers = keras.layers
-        x, y = p.data(16 + 8 * rank, seed=rank)  # rank 0 takes fewer steps, and goes on from rank 1's weights
+        # rank 0 takes fewer steps, and goes on from rank 1's weights
+        x, y = p.data(16 + 8 * rank, seed=rank)
         found = {}
         for name in ("optimizer", "callback"):
             keras.utils.set_random_seed(rank)
@@ -89,14 +104,19 @@ def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: s
             else:
                 optimizer = hvd.DistributedOptimizer(optimizer)
                 mine = [variable for layer in local for variable in layer.weights]
-                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=mine)]
+                callbacks = [
+                    hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=mine)
+                ]
             before = np.asarray(local[0].kernel)
             model.compile(optimizer, p.loss())
             model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
             assert np.array_equal(before, np.asarray(local[0].kernel)), name
             slots = [np.asarray(each) for each in optimizer.variables if "w_2_" in each.name]
             assert len(slots) == 2
-            found[name] = p.weights(keras.Sequential(local)), [*p.weights(keras.Sequential(rest)), *slots]
+            found[name] = (
+                p.weights(keras.Sequential(local)),
+                [*p.weights(keras.Sequential(rest)), *slots],
+            )
         return found
 
     zero, one = on(backend, 2, train)
@@ -108,7 +128,9 @@ def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: s
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_variables_without_a_gradient_are_left_out_and_local_ones_keep_their_own(backend: str) -> None:
+def test_variables_without_a_gradient_are_left_out_and_local_ones_keep_their_own(
+    backend: str,
+) -> None:
     """A layer that the loss does not reach stands before one that is left to each rank."""
 
     def train(rank: int) -> list[list[np.ndarray]]:
@@ -117,9 +139,13 @@ def test_variables_without_a_gradient_are_left_out_and_local_ones_keep_their_own
         import farandole.keras as hvd
 
         first, unused, own = (keras.Variable(np.ones(2, "float32")) for _ in range(3))
-        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=False)
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), scale_local_gradients=False
+        )
         optimizer.register_local_var(own)
-        gradients = [keras.ops.convert_to_tensor(np.full(2, 1.0 + rank, "float32")) for _ in range(2)]
+        gradients = [
+            keras.ops.convert_to_tensor(np.full(2, 1.0 + rank, "float32")) for _ in range(2)
+        ]
         optimizer.apply([None, *gradients], [unused, first, own])
         return [keras.ops.convert_to_numpy(each) for each in (first, unused, own)]
 

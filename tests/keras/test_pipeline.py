@@ -37,7 +37,10 @@ def test_stages_are_as_equal_as_they_can_be() -> None:
         found = balanced(costs, stages)
         ends = [*found[1:], len(costs)]
         dearest = max(sum(costs[begin:end]) for begin, end in zip(found, ends, strict=True))
-        expected = max(sum(costs[begin:end]) for begin, end in zip(begins, [*begins[1:], len(costs)], strict=True))
+        expected = max(
+            sum(costs[begin:end])
+            for begin, end in zip(begins, [*begins[1:], len(costs)], strict=True)
+        )
         assert (dearest, len(found)) == (expected, stages), (costs, found)
         assert all(costs[begin] > 0 for begin in found[1:])
     with pytest.raises(ValueError, match="stages=3, but only 2 of the 4 layers have weights"):
@@ -65,12 +68,17 @@ def cases() -> dict[str, Any]:
 
     def stack() -> Any:
         """Losses of two stages; frozen weights; batches of 8, 8 and 6."""
-        return keras.Sequential([
-            keras.Input((6,)), layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.02)), layers.ReLU(),
-            layers.Lambda(lambda rows: rows * len(weights) / 11), layers.Dense(7, activation="tanh", trainable=False),
-            layers.Dropout(0.0),
-            layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.03)),
-        ])  # fmt: skip
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.02)),
+                layers.ReLU(),
+                layers.Lambda(lambda rows: rows * len(weights) / 11),
+                layers.Dense(7, activation="tanh", trainable=False),
+                layers.Dropout(0.0),
+                layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.03)),
+            ]
+        )
 
     def masked() -> Any:
         """A mask crosses the cut, to a layer and to the loss of each word. Rows of an embedding."""
@@ -80,31 +88,46 @@ def cases() -> dict[str, Any]:
         return keras.Model(inputs, layers.Dense(5, activation="tanh")(tensor))
 
     def normalized() -> Any:
-        return keras.Sequential([
-            keras.Input((6,)), layers.Dense(8, name="wide"), layers.BatchNormalization(name="means"),
-            layers.ReLU(name="cut"), layers.Dense(3),
-        ])  # fmt: skip
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, name="wide"),
+                layers.BatchNormalization(name="means"),
+                layers.ReLU(name="cut"),
+                layers.Dense(3),
+            ]
+        )
 
     fit = {"epochs": 2, "batch_size": 8, "shuffle": False, "verbose": 0}
     return {
         "weighted": (
-            stack, {"optimizer": lambda: SGD(0.2, momentum=0.9, clipnorm=1.0), "metrics": ["accuracy"]},
-            {"x": x, "y": y, "sample_weight": weights, "validation_data": (x[:7], y[:7]), **fit}, {},
+            stack,
+            {"optimizer": lambda: SGD(0.2, momentum=0.9, clipnorm=1.0), "metrics": ["accuracy"]},
+            {"x": x, "y": y, "sample_weight": weights, "validation_data": (x[:7], y[:7]), **fit},
+            {},
         ),
         "masked": (
-            masked, {"optimizer": lambda: Adam(0.02), "metrics": ["accuracy"]}, {"x": words, "y": words, **fit},
+            masked,
+            {"optimizer": lambda: Adam(0.02), "metrics": ["accuracy"]},
+            {"x": words, "y": words, **fit},
             {"cuts": ["sequence"]},
         ),
         "normalized": (
-            normalized, {"optimizer": lambda: SGD(0.2, loss_scale_factor=8.0), "weighted_metrics": ["accuracy"]},
+            normalized,
+            {
+                "optimizer": lambda: SGD(0.2, loss_scale_factor=8.0),
+                "weighted_metrics": ["accuracy"],
+            },
             {"x": x, "y": y, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}, **fit},
             {"micro_batches": 1, "cuts": ["cut"]},
         ),
-    }  # fmt: skip
+    }
 
 
 def test_two_stages_are_one_process(backend: str) -> None:
-    """Weights, losses and metrics; batches that micro batches do not divide; each rank has its part alone."""
+    """Weights, losses and metrics; batches that micro batches do not divide; each rank has its part
+    alone.
+    """
 
     def train(rank: int) -> dict[str, Any]:
         import gc
@@ -129,11 +152,19 @@ def test_two_stages_are_one_process(backend: str) -> None:
             assert all(layer() is None for layer in first)  # nobody holds the whole model
             pipeline.compile(**compiled)
             history = pipeline.fit(**data).history
-            found[f"{name} slots"] = len(pipeline.optimizer.variables), len(pipeline.trainable_variables)
+            found[f"{name} slots"] = (
+                len(pipeline.optimizer.variables),
+                len(pipeline.trainable_variables),
+            )
             whole = pipeline.plain_model()
             assert (whole is None) == (rank > 0)
-            found[name] = history, pipeline.predict(data["x"], batch_size=5, verbose=0), whole and p.weights(whole)
-        for name, (make, options, data, _) in list(cases().items())[rank::2]:  # the ranks share out what one computes
+            found[name] = (
+                history,
+                pipeline.predict(data["x"], batch_size=5, verbose=0),
+                whole and p.weights(whole),
+            )
+        # the ranks share out what one computes
+        for name, (make, options, data, _) in list(cases().items())[rank::2]:
             compiled = {"loss": p.loss(), **options, "optimizer": options["optimizer"]()}
             keras.utils.set_random_seed(0)
             model = make()
@@ -143,7 +174,9 @@ def test_two_stages_are_one_process(backend: str) -> None:
         return found
 
     results = on(backend, 2, train)
-    alone = {name: value for each in results for name, value in each.items() if name.endswith(" alone")}
+    alone = {
+        name: value for each in results for name, value in each.items() if name.endswith(" alone")
+    }
     assert len(alone) == 3
     for name, (history, predictions, weights) in alone.items():
         case = name.removesuffix(" alone")
@@ -157,11 +190,14 @@ def test_two_stages_are_one_process(backend: str) -> None:
         equal([first], [second])
         np.testing.assert_allclose(first, predictions, rtol=1e-3, atol=1e-5)
     assert results[0]["normalized layers"] == ["wide", "means"]
-    assert [each["weighted slots"] for each in results] == [(2 + 2, 2), (2 + 2, 2)]  # step, rate, and own velocities
+    # step, rate, and own velocities
+    assert [each["weighted slots"] for each in results] == [(2 + 2, 2), (2 + 2, 2)]
 
 
 def test_two_by_two_ranks_are_one_process() -> None:
-    """Two pipelines on different halves of each batch; all ranks stop alike, and have the same logs."""
+    """Two pipelines on different halves of each batch; all ranks stop alike, and have the same
+    logs.
+    """
 
     def train(rank: int) -> Any:
         import keras
@@ -178,12 +214,17 @@ def test_two_by_two_ranks_are_one_process() -> None:
         x, y = p.data(48)
         y[40:] = (y[40:] + 1) % 3  # validation gets worse
         options = {
-            "batch_size": 8, "epochs": 9, "shuffle": False, "verbose": 0, "validation_data": (x[40:], y[40:]),
+            "batch_size": 8,
+            "epochs": 9,
+            "shuffle": False,
+            "verbose": 0,
+            "validation_data": (x[40:], y[40:]),
             "callbacks": [
-                keras.callbacks.EarlyStopping("val_accuracy", patience=1), Logs(),
+                keras.callbacks.EarlyStopping("val_accuracy", patience=1),
+                Logs(),
                 keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             ],
-        }  # fmt: skip
+        }
         model = p.dense(0 if rank == 0 else 7)
         alone = None
         pipeline = hvd.Pipeline(model, stages=2, micro_batches=2)
@@ -231,10 +272,18 @@ def test_a_model_is_saved_whole_and_goes_on(backend: str, tmp_path: Path) -> Non
         x, y = p.data(24)
         pipeline = hvd.Pipeline(p.dense(rank), micro_batches=3)
         pipeline.compile(keras.optimizers.SGD(0.5), p.loss(), metrics=["accuracy"])
-        best = keras.callbacks.ModelCheckpoint(f"{folder}/best.keras", monitor="val_accuracy", save_best_only=True)
+        best = keras.callbacks.ModelCheckpoint(
+            f"{folder}/best.keras", monitor="val_accuracy", save_best_only=True
+        )
         logger = keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True)
         history = pipeline.fit(
-            x, y, batch_size=8, epochs=4, verbose=0, callbacks=[best, logger, Stop()], validation_split=0.25
+            x,
+            y,
+            batch_size=8,
+            epochs=4,
+            verbose=0,
+            callbacks=[best, logger, Stop()],
+            validation_split=0.25,
         ).history
         pipeline.save_weights(f"{folder}/last.weights.h5")
         before = pipeline.evaluate(x, y, batch_size=5, verbose=0)
@@ -320,7 +369,10 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
         "has no weights yet: let it begin with keras.Input",
         "the layer 'joined' (Add) takes 2 tensors",
         "(Multiply) is an operation and no layer",
-        "('again' and 'again'): the layer is there twice, and stages share no weights: make one layer of them",
+        (
+            "('again' and 'again'): the layer is there twice, and stages share no weights: make one"
+            " layer of them"
+        ),
         "the layer 'scaled' (Scaled) is called with more than a tensor (by)",
         "has 2 outputs",
         "'mine' (Uncopied) cannot be copied: no config",
@@ -329,7 +381,10 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
         "no stage can begin with 'nobody' of cuts: the layers are dense",
         "makes 3 stages, and stages=2",
         "both must be 1 or more",
-        ("rank 1 has as layer 0 Dense with weights [(6, 8)", "rank 0 has as layer 0 Dense with weights [(5, 8)"),
+        (
+            "rank 1 has as layer 0 Dense with weights [(6, 8)",
+            "rank 0 has as layer 0 Dense with weights [(5, 8)",
+        ),
         ("rank 1 has micro_batches=3, and rank 0 2", "rank 0 has micro_batches=2, and rank 1 3"),
         "Own is a class of its own",
         "global_clipnorm=1.0 is of the gradients of all layers",
@@ -342,7 +397,9 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
 
 
 def test_a_stage_that_fails_is_named_on_the_others() -> None:
-    """A layer that fails in the middle of training; fewer batches on one rank; other options of fit."""
+    """A layer that fails in the middle of training; fewer batches on one rank; other options of
+    fit.
+    """
 
     def train(rank: int) -> list[str]:
         import keras
@@ -363,13 +420,21 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
         return said
 
     for rank, (epochs, batches) in enumerate(on(STAGED[0], 2, train)):
-        assert epochs == "ValueError: Pipeline.fit: epochs must be the same on all ranks: rank 0 has 1, and rank 1 2"
-        assert "stage 1 came to the end of its batches, and stage 0 to a batch to train on" in batches
+        assert (
+            epochs
+            == "ValueError: Pipeline.fit: epochs must be the same on all ranks: rank 0 has 1, and"
+            " rank 1 2"
+        )
+        assert (
+            "stage 1 came to the end of its batches, and stage 0 to a batch to train on" in batches
+        )
         assert batches.startswith(("PeerLostError", "ValueError")[rank])
 
 
 def test_after_an_error_the_pipeline_and_new_ones_go_on(backend: str) -> None:
-    """A callback that fails on one rank, and nowhere else; gradients of the batch that was given up are gone."""
+    """A callback that fails on one rank, and nowhere else; gradients of the batch that was given up
+    are gone.
+    """
 
     def train(rank: int) -> Any:
         import keras
@@ -404,7 +469,9 @@ def test_after_an_error_the_pipeline_and_new_ones_go_on(backend: str) -> None:
 
 
 def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
-    """Without a loss of ``compile``: the last stage has no gradient by its outputs. And a metric of two numbers."""
+    """Without a loss of ``compile``: the last stage has no gradient by its outputs. And a metric of
+    two numbers.
+    """
 
     def train(rank: int) -> Any:
         import warnings
@@ -423,11 +490,18 @@ def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
 
         def make() -> Any:
             keras.utils.set_random_seed(3)
-            first, second = ({"kernel_regularizer": keras.regularizers.L2(0.02)}, {"activity_regularizer": "l2"})
-            return keras.Sequential([
-                keras.Input((6,)), keras.layers.Dense(5, **first), keras.layers.Dense(4, **second),
-                keras.layers.Dense(3, **first),
-            ])  # fmt: skip
+            first, second = (
+                {"kernel_regularizer": keras.regularizers.L2(0.02)},
+                {"activity_regularizer": "l2"},
+            )
+            return keras.Sequential(
+                [
+                    keras.Input((6,)),
+                    keras.layers.Dense(5, **first),
+                    keras.layers.Dense(4, **second),
+                    keras.layers.Dense(3, **first),
+                ]
+            )
 
         x, y = p.data(14)
         data = {"x": x, "y": y, "batch_size": 7, "shuffle": False, "verbose": 0}

@@ -1,4 +1,6 @@
-"""Optimizers whose ranks exchange weights now and then, on every backend: in fit, with several passes, by hand."""
+"""Optimizers whose ranks exchange weights now and then, on every backend: in fit, with several
+passes, by hand.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_local_sgd_is_its_model(backend: str) -> None:
         }
         for name, (strategy, options) in kinds.items():
             model = p.embedding(rank)
-            optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02), strategy=strategy, **options)
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.Adam(0.02), strategy=strategy, **options
+            )
             model.compile(optimizer, p.loss())
             model.fit(x[mine], y[mine], batch_size=4, epochs=1, shuffle=False, verbose=0)
             found[name] = p.weights(model)
@@ -58,8 +62,10 @@ def _alone() -> dict[str, list[np.ndarray]]:
     x, y = p.words(48)
     found = {}
     for name, every, passes, rate, momentum in (
-        ("plain", 2, 1, 1.0, 0.0), ("outer", 3, 1, 0.7, 0.5), ("passes", 1, 2, 0.5, 0.25)
-    ):  # fmt: skip
+        ("plain", 2, 1, 1.0, 0.0),
+        ("outer", 3, 1, 0.7, 0.5),
+        ("passes", 1, 2, 0.5, 0.25),
+    ):
         models = [p.embedding(0) for _ in range(2)]
         for model in models:
             steps = {"gradient_accumulation_steps": passes} if passes > 1 else {}
@@ -96,7 +102,9 @@ def _own_loop(rank: int) -> None:
 
     def begun(strategy: Any, **options: Any) -> tuple[Any, Any]:
         variable = keras.Variable([0.0])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **options), strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0, **options), strategy=strategy
+        )
         optimizer.build([variable])
         return optimizer, variable
 
@@ -109,7 +117,8 @@ def _own_loop(rank: int) -> None:
     optimizer, variable = begun("local_sgd:epoch", gradient_accumulation_steps=2)
     for passes, own, mean in ((2, -1.0 - rank, -1.5), (1, -1.5, -1.5), (1, -2.5 - rank, -3.0)):
         assert stepped(optimizer, variable, passes) == [own]
-        optimizer.end_of_epoch()  # the second epoch ends in the middle of a step, which goes on in the third
+        # the second epoch ends in the middle of a step, which goes on in the third
+        optimizer.end_of_epoch()
         assert np.array(variable).tolist() == [mean]
     ends = []
     for resumed in (False, True):
@@ -123,7 +132,10 @@ def _own_loop(rank: int) -> None:
             optimizer.load_state_dict(state)
         ends.append(stepped(optimizer, variable, 3))
     assert ends[0] == ends[1]
-    with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:2,outer=nesterov.*has 'local_sgd:2'"):
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint is of strategy 'local_sgd:2,outer=nesterov.*has 'local_sgd:2'",
+    ):
         begun(LocalSGD(2))[0].load_state_dict(optimizer.state_dict())
 
 
@@ -160,14 +172,18 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
 
         x, y = p.data(16)
         model = p.dense(0)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="local_sgd:epoch", shard=True)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), strategy="local_sgd:epoch", shard=True
+        )
         optimizer.register_local_var(model.trainable_variables[-1])
         model.compile(optimizer, p.loss())
         seen: list[Any] = []
 
         class Look(keras.callbacks.Callback):
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                seen.append(hvd.allgather(np.stack([w.ravel()[:1] for w in p.weights(model)])[None]))
+                seen.append(
+                    hvd.allgather(np.stack([w.ravel()[:1] for w in p.weights(model)])[None])
+                )
 
         model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Look()])
         for epoch in seen:
@@ -176,17 +192,24 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
         _own_loop(rank)
         with pytest.raises(ValueError, match="cannot be used with a LossScaleOptimizer"):
             hvd.DistributedOptimizer(
-                keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), strategy="local_sgd:2"
+                keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+                strategy="local_sgd:2",
             )
         keras.config.set_dtype_policy("mixed_float16")  # Keras puts one around
         try:
             model = p.dense(0)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="bmuf:2"), p.loss())
-            with pytest.raises(ValueError, match=r"strategy='bmuf:2.*' cannot be used with a LossScaleOptimizer"):
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="bmuf:2"), p.loss()
+            )
+            with pytest.raises(
+                ValueError, match=r"strategy='bmuf:2.*' cannot be used with a LossScaleOptimizer"
+            ):
                 model.fit(x, y, batch_size=4, verbose=0)
         finally:
             keras.config.set_dtype_policy("float32")
-        with pytest.raises(ValueError, match=r"use_ema=True overwrites .* strategy='ssp:3,every=1' would add up"):
+        with pytest.raises(
+            ValueError, match=r"use_ema=True overwrites .* strategy='ssp:3,every=1' would add up"
+        ):
             hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ssp")
         hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ps")
         with pytest.raises(ValueError, match=r"op=Sum is of gradients, but with strategy='diloco"):
@@ -196,8 +219,9 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
 
 
 def test_variables_without_gradients_in_some_steps(backend: str) -> None:
-    """They take part in an exchange if a step since the last one had a gradient of them. What is kept of one is its
-    own, and a frozen one has no momentum."""
+    """They take part in an exchange if a step since the last one had a gradient of them. What is
+    kept of one is its own, and a frozen one has no momentum.
+    """
 
     def train(rank: int) -> None:
         import keras
@@ -216,14 +240,18 @@ def test_variables_without_gradients_in_some_steps(backend: str) -> None:
             optimizer.build(variables)
             gradient = keras.ops.array([rank + 1.0])
             for names in steps:
-                optimizer.apply([gradient if name in names else None for name in ("a", "b")], variables)
+                optimizer.apply(
+                    [gradient if name in names else None for name in ("a", "b")], variables
+                )
             assert [float(np.array(variable)[0]) for variable in variables] == ends
 
     on(backend, 2, train)
 
 
 def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
-    """From the first weights to the mean is the first step of outer momentum: 8, 8 - 4 - 1, and on by half of that."""
+    """From the first weights to the mean is the first step of outer momentum: 8, 8 - 4 - 1, and on
+    by half of that.
+    """
 
     def train(rank: int) -> None:
         import keras
@@ -243,7 +271,9 @@ def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
 
 
 def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
-    """In fit, whose end gives all ranks the centre; and gossip in the background, of which that gives the mean."""
+    """In fit, whose end gives all ranks the centre; and gossip in the background, of which that
+    gives the mean.
+    """
 
     def train(rank: int) -> list[list[np.ndarray]]:
         import keras
@@ -265,7 +295,9 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
         ):
             strategy, _, codec = spec.partition(" ")
             model = p.dense(0)
-            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy, codec=codec)
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(0.1), strategy=strategy, codec=codec
+            )
             model.compile(optimizer, p.loss())
             mine = slice(8 * rank, 8 * rank + 8)
             model.fit(x[mine], y[mine], batch_size=4, epochs=2, shuffle=False, verbose=0)
@@ -301,22 +333,30 @@ def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(bac
         found = []
         for strategy in ("ps_async:2", "ps:3", "gossip_async", "diloco:3"):
             model = p.dense(0)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss()
+            )
             best: list[np.ndarray] = []
 
             class Worse(keras.callbacks.Callback):
-                def on_epoch_end(self, epoch: int, logs: Any = None, best: list[np.ndarray] = best) -> None:
+                def on_epoch_end(
+                    self, epoch: int, logs: Any = None, best: list[np.ndarray] = best
+                ) -> None:
                     logs["score"] = epoch
                     best.append(p.weights(self.model)[0])
 
-            stop = keras.callbacks.EarlyStopping("score", mode="min", patience=4, restore_best_weights=True)
+            stop = keras.callbacks.EarlyStopping(
+                "score", mode="min", patience=4, restore_best_weights=True
+            )
             model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Worse(), stop])
             end = p.weights(model)[0]
             model.fit(x, y, batch_size=4, epochs=2, verbose=0)
             found.append((best[0], end, p.weights(model)[0]))
         return found
 
-    for (best, end, on_from), (theirs, other, then) in zip(*on(backend, 2, train, store=True), strict=True):
+    for (best, end, on_from), (theirs, other, then) in zip(
+        *on(backend, 2, train, store=True), strict=True
+    ):
         np.testing.assert_array_equal(end, other)
         np.testing.assert_allclose(end, (best + theirs) / 2, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(on_from, then)
@@ -324,7 +364,9 @@ def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(bac
 
 
 def test_a_rank_with_fewer_batches_holds_up_no_server(backend: str) -> None:
-    """``fit`` has it wait for the others, which go on without it; the next epoch begins together."""
+    """``fit`` has it wait for the others, which go on without it; the next epoch begins
+    together.
+    """
 
     def train(rank: int) -> list[list[np.ndarray]]:
         import keras
@@ -336,7 +378,9 @@ def test_a_rank_with_fewer_batches_holds_up_no_server(backend: str) -> None:
         found = []
         for strategy in ("ps", "ssp:0"):
             model = p.dense(0)
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
+            model.compile(
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss()
+            )
             model.fit(x, y, batch_size=4, epochs=2, verbose=0)
             assert int(np.array(model.optimizer.iterations)) == 12, "those of the rank with more"
             found.append(p.weights(model))

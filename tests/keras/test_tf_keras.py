@@ -1,4 +1,6 @@
-"""Models of Keras 2: two ranks train as one; what is added up, averaged, left to each rank, committed."""
+"""Models of Keras 2: two ranks train as one; what is added up, averaged, left to each rank,
+committed.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,21 @@ def make(rank: int) -> Any:
     import tf_keras
 
     tf_keras.utils.set_random_seed(rank)
-    layers = [tf_keras.layers.Embedding(11, 4, input_length=3), tf_keras.layers.Flatten(), tf_keras.layers.Dense(2)]
+    layers = [
+        tf_keras.layers.Embedding(11, 4, input_length=3),
+        tf_keras.layers.Flatten(),
+        tf_keras.layers.Dense(2),
+    ]
     return tf_keras.Sequential(layers)
 
 
 def data(rank: int, size: int) -> tuple[Any, Any]:
     """Rank's part of each batch."""
     random = np.random.default_rng(1)
-    words, targets = random.integers(0, 11, (STEPS, BATCH, 3)), random.normal(size=(STEPS, BATCH, 2))
+    words, targets = (
+        random.integers(0, 11, (STEPS, BATCH, 3)),
+        random.normal(size=(STEPS, BATCH, 2)),
+    )
     part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     return words[:, part].reshape(-1, 3), targets[:, part].reshape(-1, 2).astype(np.float32)
 
@@ -51,7 +60,9 @@ def trained(rank: int, size: int, name: str, **options: Any) -> list[Any]:
         optimizer = hvd.DistributedOptimizer(optimizer, **options)
     model.compile(optimizer, "mse")
     callbacks = [BroadcastGlobalVariablesCallback(0)] if size > 1 else []
-    model.fit(*data(rank, size), batch_size=BATCH // size, shuffle=False, verbose=0, callbacks=callbacks)
+    model.fit(
+        *data(rank, size), batch_size=BATCH // size, shuffle=False, verbose=0, callbacks=callbacks
+    )
     return [each.numpy() for each in model.variables]
 
 
@@ -73,14 +84,22 @@ EXCHANGES: dict[str, tuple[str, Any, dict[str, Any]]] = {  # optimizer, strategy
     "outer": ("adam", LocalSGD(3, outer="nesterov", lr=0.7, momentum=0.5), {}),
     "epoch": ("adam", "local_sgd:epoch", {}),
     "passes": (
-        "sgd", "local_sgd:1",  # (iterations count every pass, as with Horovod: Adam's bias correction follows them)
-        {"backward_passes_per_step": 2, "average_aggregated_gradients": True, "sparse_as_dense": True},
+        # (iterations count every pass, as with Horovod: Adam's bias correction follows them)
+        "sgd",
+        "local_sgd:1",
+        {
+            "backward_passes_per_step": 2,
+            "average_aggregated_gradients": True,
+            "sparse_as_dense": True,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def test_local_sgd_is_its_model() -> None:
-    """In ``fit``, with the callback of every Horovod program; in one process, models that take turns are the model."""
+    """In ``fit``, with the callback of every Horovod program; in one process, models that take
+    turns are the model.
+    """
 
     def body(rank: int) -> Any:
         import tf_keras
@@ -90,22 +109,30 @@ def test_local_sgd_is_its_model() -> None:
         found, kept = {}, {}
         for name, (kind, strategy, options) in EXCHANGES.items():
             model = make(rank)
-            optimizer = hvd.DistributedOptimizer(INNER[kind](tf_keras.optimizers), strategy=strategy, **options)
+            optimizer = hvd.DistributedOptimizer(
+                INNER[kind](tf_keras.optimizers), strategy=strategy, **options
+            )
             model.compile(optimizer, "mse")
             callbacks = [BroadcastGlobalVariablesCallback(0)]
-            model.fit(*data(rank, 2), batch_size=BATCH // 2, shuffle=False, verbose=0, callbacks=callbacks)
+            model.fit(
+                *data(rank, 2), batch_size=BATCH // 2, shuffle=False, verbose=0, callbacks=callbacks
+            )
             found[name] = [each.numpy() for each in model.variables]
             kept[name] = optimizer.state_dict()
             optimizer.load_state_dict(kept[name])
         assert [len(state["slots"]) for state in kept.values()] == [0, 2, 0, 0]
         _gossips(rank)
         with pytest.raises(
-            ValueError, match=r"checkpoint is of strategy 'local_sgd:3,outer=nesterov.*has 'local_sgd:1'"
+            ValueError,
+            match=r"checkpoint is of strategy 'local_sgd:3,outer=nesterov.*has 'local_sgd:1'",
         ):
             optimizer.load_state_dict(kept["outer"])
-        with pytest.raises(ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"):
+        with pytest.raises(
+            ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"
+        ):
             hvd.DistributedOptimizer(
-                tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()), strategy="local_sgd:2"
+                tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()),
+                strategy="local_sgd:2",
             )
         return found, _taking_turns() if rank == 0 else None
 
@@ -126,14 +153,29 @@ def test_statistics_are_averaged_where_an_epoch_ends_between_two_exchanges() -> 
 
         x, found = np.random.default_rng(rank).normal(rank, 1.0, (24, 3)).astype(np.float32), []
         for strategy in ("local_sgd:4", "local_sgd:4,outer=nesterov"):
-            layers = [tf_keras.layers.Dense(2), tf_keras.layers.BatchNormalization(), tf_keras.layers.Dense(1)]
+            layers = [
+                tf_keras.layers.Dense(2),
+                tf_keras.layers.BatchNormalization(),
+                tf_keras.layers.Dense(1),
+            ]
             model = tf_keras.Sequential(layers)
-            model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), strategy=strategy), "mse")
+            model.compile(
+                hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), strategy=strategy), "mse"
+            )
             weights = model.get_weights
             ends: list[Any] = []
-            note = tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, w=weights, to=ends: to.append(w()))
+            note = tf_keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda *_, w=weights, to=ends: to.append(w())
+            )
             callbacks = [BroadcastGlobalVariablesCallback(0), note]
-            model.fit(x, x.sum(1, keepdims=True), batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+            model.fit(
+                x,
+                x.sum(1, keepdims=True),
+                batch_size=4,
+                shuffle=False,
+                verbose=0,
+                callbacks=callbacks,
+            )
             found.append((ends[-1], weights()))
         return found
 
@@ -159,7 +201,9 @@ def test_what_normalization_makes_of_its_weights_is_alike() -> None:
         model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)), "mse")
         ones = np.ones((1, 3), np.float32)
         model.predict(ones, verbose=0)
-        model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        model.fit(
+            x, x[:, :1], batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)]
+        )
         return model.predict(ones, verbose=0)
 
     one, two = job(2, body)
@@ -180,7 +224,8 @@ def _gossips(rank: int) -> None:
 
     variable = tf_keras.backend.variable([0.0])
     sgd, spec = tf_keras.optimizers.SGD(1.0), "gossip:complete,gamma=1"
-    optimizer = hvd.DistributedOptimizer(sgd, strategy=spec, codec="topk:1")  # it leaves out nothing
+    # it leaves out nothing
+    optimizer = hvd.DistributedOptimizer(sgd, strategy=spec, codec="topk:1")
     optimizer.build([variable])
     for _ in range(3):
         optimizer.apply_gradients([(np.array([rank + 1.0], np.float32), variable)])
@@ -191,7 +236,12 @@ def _taking_turns() -> dict[str, list[Any]]:
     import tf_keras
 
     found = {}
-    for name, every, passes in (("plain", 4, 1), ("outer", 3, 1), ("epoch", STEPS, 1), ("passes", 1, 2)):
+    for name, every, passes in (
+        ("plain", 4, 1),
+        ("outer", 3, 1),
+        ("epoch", STEPS, 1),
+        ("passes", 1, 2),
+    ):
         models = [make(0) for _ in range(2)]
         for model in models:
             model.compile(INNER[EXCHANGES[name][0]](tf_keras.optimizers), "mse")
@@ -201,10 +251,14 @@ def _taking_turns() -> dict[str, list[Any]]:
         for step in range(1, STEPS // passes + 1):
             for rank, model in enumerate(models):
                 x, y = data(rank, 2)
-                model.train_on_batch(x[(step - 1) * rows : step * rows], y[(step - 1) * rows : step * rows])
+                model.train_on_batch(
+                    x[(step - 1) * rows : step * rows], y[(step - 1) * rows : step * rows]
+                )
             if step % every and step < STEPS // passes:
                 continue
-            mean = [(a + b) / 2 for a, b in zip(*[model.get_weights() for model in models], strict=True)]
+            mean = [
+                (a + b) / 2 for a, b in zip(*[model.get_weights() for model in models], strict=True)
+            ]
             if name == "outer":
                 way = [old - new for old, new in zip(anchor, mean, strict=True)]
                 velocity = [0.5 * kept + new for kept, new in zip(velocity, way, strict=True)]
@@ -240,7 +294,9 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_that_an_old_optimizer_computes_are_reduced_once(passes: int, compiled: bool) -> None:
+def test_gradients_that_an_old_optimizer_computes_are_reduced_once(
+    passes: int, compiled: bool
+) -> None:
     """However they get to ``apply_gradients``."""
 
     def body(rank: int) -> list[float]:
@@ -319,12 +375,17 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
 
 
 def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
-    """Models with a ``train_step`` of their own (a GAN, a VAE) have metrics among their variables."""
+    """Models with a ``train_step`` of their own (a GAN, a VAE) have metrics among their
+    variables.
+    """
 
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+        from farandole.keras.tf_keras.callbacks import (
+            BroadcastGlobalVariablesCallback,
+            MetricAverageCallback,
+        )
 
         class Model(tf_keras.Model):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -333,7 +394,9 @@ def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
                 self.seen = tf_keras.metrics.Mean(name="seen")
 
             def train_step(self, data: Any) -> Any:
-                self.optimizer.minimize(lambda: self.inner(data[0])[0, 0], self.inner.trainable_variables)
+                self.optimizer.minimize(
+                    lambda: self.inner(data[0])[0, 0], self.inner.trainable_variables
+                )
                 self.seen.update_state(data[0])
                 return {"seen": self.seen.result()}
 
@@ -341,7 +404,9 @@ def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
         model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)))
         x = np.array([[0.0], [4.0]], np.float32) + 10 * rank  # two batches
         callbacks = [BroadcastGlobalVariablesCallback(0), MetricAverageCallback()]
-        seen = model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks).history["seen"]
+        seen = model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks).history[
+            "seen"
+        ]
         assert seen == [7.0]  # of 0, 4, 10, 14
 
     job(2, body)
@@ -353,12 +418,17 @@ def test_models_train_as_one_without_eager_execution() -> None:
     def train(rank: int, size: int) -> list[Any]:
         import tf_keras
 
-        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+        from farandole.keras.tf_keras.callbacks import (
+            BroadcastGlobalVariablesCallback,
+            MetricAverageCallback,
+        )
 
         with tf.Graph().as_default(), tf.compat.v1.Session():
             model, optimizer = make(rank), tf_keras.optimizers.legacy.SGD(0.3, momentum=0.9)
             model.compile(hvd.DistributedOptimizer(optimizer) if size > 1 else optimizer, "mse")
-            callbacks = [BroadcastGlobalVariablesCallback(0), MetricAverageCallback()] if size > 1 else []
+            callbacks = (
+                [BroadcastGlobalVariablesCallback(0), MetricAverageCallback()] if size > 1 else []
+            )
             kwargs = {"batch_size": BATCH // size, "epochs": 2, "shuffle": False, "verbose": 0}
             losses = model.fit(*data(rank, size), callbacks=callbacks, **kwargs).history["loss"]
             return [*model.get_weights(), np.array(losses)]
@@ -377,18 +447,24 @@ def gan(optimizers: list[Any]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             tf_keras.utils.set_random_seed(2)
-            self.parts = [tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(1,))]) for _ in range(2)]
+            self.parts = [
+                tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(1,))]) for _ in range(2)
+            ]
             self.first, self.others = optimizers[0], {"second": optimizers[1]}
             self.batch = 0
 
         def train_step(self, data: Any) -> Any:
             self.batch += 1
-            for part, optimizer in zip(self.parts, [self.first, self.others["second"]], strict=True):
+            for part, optimizer in zip(
+                self.parts, [self.first, self.others["second"]], strict=True
+            ):
                 if optimizer is self.first or self.batch % 2 == 0:
                     with tf.GradientTape() as tape:
                         loss = tf.reduce_mean(part(data[0]) ** 2)
                     weights = part.trainable_weights
-                    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+                    optimizer.apply_gradients(
+                        zip(tape.gradient(loss, weights), weights, strict=True)
+                    )
             return {"loss": loss}
 
     model = Gan()
@@ -398,8 +474,12 @@ def gan(optimizers: list[Any]) -> Any:
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_root(old: bool, passes: int) -> None:
-    """Rank 0 alone went on from a checkpoint of a GAN; the other's second optimizer waits for its first step."""
+def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_root(
+    old: bool, passes: int
+) -> None:
+    """Rank 0 alone went on from a checkpoint of a GAN; the other's second optimizer waits for its
+    first step.
+    """
 
     def body(rank: int) -> Any:
         import tf_keras
@@ -409,14 +489,25 @@ def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_ro
 
         kind = tf_keras.optimizers.legacy.SGD if old else tf_keras.optimizers.SGD
         plain = [kind(0.1, momentum=0.9) for _ in range(2)]
-        model = gan([hvd.DistributedOptimizer(each, backward_passes_per_step=passes) for each in plain])
+        model = gan(
+            [hvd.DistributedOptimizer(each, backward_passes_per_step=passes) for each in plain]
+        )
         if rank == 0:
-            for part, optimizer in zip(model.parts, [model.first, model.others["second"]], strict=True):
+            for part, optimizer in zip(
+                model.parts, [model.first, model.others["second"]], strict=True
+            ):
                 make_slots(optimizer, part.trainable_weights)
                 for variable in optimizer.variables() if old else optimizer.variables:
                     variable.assign(variable + 1)
         x = np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]], np.float32) + rank
-        model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        model.fit(
+            x,
+            x,
+            batch_size=1,
+            shuffle=False,
+            verbose=0,
+            callbacks=[BroadcastGlobalVariablesCallback(0)],
+        )
         return [each.numpy() for part in model.parts for each in part.weights]
 
     zero, one = job(2, body)
@@ -433,7 +524,9 @@ def test_optimizers_that_a_model_holds_for_itself_exchange_weights_at_the_end_of
         plain = [tf_keras.optimizers.SGD(0.01) for _ in range(2)]
         model = gan([hvd.DistributedOptimizer(each, strategy="local_sgd:epoch") for each in plain])
         x, found = np.array([[1.0], [2.0]], np.float32) + rank, []
-        note = tf_keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: found.append(model.get_weights()))
+        note = tf_keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: found.append(model.get_weights())
+        )
         callbacks = [BroadcastGlobalVariablesCallback(0), note]
         model.fit(x, x, batch_size=1, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
         return found
@@ -450,7 +543,12 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
 
         from farandole.keras.tf_keras.callbacks import MetricAverageCallback
 
-        logs = {"loss": rank + 1.0, "lr": rank + 0.5, "f1_score": np.array([rank, 0.5], np.float32), "a": 3}
+        logs = {
+            "loss": rank + 1.0,
+            "lr": rank + 0.5,
+            "f1_score": np.array([rank, 0.5], np.float32),
+            "a": 3,
+        }
         MetricAverageCallback().on_epoch_end(0, logs)
         assert logs.pop("f1_score").tolist() == [0.5, 0.5]
         assert logs == {"loss": 1.5, "lr": rank + 0.5, "a": 3.0}
@@ -484,7 +582,9 @@ def test_a_state_of_before_the_first_step_has_the_momentum_of_then(old: bool) ->
         rows = np.eye(3, dtype=np.float32)
         found = []
         for _ in range(2):
-            model.fit(rows, model.predict(rows, verbose=0) + rank + 1, epochs=3, verbose=0, shuffle=False)
+            model.fit(
+                rows, model.predict(rows, verbose=0) + rank + 1, epochs=3, verbose=0, shuffle=False
+            )
             found.append([each.tolist() for each in model.get_weights()])
             state.restore()
         assert found[0] == found[1]
@@ -505,7 +605,9 @@ def test_a_state_has_the_gradients_that_wait_for_a_step(old: bool) -> None:
         def made() -> Any:
             model = make(0)
             model.build((None, 3))
-            optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1), backward_passes_per_step=3, sparse_as_dense=True)
+            optimizer = hvd.DistributedOptimizer(
+                optimizers.SGD(0.1), backward_passes_per_step=3, sparse_as_dense=True
+            )
             model.compile(optimizer, "mse")
             return model
 
@@ -548,7 +650,9 @@ def test_local_layers_stay_local_with_scaled_losses(old: bool, outside: bool) ->
             optimizer = scaled(PartialDistributedOptimizer(kind(0.0), local_layers=layers[0]))
         model.compile(optimizer, "mse")
         rows = np.ones((2, 3), np.float32)
-        model.fit(rows, rows[:, :1], verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback(0)])
+        model.fit(
+            rows, rows[:, :1], verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback(0)]
+        )
         return [float(each.ravel()[0]) for each in model.get_weights()]
 
     assert job(2, body) == [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 1.0, 1.0]]
@@ -556,7 +660,9 @@ def test_local_layers_stay_local_with_scaled_losses(old: bool, outside: bool) ->
 
 @pytest.mark.parametrize("old", [True, False])
 def test_learning_rates_and_momentum(old: bool) -> None:
-    """Warm-up over two epochs, then a tenth: after each batch the weight is where the formulas say."""
+    """Warm-up over two epochs, then a tenth: after each batch the weight is where the
+    formulas say.
+    """
 
     def body(rank: int) -> None:
         import tf_keras
@@ -564,10 +670,14 @@ def test_learning_rates_and_momentum(old: bool) -> None:
         from farandole.keras.tf_keras import callbacks
 
         optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
-        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+        )
         model.build((None, 1))
         # the loss is the weight itself, so that its gradient is 1
-        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.4, momentum=0.5)), lambda true, found: found)
+        model.compile(
+            hvd.DistributedOptimizer(optimizers.SGD(0.4, momentum=0.5)), lambda true, found: found
+        )
         found: list[float] = []
 
         class Watch(tf_keras.callbacks.Callback):  # type: ignore[misc]
@@ -579,9 +689,13 @@ def test_learning_rates_and_momentum(old: bool) -> None:
             callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=2),
         ]
         history = model.fit(
-            np.ones((3, 1), "float32"), np.zeros((3, 1), "float32"), batch_size=1, epochs=4, verbose=0,
+            np.ones((3, 1), "float32"),
+            np.zeros((3, 1), "float32"),
+            batch_size=1,
+            epochs=4,
+            verbose=0,
             callbacks=[*rates, Watch()],
-        )  # fmt: skip
+        )
         wanted = [0.4 * (1 + step / 6) / 2 for step in range(1, 7)] + [0.4] * 3 + [0.04] * 3
         weight, velocity, before, expected = 1.0, 0.0, 0.4, []
         for rate in wanted:
@@ -651,7 +765,10 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
         import tf_keras
 
         from farandole.keras.tf_keras import allgather_object, load_model, save
-        from farandole.keras.tf_keras.callbacks import BestModelCheckpoint, BroadcastGlobalVariablesCallback
+        from farandole.keras.tf_keras.callbacks import (
+            BestModelCheckpoint,
+            BroadcastGlobalVariablesCallback,
+        )
 
         optimizers = tf_keras.optimizers
         adam = optimizers.legacy.Adam if ending == "h5" else optimizers.Adam
@@ -670,12 +787,15 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
         again = load_model(file)
         assert type(again.optimizer) is not adam
         assert again.optimizer.iterations.numpy() == STEPS
-        if rank == 1:  # rank 0 alone loads, as in Horovod's examples, and the callback gives what it has to all
+        # rank 0 alone loads, as in Horovod's examples, and the callback gives what it has to all
+        if rank == 1:
             again = make(7)
             again.compile(hvd.DistributedOptimizer(adam(0.05)), "mse")
         for each, first in ((model, []), (again, [BroadcastGlobalVariablesCallback(0)])):
             # momentum and all, they take the same steps
-            each.fit(words, targets, batch_size=BATCH // 2, shuffle=False, verbose=0, callbacks=first)
+            each.fit(
+                words, targets, batch_size=BATCH // 2, shuffle=False, verbose=0, callbacks=first
+            )
         for one, two in zip(model.get_weights(), again.get_weights(), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
         sums = allgather_object([float(each.sum()) for each in again.get_weights()])
@@ -703,7 +823,10 @@ def test_custom_objects_may_make_distributed_optimizers(tmp_path: Path) -> None:
         model.compile(hvd.DistributedOptimizer(Mine(0.5)), "mse")
         model.save(file)
         again = load_model(
-            file, custom_objects={"Mine": lambda **o: hvd.DistributedOptimizer(Mine(**o), backward_passes_per_step=3)}
+            file,
+            custom_objects={
+                "Mine": lambda **o: hvd.DistributedOptimizer(Mine(**o), backward_passes_per_step=3)
+            },
         )
         assert again.optimizer._agg_helper.backward_passes_per_step == 3
         assert load_model(file, [Mine]).optimizer._agg_helper.backward_passes_per_step == 1
@@ -742,27 +865,41 @@ def test_layers_of_a_rank_of_its_own() -> None:
         model = make(0)
         with pytest.raises(ValueError, match="All local layers must be of"):
             PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=["dense"])
-        optimizer = PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=model.layers[-1])
+        optimizer = PartialDistributedOptimizer(
+            tf_keras.optimizers.SGD(0.1), local_layers=model.layers[-1]
+        )
         model.compile(optimizer, "mse")
         model.fit(*data(rank, 2), batch_size=BATCH // 2, verbose=0, shuffle=False)
         found = model.get_weights()
         for kind in (tf_keras.optimizers.legacy.SGD, tf_keras.optimizers.SGD):
             model = make(rank)
             model.layers[-1].trainable = kind is tf_keras.optimizers.SGD
-            optimizer = PartialDistributedOptimizer(kind(0.1, momentum=0.9), local_layers=model.layers[-1])
+            optimizer = PartialDistributedOptimizer(
+                kind(0.1, momentum=0.9), local_layers=model.layers[-1]
+            )
             model.compile(optimizer, "mse")
             callback = BroadcastGlobalVariablesCallback(0)
             x, y = data(rank, 2)
             model.fit(x, y, batch_size=len(x), verbose=0, callbacks=[callback])
-            slots = optimizer.get_weights()[1:] if kind is not tf_keras.optimizers.SGD else optimizer.momentums
+            slots = (
+                optimizer.get_weights()[1:]
+                if kind is not tf_keras.optimizers.SGD
+                else optimizer.momentums
+            )
             found += [*model.get_weights(), *map(np.asarray, slots)]
         return [each.tolist() for each in found]
 
     one, two = job(2, body)
     same = [True, False, False]
     assert [mine == theirs for mine, theirs in zip(one, two, strict=True)] == [
-        *same, True, False, True, True, *same, *same,
-    ]  # fmt: skip
+        *same,
+        True,
+        False,
+        True,
+        True,
+        *same,
+        *same,
+    ]
 
 
 def test_values_now_and_in_a_graph() -> None:
@@ -776,10 +913,13 @@ def test_values_now_and_in_a_graph() -> None:
             return [
                 np.asarray(each).tolist()
                 for each in (
-                    keras_2.allreduce(value), keras_2.allreduce(value, op=keras_2.Sum), keras_2.broadcast(value, 1),
-                    keras_2.allgather(value[: rank + 1]), keras_2.reducescatter(value),
+                    keras_2.allreduce(value),
+                    keras_2.allreduce(value, op=keras_2.Sum),
+                    keras_2.broadcast(value, 1),
+                    keras_2.allgather(value[: rank + 1]),
+                    keras_2.reducescatter(value),
                 )
-            ]  # fmt: skip
+            ]
 
         expected = [[1.5, 1.5], [3.0, 3.0], [2.0, 2.0], [1.0, 2.0, 2.0], [1.5]]
         assert found() == expected
@@ -810,9 +950,10 @@ def test_callbacks_of_elastic_jobs() -> None:
         seen: list[tuple[int, int]] = []
         state.commit = lambda: seen.append((state.epoch, state.batch))
         callbacks = [
-            elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state),
+            elastic.UpdateBatchStateCallback(state),
+            elastic.UpdateEpochStateCallback(state),
             elastic.CommitStateCallback(state, batches_per_commit=4),
-        ]  # fmt: skip
+        ]
         words, targets = data(rank, 2)
         model.fit(words, targets, batch_size=BATCH // 2, verbose=0, callbacks=callbacks)
         return seen, state.epoch, state.batch
@@ -823,7 +964,9 @@ def test_callbacks_of_elastic_jobs() -> None:
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("outside", [True, False])
 def test_scaled_losses(old: bool, outside: bool) -> None:
-    """Everybody's gradients decide whether a step is skipped, whichever optimizer is inside the other."""
+    """Everybody's gradients decide whether a step is skipped, whichever optimizer is inside the
+    other.
+    """
 
     def body(rank: int) -> list[Any]:
         import tf_keras
@@ -832,13 +975,21 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
             kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
             scaled = tf_keras.mixed_precision.LossScaleOptimizer
             if outside:
-                return hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8), backward_passes_per_step=passes)
-            return scaled(hvd.DistributedOptimizer(kind(0.5), backward_passes_per_step=passes), initial_scale=8)
+                return hvd.DistributedOptimizer(
+                    scaled(kind(0.5), initial_scale=8), backward_passes_per_step=passes
+                )
+            return scaled(
+                hvd.DistributedOptimizer(kind(0.5), backward_passes_per_step=passes),
+                initial_scale=8,
+            )
 
         optimizer = made()
-        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+        )
         model.build((None, 1))
-        model.compile(optimizer, lambda true, found: found)  # its gradient is the mean of the inputs
+        # its gradient is the mean of the inputs
+        model.compile(optimizer, lambda true, found: found)
         found = []
 
         def seen() -> None:
@@ -866,13 +1017,25 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
         return [*found, local.numpy(), several.numpy()]
 
     for found in job(2, body):
-        assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0),
-                         (1.0, 4.0), (0.25, 4.0), 0.75, -0.25]  # fmt: skip
+        assert found == [
+            (0.25, 8.0),
+            (0.25, 4.0),
+            (-0.25, 4.0),
+            (-1.0, 4.0),
+            (-1.0, 2.0),
+            (-1.5, 2.0),
+            (1.0, 4.0),
+            (0.25, 4.0),
+            0.75,
+            -0.25,
+        ]
 
 
 @pytest.mark.parametrize("old", [True, False])
 def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool) -> None:
-    """What came, and what is left, is what was given, though the scale doubles after every second step."""
+    """What came, and what is left, is what was given, though the scale doubles after every second
+    step.
+    """
 
     def body(rank: int) -> None:
         import tf_keras
@@ -885,15 +1048,21 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool)
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
             hvd.DistributedOptimizer(plain, codec=chosen), initial_scale=64, dynamic_growth_steps=2
         )
-        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
         model.build((None, 12))
         model.compile(optimizer, lambda y, found: y * found)  # so that the gradient is a row
         model.fit(x, np.ones((7, 1), "float32"), batch_size=1, shuffle=False, verbose=0)
         assert float(optimizer.loss_scale) == 512.0
-        (left,) = [array for name, array in chosen.state_dict().items() if name.startswith("residual/")]
+        (left,) = [
+            array for name, array in chosen.state_dict().items() if name.startswith("residual/")
+        ]
         given, left = hvd.allgather(np.stack([x.sum(0), left])[None]).numpy().mean(0)
         assert np.abs(left).max() > 0.1, "something is left"
-        np.testing.assert_allclose(-model.get_weights()[0][:, 0], given - left, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            -model.get_weights()[0][:, 0], given - left, rtol=1e-4, atol=1e-5
+        )
 
     job(2, body)
 
@@ -910,7 +1079,9 @@ def test_what_a_codec_object_keeps_stays_where_layers_are_frozen_by_compiling_an
         ]
         inputs = tf_keras.Input((1,))
         model = tf_keras.Model(inputs, tf_keras.layers.add([layer(inputs) for layer in layers]))
-        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(-1.0), codec=codec("topk:0.25"))
+        optimizer = hvd.DistributedOptimizer(
+            tf_keras.optimizers.legacy.SGD(-1.0), codec=codec("topk:0.25")
+        )
         row, slopes = np.ones((1, 1), np.float32), np.array([[8.0, 5.0, 2.0, 1.0]], np.float32)
         for frozen, first, other in (
             (False, [8.0, 0, 0, 0], [8.0, 0, 0, 0]),
@@ -928,7 +1099,9 @@ def test_what_a_codec_object_keeps_stays_where_layers_are_frozen_by_compiling_an
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("old", [True, False])
 def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) -> None:
-    """See the test of this name for Keras 3. A function knows the variables that there were when it was traced."""
+    """See the test of this name for Keras 3. A function knows the variables that there were when it
+    was traced.
+    """
 
     def body(rank: int) -> None:
         import tf_keras
@@ -946,8 +1119,12 @@ def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) ->
             if not old:
                 optimizer.build(list(variables.values()))
 
-            def step(names: tuple[str, ...], optimizer: Any = optimizer, variables: Any = variables) -> None:
-                gradients = [tf.constant([rank + 1.0]) if name in names else None for name in variables]
+            def step(
+                names: tuple[str, ...], optimizer: Any = optimizer, variables: Any = variables
+            ) -> None:
+                gradients = [
+                    tf.constant([rank + 1.0]) if name in names else None for name in variables
+                ]
                 optimizer.apply_gradients(zip(gradients, variables.values(), strict=True))
 
             taken = tf.function(step) if compiled else step
@@ -963,11 +1140,15 @@ def test_a_global_norm_of_what_ranks_share_leaves_them_alike() -> None:
         import tf_keras
 
         for make_optimizer in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
-            optimizer = hvd.DistributedOptimizer(make_optimizer(1.0, global_clipnorm=1.0), scale_local_gradients=False)
+            optimizer = hvd.DistributedOptimizer(
+                make_optimizer(1.0, global_clipnorm=1.0), scale_local_gradients=False
+            )
             local, shared = tf.Variable([0.0]), tf.Variable([0.0, 0.0])
             optimizer.register_local_var(local)
             gradients = tf.constant([0.5 + 7 * rank]), None, tf.constant([3.0, 4.0])
-            optimizer.apply_gradients(zip(gradients, (local, tf.Variable(0.0), shared), strict=True))
+            optimizer.apply_gradients(
+                zip(gradients, (local, tf.Variable(0.0), shared), strict=True)
+            )
             np.testing.assert_allclose(shared.numpy(), [-0.6, -0.8], rtol=1e-5)
             np.testing.assert_allclose(local.numpy(), [-1.0 if rank else -0.5], rtol=1e-5)
 
@@ -988,7 +1169,9 @@ def test_a_variable_that_is_trained_later_sets_out_from_where_it_was_before_its_
         for variables in ([first], [first, later]):
 
             def step(variables: Any = variables) -> None:
-                optimizer.apply_gradients([(tf.constant([1.0 + 2 * rank]), variable) for variable in variables])
+                optimizer.apply_gradients(
+                    [(tf.constant([1.0 + 2 * rank]), variable) for variable in variables]
+                )
 
             (tf.function(step) if function else step)()
         return [float(later.numpy()[0])]
@@ -1012,11 +1195,17 @@ def test_training_goes_on_everywhere_from_a_backup(where: str, tmp_path: Path) -
         def fit(epochs: int, backup: bool = True, *, seed: int = 0) -> Any:
             model = make(seed + rank)
             model.build((None, 3))
-            model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+            model.compile(
+                hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1, momentum=0.9)), "mse"
+            )
             callbacks = [BroadcastGlobalVariablesCallback(0)]
             if backup and (where != "rank 0" or rank == 0):
-                callbacks.append(tf_keras.callbacks.BackupAndRestore(mine, delete_checkpoint=epochs == 4))
-            history = model.fit(words, targets, BATCH // 2, epochs, verbose=0, callbacks=callbacks, shuffle=False)
+                callbacks.append(
+                    tf_keras.callbacks.BackupAndRestore(mine, delete_checkpoint=epochs == 4)
+                )
+            history = model.fit(
+                words, targets, BATCH // 2, epochs, verbose=0, callbacks=callbacks, shuffle=False
+            )
             assert "_maybe_load_initial_counters_from_ckpt" not in model.__dict__
             return history.epoch, model.get_weights()
 
@@ -1042,9 +1231,12 @@ def test_the_learning_rate_that_the_first_rank_has_loaded_is_that_of_all(old: bo
         optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
         model = make(0)
         model.build((None, 3))
-        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1 if rank else 0.01)), "mse")  # as a checkpoint says
+        # as a checkpoint says
+        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1 if rank else 0.01)), "mse")
         words, targets = data(rank, 2)
-        model.fit(words, targets, batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        model.fit(
+            words, targets, batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)]
+        )
         return float(model.optimizer.learning_rate), [each.tolist() for each in model.get_weights()]
 
     (rate, weights), other = job(2, body)

@@ -12,7 +12,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 
 def test_gradients_of_any_look_are_reduced() -> None:
-    """One that is two variables' at once, one of another layout, a negative view, a small type, and a plain one."""
+    """One that is two variables' at once, one of another layout, a negative view, a small type, and
+    a plain one.
+    """
 
     def fn(rank: int) -> list[Any]:
         import keras
@@ -36,12 +38,20 @@ def test_gradients_of_any_look_are_reduced() -> None:
         for _ in range(2):
             optimizer.apply([twice.clone()] * 2 + [turned, negative, small, wide], variables)
             found.append([(float(each.value.min()), float(each.value.max())) for each in variables])
-        assert (turned[0, 0], wide[0, 0]) == (rank + 2.0, rank + 5.0)  # these two could not be written to
+        # these two could not be written to
+        assert (turned[0, 0], wide[0, 0]) == (rank + 2.0, rank + 5.0)
         return found
 
     one, two = on("torch", 2, fn)
     assert one == two
-    assert one[0] == [(-3.0, -3.0), (-3.0, -3.0), (-5.0, -5.0), (-7.0, -7.0), (-9.0, -9.0), (-11.0, -11.0)]
+    assert one[0] == [
+        (-3.0, -3.0),
+        (-3.0, -3.0),
+        (-5.0, -5.0),
+        (-7.0, -7.0),
+        (-9.0, -9.0),
+        (-11.0, -11.0),
+    ]
     assert one[1][0] == one[1][1] == (-6.0, -6.0)
 
 
@@ -78,11 +88,16 @@ def test_loaders_that_are_dealt_out() -> None:
         """Of a worker."""
 
     rows = torch.arange(10.0)
-    loader = torch.utils.data.DataLoader(rows, batch_size=2, num_workers=1, worker_init_fn=init, prefetch_factor=3)
+    loader = torch.utils.data.DataLoader(
+        rows, batch_size=2, num_workers=1, worker_init_fn=init, prefetch_factor=3
+    )
     part = _part(loader, 1, 2, False)
     assert (part.worker_init_fn, part.prefetch_factor, part.num_workers) == (init, 3, 1)
     assert list(part.sampler) == [1, 3, 5, 7, 9]
     for options in ({"replacement": True}, {"num_samples": 4}):
         sampler = torch.utils.data.RandomSampler(rows, **options)
-        with pytest.raises(ValueError, match="with a RandomSampler with replacement or num_samples of its own cannot"):
+        with pytest.raises(
+            ValueError,
+            match="with a RandomSampler with replacement or num_samples of its own cannot",
+        ):
             _part(torch.utils.data.DataLoader(rows, sampler=sampler), 0, 2, True)

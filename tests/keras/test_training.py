@@ -15,7 +15,9 @@ def equal(*results: list[np.ndarray]) -> None:
             np.testing.assert_array_equal(one, two)
 
 
-def close(one: list[np.ndarray], two: list[np.ndarray], *, rtol: float = 2e-4, atol: float = 2e-6) -> None:
+def close(
+    one: list[np.ndarray], two: list[np.ndarray], *, rtol: float = 2e-4, atol: float = 2e-6
+) -> None:
     for a, b in zip(one, two, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
@@ -40,7 +42,9 @@ def in_parts(backend: str, n: int, names: list[str]) -> None:
         found = {}
         kinds = {
             "sgd": lambda: keras.optimizers.SGD(0.2),
-            "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+            "momentum": lambda: keras.optimizers.SGD(
+                0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+            ),
             "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.5),
         }
         x, y = p.words(48)
@@ -61,13 +65,22 @@ def in_parts(backend: str, n: int, names: list[str]) -> None:
 
 def check(results: list[dict[str, list[np.ndarray]]], count: int, loose: str = "") -> None:
     """All ranks have the same weights, and they are those that one process computed."""
-    alone = {name: weights for each in results for name, weights in each.items() if name.endswith(" alone")}
+    alone = {
+        name: weights
+        for each in results
+        for name, weights in each.items()
+        if name.endswith(" alone")
+    }
     assert len(alone) == count
     for name, expected in alone.items():
         print(name)
         weights = [each[name.removesuffix(" alone")] for each in results]
         equal(*weights)
-        close(weights[0], expected, **({"rtol": 2e-2, "atol": 2e-3} if name == f"{loose} alone" else {}))
+        close(
+            weights[0],
+            expected,
+            **({"rtol": 2e-2, "atol": 2e-3} if name == f"{loose} alone" else {}),
+        )
 
 
 def test_every_way_of_training_keeps_replicas_equal(backend: str) -> None:
@@ -115,7 +128,9 @@ def test_every_way_of_training_keeps_replicas_equal(backend: str) -> None:
 
 
 def test_options_of_the_optimizer(backend: str) -> None:
-    """Accumulation, clipping, moving averages, scaled losses, sums, local variables: on two ranks as on one."""
+    """Accumulation, clipping, moving averages, scaled losses, sums, local variables: on two ranks
+    as on one.
+    """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import keras
@@ -131,28 +146,55 @@ def test_options_of_the_optimizer(backend: str) -> None:
             "clipnorm": (lambda: SGD(0.2, clipnorm=0.1), plain, wrap),
             "clipvalue": (lambda: SGD(0.2, clipvalue=0.05), plain, wrap),
             "accumulation": (lambda: Adam(0.05, gradient_accumulation_steps=2), plain, wrap),
-            "clipped accumulation": (lambda: SGD(0.2, clipnorm=0.1, gradient_accumulation_steps=3), plain, wrap),
-            "ema": (lambda: SGD(0.2, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2), plain, wrap),
+            "clipped accumulation": (
+                lambda: SGD(0.2, clipnorm=0.1, gradient_accumulation_steps=3),
+                plain,
+                wrap,
+            ),
+            "ema": (
+                lambda: SGD(0.2, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+                plain,
+                wrap,
+            ),
             "loss scale factor": (lambda: SGD(0.2, loss_scale_factor=8.0), plain, wrap),
             "loss scale inside": (
-                lambda: SGD(0.2), keras.optimizers.LossScaleOptimizer,
+                lambda: SGD(0.2),
+                keras.optimizers.LossScaleOptimizer,
                 lambda optimizer: keras.optimizers.LossScaleOptimizer(wrap(optimizer)),
             ),
             "loss scale outside": (
-                lambda: keras.optimizers.LossScaleOptimizer(SGD(0.2, momentum=0.5)), plain, wrap,
+                lambda: keras.optimizers.LossScaleOptimizer(SGD(0.2, momentum=0.5)),
+                plain,
+                wrap,
             ),
-            "sum": (lambda: SGD(0.2), plain, lambda optimizer: wrap(_slower(optimizer), op=hvd.Sum)),
-            "predivide": (lambda: SGD(0.2), plain, lambda optimizer: wrap(optimizer, gradient_predivide_factor=2.0)),
+            "sum": (
+                lambda: SGD(0.2),
+                plain,
+                lambda optimizer: wrap(_slower(optimizer), op=hvd.Sum),
+            ),
+            "predivide": (
+                lambda: SGD(0.2),
+                plain,
+                lambda optimizer: wrap(optimizer, gradient_predivide_factor=2.0),
+            ),
             "mean of passes": (
-                lambda: SGD(0.2, gradient_accumulation_steps=3), plain,
-                lambda _: wrap(SGD(0.2), backward_passes_per_step=3, average_aggregated_gradients=True),
+                lambda: SGD(0.2, gradient_accumulation_steps=3),
+                plain,
+                lambda _: wrap(
+                    SGD(0.2), backward_passes_per_step=3, average_aggregated_gradients=True
+                ),
             ),
             "sum of passes": (
-                lambda: SGD(0.2, gradient_accumulation_steps=3), plain,
+                lambda: SGD(0.2, gradient_accumulation_steps=3),
+                plain,
                 lambda _: wrap(SGD(0.2 / 3), backward_passes_per_step=3),
             ),
-            "fp16": (lambda: SGD(0.2), plain, lambda optimizer: wrap(optimizer, compression=hvd.Compression.fp16)),
-        }  # fmt: skip
+            "fp16": (
+                lambda: SGD(0.2),
+                plain,
+                lambda optimizer: wrap(optimizer, compression=hvd.Compression.fp16),
+            ),
+        }
 
         def _slower(optimizer: object) -> object:
             optimizer.learning_rate = 0.1
@@ -176,7 +218,9 @@ def test_options_of_the_optimizer(backend: str) -> None:
 
 
 def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> None:
-    """A norm of rows counts those of one word apart, so that they must be dense where a rank trains alone, too."""
+    """A norm of rows counts those of one word apart, so that they must be dense where a rank trains
+    alone, too.
+    """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import keras
@@ -187,10 +231,15 @@ def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> N
         sets = [hvd.add_process_set([each]) for each in range(2)]
         x, y = p.words(48)
         found = {}
-        for name, process_set in (("clipped alone", sets[rank]), ("clipped", hvd.global_process_set)):
+        for name, process_set in (
+            ("clipped alone", sets[rank]),
+            ("clipped", hvd.global_process_set),
+        ):
             model = p.embedding(0)
             optimizer = keras.optimizers.SGD(0.5, global_clipnorm=0.2)
-            optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=True, process_set=process_set, shard=True)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, sparse_as_dense=True, process_set=process_set, shard=True
+            )
             model.compile(optimizer, p.loss())
             model.fit(x, y, batch_size=16 // process_set.size(), epochs=2, shuffle=False, verbose=0)
             found[name] = p.weights(model)
@@ -200,7 +249,9 @@ def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> N
 
 
 def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) -> None:
-    """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each rank's own samples."""
+    """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each
+    rank's own samples.
+    """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import keras
@@ -222,14 +273,16 @@ def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) 
             found["again alone"] = fitted(p.dense(0), optimizer(), x, y, batch_size=16)
         found["again"] = fitted(
             p.dense(rank), hvd.DistributedOptimizer(optimizer()), *hvd.shard(x, y), batch_size=8
-        )  # fmt: skip
+        )
         return found
 
     check(on(backend, 2, train), 1)
 
 
 def test_a_file_of_an_unfinished_accumulation_has_the_gradients_of_all_ranks(backend: str) -> None:
-    """An epoch has 4 batches and a step 3: who goes on from the file takes the steps that the job would have taken."""
+    """An epoch has 4 batches and a step 3: who goes on from the file takes the steps that the job
+    would have taken.
+    """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import tempfile
@@ -275,7 +328,9 @@ def test_fit_called_again_goes_on_as_fit_does(backend: str) -> None:
             optimizer = keras.optimizers.SGD(0.2, momentum=0.9)
             model.compile(hvd.DistributedOptimizer(optimizer, strategy="local_sgd:2"), p.loss())
             for _ in range(times):
-                model.fit(*hvd.shard(*p.data(64)), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+                model.fit(
+                    *hvd.shard(*p.data(64)), batch_size=8, epochs=epochs, shuffle=False, verbose=0
+                )
             return p.weights(model)
 
         return {"again alone": fitted(1, 2), "again": fitted(2, 1)}

@@ -4,7 +4,8 @@
         def codec(self):
             return Mine()
 
-Ranks are threads. A codec that keeps what it has not sent does so under ``residual/`` and ``owed/`` in its state.
+Ranks are threads. A codec that keeps what it has not sent does so under ``residual/`` and ``owed/``
+in its state.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 def gradients(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Arrays:
-    """One step's, flat, float64 with the precision of float32; some numbers are zero, some much larger than others."""
+    """One step's, flat, float64 with the precision of float32; some numbers are zero, some much
+    larger than others.
+    """
     rng = np.random.default_rng([rank, step])
     found = []
     for shape in shapes:
-        values = rng.standard_normal(int(np.prod(shape))) * rng.choice([0.0, 0.01, 1.0], int(np.prod(shape)))
+        values = rng.standard_normal(int(np.prod(shape))) * rng.choice(
+            [0.0, 0.01, 1.0], int(np.prod(shape))
+        )
         found.append(values.astype(np.float32).astype(np.float64))
     return found
 
@@ -49,21 +54,34 @@ def exact(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def step(
-    codec: Codec, arrays: Arrays, transport: Transport, dtype: DType = DType.FLOAT32, *,
-    shapes: Sequence[tuple[int, ...]] = SHAPES, scale: float = 1.0, joined: bool = False, in_place: bool = False,
-    absent: Container[int] = (), names: Sequence[int] | None = None,
-) -> Arrays:  # fmt: skip
-    """One allreduce of ``arrays``; the results. What is read must not be written to. ``names``: their numbers (those of
-    their places); ``absent``: those not given."""
+    codec: Codec,
+    arrays: Arrays,
+    transport: Transport,
+    dtype: DType = DType.FLOAT32,
+    *,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    scale: float = 1.0,
+    joined: bool = False,
+    in_place: bool = False,
+    absent: Container[int] = (),
+    names: Sequence[int] | None = None,
+) -> Arrays:
+    """One allreduce of ``arrays``; the results. What is read must not be written to. ``names``:
+    their numbers (those of their places); ``absent``: those not given.
+    """
     datas = [stored(array, dtype) for array in arrays]
     outs = datas if in_place else [np.empty_like(data) for data in datas]
     copies = [data.copy() for data in datas]
     parts = [
         Part("" if joined else f"t{number}", shape, Buffer(data, out, dtype), number not in absent)
-        for number, shape, data, out in zip(names or range(len(datas)), shapes, datas, outs, strict=True)
+        for number, shape, data, out in zip(
+            names or range(len(datas)), shapes, datas, outs, strict=True
+        )
     ]
     codec.allreduce(parts, scale, transport)
-    assert in_place or all(data.tobytes() == copy.tobytes() for data, copy in zip(datas, copies, strict=True))
+    assert in_place or all(
+        data.tobytes() == copy.tobytes() for data, copy in zip(datas, copies, strict=True)
+    )
     return outs
 
 
@@ -77,7 +95,9 @@ def unsent(codec: Codec) -> float:
     """The sum of what this rank keeps for later."""
     return float(
         sum(
-            array.astype(np.float64).sum() for name, array in codec.state_dict().items() if name[:4] in ("resi", "owed")
+            array.astype(np.float64).sum()
+            for name, array in codec.state_dict().items()
+            if name[:4] in ("resi", "owed")
         )
     )
 
@@ -88,9 +108,17 @@ class CodecKit:
     def codec(self) -> Codec:
         raise NotImplementedError
 
-    def steps(self, count: int, transport: Transport, codec: Codec, begin: int = 0, **options: Any) -> list[Arrays]:
+    def steps(
+        self, count: int, transport: Transport, codec: Codec, begin: int = 0, **options: Any
+    ) -> list[Arrays]:
         return [
-            step(codec, gradients(transport.rank, number, self.shapes), transport, shapes=self.shapes, **options)
+            step(
+                codec,
+                gradients(transport.rank, number, self.shapes),
+                transport,
+                shapes=self.shapes,
+                **options,
+            )
             for number in range(begin, begin + count)
         ]
 
@@ -111,7 +139,9 @@ class CodecKit:
         for size in (1, 2, 3, 4):
             results = self.run(size, body)
             alike(results)
-            for number, (got, arrays) in enumerate(zip(results[0], [gradients(0, n) for n in range(3)], strict=False)):
+            for number, (got, arrays) in enumerate(
+                zip(results[0], [gradients(0, n) for n in range(3)], strict=False)
+            ):
                 assert [len(array) for array in got] == [len(array) for array in arrays], number
                 assert all(np.isfinite(exact(array, dtype)).all() for array in got)
 
@@ -122,10 +152,16 @@ class CodecKit:
         def body(transport: Transport, codec: Codec) -> tuple[float, float]:
             given = kept = 0.0
             for number in range(4):
-                arrays = [stored(array, dtype) for array in gradients(transport.rank, number, self.shapes)]
+                arrays = [
+                    stored(array, dtype) for array in gradients(transport.rank, number, self.shapes)
+                ]
                 given += sum(exact(array, dtype).sum() for array in arrays)
                 (results,) = self.steps(1, transport, codec, number, dtype=dtype)
-                kept += sum(exact(array, dtype).sum() for array in results) if transport.rank == 0 else 0.0
+                kept += (
+                    sum(exact(array, dtype).sum() for array in results)
+                    if transport.rank == 0
+                    else 0.0
+                )
             return given, kept + unsent(codec)
 
         def state(transport: Transport, codec: Codec) -> list[str]:
@@ -135,7 +171,12 @@ class CodecKit:
         assert bool(self.run(1, state)[0]) == getattr(self.codec(), "feedback", False)
         for size in (1, 3) if getattr(self.codec(), "feedback", False) else ():
             given, found = np.sum(self.run(size, body), axis=0)
-            total = sum(np.abs(array).sum() for n in range(4) for r in range(size) for array in gradients(r, n))
+            total = sum(
+                np.abs(array).sum()
+                for n in range(4)
+                for r in range(size)
+                for array in gradients(r, n)
+            )
             # half types: the sum is rounded once more, when it is written
             eps = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}.get(dtype, 2.0**-20)
             assert abs(found - given) <= eps * total / 8
@@ -144,32 +185,54 @@ class CodecKit:
         """Buckets change: parameters come or are frozen, autotune tries other sizes."""
         if not getattr(self.codec(), "feedback", False):
             return
-        units = ([0, 1, 2, 3, 4, 5, 6], [5, 3], [0, 1, 2], [4], [6], [3, 4, 5, 6], [2, 1, 0], [6, 5, 4, 3, 2, 1, 0])
+        units = (
+            [0, 1, 2, 3, 4, 5, 6],
+            [5, 3],
+            [0, 1, 2],
+            [4],
+            [6],
+            [3, 4, 5, 6],
+            [2, 1, 0],
+            [6, 5, 4, 3, 2, 1, 0],
+        )
 
         def body(transport: Transport, codec: Codec) -> tuple[float, int]:
             found = 0.0
             for number, members in enumerate(units):
-                arrays = [gradients(transport.rank, number, self.shapes)[place] for place in members]
+                arrays = [
+                    gradients(transport.rank, number, self.shapes)[place] for place in members
+                ]
                 absent = members[:2] if number == 1 else ()
                 for place in absent:
                     arrays[members.index(place)][:] = 0
                 shapes = [self.shapes[place] for place in members]
-                results = step(codec, arrays, transport, shapes=shapes, names=members, absent=absent)
+                results = step(
+                    codec, arrays, transport, shapes=shapes, names=members, absent=absent
+                )
                 if isinstance(codec, TakingBack):
                     codec.take_back([f"t{place}" for place in absent])
                 found -= sum(array.sum() for array in arrays)
-                for place, array in zip(members, results if transport.rank == 0 else (), strict=False):
+                for place, array in zip(
+                    members, results if transport.rank == 0 else (), strict=False
+                ):
                     found += 0.0 if place in absent else exact(array, DType.FLOAT32).sum()
-            owed = sum(array.size for name, array in codec.state_dict().items() if name.startswith("owed/"))
+            owed = sum(
+                array.size for name, array in codec.state_dict().items() if name.startswith("owed/")
+            )
             return found + unsent(codec), owed
 
         for size in (1, 3):
             total = sum(
-                np.abs(array).sum() for n in range(len(units)) for r in range(size) for array in gradients(r, n)
+                np.abs(array).sum()
+                for n in range(len(units))
+                for r in range(size)
+                for array in gradients(r, n)
             )
             found, owed = np.sum(self.run(size, body), axis=0)
             assert abs(found) <= 2.0**-23 * total
-            assert owed <= sum(int(np.prod(shape)) for shape in self.shapes), "what is of units that are no more waits"
+            assert owed <= sum(int(np.prod(shape)) for shape in self.shapes), (
+                "what is of units that are no more waits"
+            )
 
     def test_what_was_sent_for_tensors_that_no_rank_has_is_taken_back(self) -> None:
         """Their results are dropped: other steps than these would lack what had waited for them."""
@@ -192,7 +255,12 @@ class CodecKit:
             return found + unsent(codec)
 
         for size in (1, 3):
-            total = sum(np.abs(array).sum() for n in range(6) for r in range(size) for array in gradients(r, n))
+            total = sum(
+                np.abs(array).sum()
+                for n in range(6)
+                for r in range(size)
+                for array in gradients(r, n)
+            )
             assert abs(sum(self.run(size, body))) <= 2.0**-23 * total
 
     def test_numbers_that_are_not_finite_reach_all_ranks_and_are_gone_after_that(self) -> None:
@@ -232,10 +300,14 @@ class CodecKit:
             if transport.rank == 1:
                 before = codec.state_dict()
                 zeros = [np.zeros_like(array) for array in gradients(0, 0, self.shapes)]
-                steps += [step(codec, zeros, transport, shapes=self.shapes, joined=True) for _ in range(2)]
+                steps += [
+                    step(codec, zeros, transport, shapes=self.shapes, joined=True) for _ in range(2)
+                ]
                 after = codec.state_dict()
                 assert before.keys() == after.keys()
-                assert all(array.tobytes() == after[name].tobytes() for name, array in before.items())
+                assert all(
+                    array.tobytes() == after[name].tobytes() for name, array in before.items()
+                )
             else:
                 steps += self.steps(2, transport, codec, 1)
             return steps + self.steps(2, transport, codec, 3)
@@ -247,7 +319,9 @@ class CodecKit:
         def body(transport: Transport, codec: Codec) -> tuple[int, int]:
             size = transport.size
             self.steps(2, transport, codec)
-            plain = 2 * sum(2 * 4 * len(array) * (size - 1) // size for array in gradients(0, 0, self.shapes))
+            plain = 2 * sum(
+                2 * 4 * len(array) * (size - 1) // size for array in gradients(0, 0, self.shapes)
+            )
             assert codec.sent > 0
             assert abs(codec.sent + codec.saved - plain) <= 2 * len(self.shapes)
             return codec.sent, codec.saved

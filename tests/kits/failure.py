@@ -9,14 +9,25 @@ import pytest
 
 from farandole.contracts import Transport
 from farandole.errors import PeerLostError
-from tests.kits.worlds import SIZES, Worlds, check_sum, collect, rounds, wait_forever, wait_in, wait_until
+from tests.kits.worlds import (
+    SIZES,
+    Worlds,
+    check_sum,
+    collect,
+    rounds,
+    wait_forever,
+    wait_in,
+    wait_until,
+)
 
 
 class BoardKit(Worlds):
     @pytest.mark.parametrize("size", SIZES)
     def test_rounds_of_all_lengths(self, size: int) -> None:
         lengths = [0, 10, 100_000, 1, 0, 4096, 3, 3_000_000, 5]
-        self.run(size, lambda transport: rounds(transport, [b"x" * length for length in lengths] * 2))
+        self.run(
+            size, lambda transport: rounds(transport, [b"x" * length for length in lengths] * 2)
+        )
 
     @pytest.mark.parametrize("size", [2, 3, 5])
     def test_rounds_between_collectives(self, size: int) -> None:
@@ -28,7 +39,9 @@ class BoardKit(Worlds):
         self.run(size, body)
 
     def test_ranks_that_post_late(self) -> None:
-        """What started() and missing() say while ranks post one after the other, each when it is told to."""
+        """What started() and missing() say while ranks post one after the other, each when it is
+        told to.
+        """
         go = [threading.Event() for _ in range(3)]
 
         def body(transport: Transport) -> None:
@@ -126,7 +139,9 @@ class BoardKit(Worlds):
 class FailureKit(Worlds):
     """abort and close, between threads; what a killed process does is in ProcessKit."""
 
-    @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"])
+    @pytest.mark.parametrize(
+        "waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"]
+    )
     def test_abort_wakes_those_who_wait(self, waiting: str) -> None:
         together = threading.Barrier(3)
 

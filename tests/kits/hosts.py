@@ -1,7 +1,8 @@
 """Several hosts on one machine: namespaces on a bridge, each with its name, address and sshd.
 
-A host is the namespaces (network, processes, mounts, name) of one process, its init, which ends when the pipe from the
-test does. The kernel then ends the processes of the host and takes its network away, also when the test was killed.
+A host is the namespaces (network, processes, mounts, name) of one process, its init, which ends
+when the pipe from the test does. The kernel then ends the processes of the host and takes its
+network away, also when the test was killed.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ shutil.rmtree(told["remove"], ignore_errors=True)
 """
 
 
-# Joins hosts as a bridge does, but holds every packet for a while. Kernels are built without netem; all have tun. Large
-# packets stay whole (TSO), so that some thousand of them in a second fill a link of 1 Gbit/s.
+# Joins hosts as a bridge does, but holds every packet for a while. Kernels are built without netem;
+# all have tun. Large packets stay whole (TSO), so that some thousand of them in a second fill a
+# link of 1 Gbit/s.
 LONG = """
 import ctypes, fcntl, json, os, select, struct, sys, time
 from collections import deque
@@ -127,7 +129,9 @@ class Host:
 
     def run(self, *words: str) -> str:
         """What the command says on stdout. Raises CalledProcessError."""
-        return subprocess.run(self.command(*words), check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(
+            self.command(*words), check=True, capture_output=True, text=True, timeout=60
+        ).stdout
 
     def processes(self) -> list[int]:
         """Of this host, by their numbers outside; without its init and its sshd."""
@@ -140,7 +144,9 @@ class Host:
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}/ns/pid").st_ino == space and pid != self.pid:
                     name = Path(f"/proc/{pid}/comm").read_text().strip()
-                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    parent = int(
+                        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                    )
                     if (name, parent) != ("sshd", self.pid):
                         found.append(pid)
         return found
@@ -148,9 +154,12 @@ class Host:
     def sshd(self) -> int:
         """The number of its sshd outside."""
         (found,) = [
-            pid for pid in map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
+            pid
+            for pid in map(
+                int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            )
             if Path(f"/proc/{pid}/comm").read_text().strip() == "sshd"
-        ]  # fmt: skip
+        ]
         return found
 
     def cable(self, state: str) -> None:
@@ -160,7 +169,18 @@ class Host:
     def lose(self, other: Host) -> None:
         """Packets from here to ``other`` are lost from now on."""
         route = json.loads(self.run("ip", "-j", "route", "get", other.address))
-        self.run("ip", "neigh", "replace", other.address, "lladdr", NOBODY, "dev", route[0]["dev"], "nud", "permanent")
+        self.run(
+            "ip",
+            "neigh",
+            "replace",
+            other.address,
+            "lladdr",
+            NOBODY,
+            "dev",
+            route[0]["dev"],
+            "nud",
+            "permanent",
+        )
 
     def die(self) -> None:
         """All its processes at once, and its network, without a word to anybody."""
@@ -169,10 +189,22 @@ class Host:
 
 
 class Capture:
-    """Every packet between hosts, by a program on their switch; ``seen`` when its context has been left."""
+    """Every packet between hosts, by a program on their switch; ``seen`` when its context has been
+    left.
+    """
 
     def __init__(self, host: Host) -> None:
-        words = ["nsenter", "--target", str(host.switch), "--net", sys.executable, "-I", "-S", "-c", CAPTURE]
+        words = [
+            "nsenter",
+            "--target",
+            str(host.switch),
+            "--net",
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            CAPTURE,
+        ]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.seen = b""
 
@@ -187,7 +219,9 @@ class Capture:
 
 @dataclass(frozen=True)
 class Hosts:
-    """``folder``: keys of the hosts (by name) and of the user, known_hosts, and ``ssh_config``, for ``ssh -F``."""
+    """``folder``: keys of the hosts (by name) and of the user, known_hosts, and ``ssh_config``, for
+    ``ssh -F``.
+    """
 
     hosts: Sequence[Host]
     folder: Path
@@ -203,14 +237,16 @@ class Hosts:
         return str(self.folder / "ssh_config")
 
     def idle(self, seconds: float = 60.0) -> bool:
-        """Does nothing but init and sshd run on any host, at the latest after so many seconds? (sshd keeps sessions of
-        clients that vanished.)"""
+        """Does nothing but init and sshd run on any host, at the latest after so many seconds?
+        (sshd keeps sessions of clients that vanished.)
+        """
         deadline = time.monotonic() + seconds
         while left := [
             pid
             for host in self.hosts
-            for pid in host.processes() if _content(f"/proc/{pid}/comm") not in ("sshd", "")
-        ]:  # fmt: skip
+            for pid in host.processes()
+            if _content(f"/proc/{pid}/comm") not in ("sshd", "")
+        ]:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -219,13 +255,17 @@ class Hosts:
 
 @contextmanager
 def hosts(
-    number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0, families: Sequence[int] = (4,)
+    number: int = 4,
+    speed: str = "",
+    ssh: bool = True,
+    delay: float = 0.0,
+    families: Sequence[int] = (4,),
 ) -> Iterator[Hosts]:
     """Hosts ``a``, ``b``, ... of 10.99.0.1, 10.99.0.2, ... that reach each other, and nothing else.
 
-    ``families``: versions of IP; the addresses of version 6 are fd99::1, fd99::2, ... A host's ``address`` is of the
-    first, and its name stands for the address of each.
-    ``speed``: of each link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22;
+    ``families``: versions of IP; the addresses of version 6 are fd99::1, fd99::2, ... A host's
+    ``address`` is of the first, and its name stands for the address of each. ``speed``: of each
+    link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22;
     ``delay``: seconds from one to another. Cables of such hosts cannot be pulled.
     """
     needed(ssh)
@@ -234,7 +274,8 @@ def hosts(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
         _write(folder, names, ssh, families)
         inits = [
-            stack.enter_context(_init(_facts(folder, names, index, speed, ssh, families))) for index in range(number)
+            stack.enter_context(_init(_facts(folder, names, index, speed, ssh, families)))
+            for index in range(number)
         ]
         switch = stack.enter_context(_init({"before": [], "after": [], "remove": str(folder)}))
         pids = [_line(init) for init in inits]
@@ -291,39 +332,56 @@ def _facts(
     }
     return {
         "before": [
-            ["mount", "-t", "proc", "proc", "/proc"], ["mount", "-t", "sysfs", "sysfs", "/sys"],
-            ["mount", "-t", "tmpfs", "tmpfs", "/run"], ["mkdir", "/run/sshd"], ["hostname", names[index]],
+            ["mount", "-t", "proc", "proc", "/proc"],
+            ["mount", "-t", "sysfs", "sysfs", "/sys"],
+            ["mount", "-t", "tmpfs", "tmpfs", "/run"],
+            ["mkdir", "/run/sshd"],
+            ["hostname", names[index]],
             ["mount", "--bind", str(folder / "hosts"), "/etc/hosts"],
         ],
         "after": [
-            ["ip", "link", "set", "lo", "up"], *(adding[family] for family in families),
+            ["ip", "link", "set", "lo", "up"],
+            *(adding[family] for family in families),
             ["ip", "link", "set", "eth0", "up"],
             *([["tc", "qdisc", "add", "dev", "eth0", *_shape(speed)]] if speed else []),
             *(_sshd(folder, names[index]) if ssh else []),
         ],
         "remove": "",
-    }  # fmt: skip
+    }
 
 
 def _sshd(folder: Path, name: str) -> list[list[str]]:
-    """The commands that start sshd, and wait until it listens: its command ends before, and its number is written
-    after that."""
+    """The commands that start sshd, and wait until it listens: its command ends before, and its
+    number is written after that.
+    """
     listening = "for _ in $(seq 6000); do [ -s /run/sshd.pid ] && exit; sleep 0.01; done; exit 1"
-    return [[SSHD, "-f", str(folder / f"{name}.sshd"), "-E", str(folder / f"{name}.log")], ["sh", "-c", listening]]
+    return [
+        [SSHD, "-f", str(folder / f"{name}.sshd"), "-E", str(folder / f"{name}.log")],
+        ["sh", "-c", listening],
+    ]
 
 
 def _write(folder: Path, names: Sequence[str], ssh: bool, families: Sequence[int]) -> None:
-    table = [f"{address_of(index, family)} {name}" for index, name in enumerate(names) for family in families]
+    table = [
+        f"{address_of(index, family)} {name}"
+        for index, name in enumerate(names)
+        for family in families
+    ]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *table, ""]))
     if not ssh:
         return
     makers = [
-        subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)])
+        subprocess.Popen(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)]
+        )
         for name in (*names, "user")
     ]
     assert [maker.wait() for maker in makers] == [0] * len(makers)
     keys = [(folder / f"{name}.pub").read_text().strip() for name in names]
-    called = [",".join([name, *(address_of(index, family) for family in families)]) for index, name in enumerate(names)]
+    called = [
+        ",".join([name, *(address_of(index, family) for family in families)])
+        for index, name in enumerate(names)
+    ]
     known = [f"{name} {key}\n" for name, key in zip(called, keys, strict=True)]
     (folder / "known_hosts").write_text("".join(known))
     (folder / "ssh_config").write_text(SSH_CONFIG.format(folder=folder))
@@ -347,7 +405,9 @@ def _init(facts: dict[str, Any]) -> AbstractContextManager[subprocess.Popen[str]
 @contextmanager
 def _program(command: Sequence[str], facts: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """It is told ``facts``, and ends with the pipe from us."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             _tell(process, json.dumps(facts))
             yield process

@@ -1,10 +1,11 @@
-"""The conformance kit of launchers: what a job is by any of them. A new one runs it by a class with the cluster:
+"""The conformance kit of launchers: what a job is by any of them. A new one runs it by a class with
+the cluster:
 
     class TestMine(LauncherKit):
         options = {"launcher": "mine"}
 
-A driver is a process of its own, which starts three jobs by ``farandole.run``, one after the other. Where it does not
-run on this machine as it is, the class overrides the fixture ``drive``.
+A driver is a process of its own, which starts three jobs by ``farandole.run``, one after the other.
+Where it does not run on this machine as it is, the class overrides the fixture ``drive``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ for what in ["nothing", "an exception", "a signal"]:
     print(f"\\n{mark}" + json.dumps(found), flush=True)
 """
 MARK = "outcome of a job: "
-NAMES = ("OF_THE_JOB", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "HOROVOD_RANK")
+NAMES = (
+    "OF_THE_JOB",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "HOROVOD_RANK",
+)
 
 
 Drive = Callable[[Path, Mapping[str, str]], str]
@@ -63,9 +72,14 @@ Drive = Callable[[Path, Mapping[str, str]], str]
 def here(command: Sequence[str], env: Mapping[str, str]) -> str:
     """Run a command to its end; what it prints."""
     done = subprocess.run(
-        list(command), env={**os.environ, **env}, capture_output=True, text=True, timeout=300, check=False,
+        list(command),
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -100,7 +114,11 @@ class LauncherKit:
     @pytest.fixture(scope="class")
     @classmethod
     def outcomes(cls, told: str) -> list[Any]:
-        return [json.loads(line.removeprefix(MARK)) for line in told.splitlines() if line.startswith(MARK)]
+        return [
+            json.loads(line.removeprefix(MARK))
+            for line in told.splitlines()
+            if line.startswith(MARK)
+        ]
 
     def test_results_come_in_the_order_of_ranks(self, outcomes: list[Any]) -> None:
         found = outcomes[0]
@@ -131,7 +149,11 @@ class LauncherKit:
     def test_all_that_ranks_print_is_there_in_order(self, told: str) -> None:
         first = told.partition(MARK)[0]
         for rank in range(self.np):
-            own = [line.partition(">:")[2] for line in first.splitlines() if line.startswith(f"[{rank}]<stdout>:")]
+            own = [
+                line.partition(">:")[2]
+                for line in first.splitlines()
+                if line.startswith(f"[{rank}]<stdout>:")
+            ]
             assert own == [f"line {number} of {rank}" for number in range(LINES)]
 
     def test_an_exception_is_told_with_its_rank(self, outcomes: list[Any]) -> None:

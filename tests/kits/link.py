@@ -1,5 +1,6 @@
-"""The conformance kit of Links: one verb, and what the collectives rely on. See ``tests.kits.transport`` for use;
-here ``joiner`` gives Links."""
+"""The conformance kit of Links: one verb, and what the collectives rely on. See
+``tests.kits.transport`` for use; here ``joiner`` gives Links.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class LinkKit(Worlds):
 
         def body(link: Link) -> None:
             received = np.zeros(length, np.uint8)
-            link.sendrecv(values(DType.UINT8, length, link.rank), 1 - link.rank, received, 1 - link.rank)
+            link.sendrecv(
+                values(DType.UINT8, length, link.rank), 1 - link.rank, received, 1 - link.rank
+            )
             assert np.array_equal(received, values(DType.UINT8, length, 1 - link.rank))
 
         self.run(2, body)
@@ -79,7 +82,8 @@ class LinkKit(Worlds):
                 sent.set()
                 return None
             if link.ahead:
-                # in a ring everybody is on the wire when such a send happens: this one waits for rank 2
+                # in a ring everybody is on the wire when such a send happens: this one waits for
+                # rank 2
                 waiting = np.zeros(1, np.uint8)
                 link.sendrecv(None, 2, waiting, 2) if link.rank == 1 else _after(sent, link)
             if link.rank == 1:
@@ -97,11 +101,15 @@ class LinkKit(Worlds):
             others = [rank for rank in range(size) if rank != link.rank]
             for _ in range(3):
                 for other in others:
-                    link.sendrecv(values(DType.UINT8, length, 10 * link.rank + other), other, None, other)
+                    link.sendrecv(
+                        values(DType.UINT8, length, 10 * link.rank + other), other, None, other
+                    )
                 for other in reversed(others):
                     received = np.zeros(length, np.uint8)
                     link.sendrecv(None, other, received, other)
-                    assert np.array_equal(received, values(DType.UINT8, length, 10 * other + link.rank))
+                    assert np.array_equal(
+                        received, values(DType.UINT8, length, 10 * other + link.rank)
+                    )
 
         self.run(size, body)
 
@@ -116,7 +124,9 @@ class LinkKit(Worlds):
                 lengths = rng.choice([0, 1, 300, 65_536, 400_001], size)
                 src, dst = int(np.flatnonzero(to == link.rank)[0]), int(to[link.rank])
                 received = np.zeros(lengths[src], np.uint8)
-                link.sendrecv(values(DType.UINT8, int(lengths[link.rank]), turn), dst, received, src)
+                link.sendrecv(
+                    values(DType.UINT8, int(lengths[link.rank]), turn), dst, received, src
+                )
                 assert np.array_equal(received, values(DType.UINT8, int(lengths[src]), turn))
 
         self.run(size, body)

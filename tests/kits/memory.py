@@ -23,7 +23,9 @@ def peak():
 def grown(prepare: str, work: str) -> int:
     """By how many bytes a new process grows at most while it does ``work``, after ``prepare``."""
     program = f"{PEAK}\n{prepare}\nbefore = peak()\n{work}\nprint(peak() - before)\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
@@ -34,9 +36,13 @@ def write(path: Path, rows: int, row_group: int) -> str:
     import pyarrow.parquet as pq
 
     kind = pa.list_(pa.float32(), WIDTH)
-    with pq.ParquetWriter(path, pa.schema([("x", kind)]), compression="none", use_dictionary=False) as writer:
+    with pq.ParquetWriter(
+        path, pa.schema([("x", kind)]), compression="none", use_dictionary=False
+    ) as writer:
         random = np.random.default_rng(0)
         for begin in range(0, rows, row_group):
             values = random.random(min(row_group, rows - begin) * WIDTH, np.float32)
-            writer.write_table(pa.table({"x": pa.FixedSizeListArray.from_arrays(values, type=kind)}))
+            writer.write_table(
+                pa.table({"x": pa.FixedSizeListArray.from_arrays(values, type=kind)})
+            )
     return str(path)

@@ -1,4 +1,6 @@
-"""The open files of this process, each by what it is: what is closed meanwhile hides nothing, and is no fault."""
+"""The open files of this process, each by what it is: what is closed meanwhile hides nothing, and
+is no fault.
+"""
 
 from __future__ import annotations
 

@@ -11,12 +11,17 @@ import numpy as np
 from farandole.types import DType, ReduceOp
 
 UFUNCS = {
-    ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply,
-}  # fmt: skip
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
 
 
 def values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
-    """Random elements. Half types get few significant bits, so that float32 sums of them are exact in any order."""
+    """Random elements. Half types get few significant bits, so that float32 sums of them are exact
+    in any order.
+    """
     return _values(dtype, length, seed).copy()
 
 
@@ -32,18 +37,23 @@ def _values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
     if dtype.is_float:
         return rng.standard_normal(length).astype(dtype.storage)
     info = np.iinfo(dtype.storage)
-    part = 8 if dtype is DType.INT64 else 2  # sums of small types wrap around; averages are taken in int64
+    # sums of small types wrap around; averages are taken in int64
+    part = 8 if dtype is DType.INT64 else 2
     return rng.integers(info.min // part, info.max // part, length, dtype.storage, endpoint=True)
 
 
 def to_bfloat16(wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round float32 to bfloat16 bits by way of exact arithmetic: the nearest of two neighbours, ties to even."""
+    """Round float32 to bfloat16 bits by way of exact arithmetic: the nearest of two neighbours,
+    ties to even.
+    """
     bits = wide.astype(np.float32).view(np.uint32)
     low, high = bits & np.uint32(0xFFFF0000), (bits & np.uint32(0xFFFF0000)) + np.uint32(0x10000)
     exact = wide.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         # the neighbour beyond the largest finite number counts as 2**128, as IEEE rounding has it
-        above = np.where((high & 0x7FFFFFFF) == 0x7F800000, np.sign(exact) * 2.0**128, from_float32_bits(high))
+        above = np.where(
+            (high & 0x7FFFFFFF) == 0x7F800000, np.sign(exact) * 2.0**128, from_float32_bits(high)
+        )
         to_low, to_high = np.abs(exact - from_float32_bits(low)), np.abs(above - exact)
     even_low = ((low >> 16) & 1) == 0
     up = (to_high < to_low) | ((to_high == to_low) & ~even_low)
@@ -64,7 +74,9 @@ def wide(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 def reduced(
     parts: Sequence[np.ndarray[Any, Any]], dtype: DType, op: ReduceOp, scale: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """``scale * (parts[0] op parts[1] op ...)`` with one rounding for half types, truncated for integers."""
+    """``scale * (parts[0] op parts[1] op ...)`` with one rounding for half types, truncated for
+    integers.
+    """
     ufunc = UFUNCS[op]
     if dtype.is_half:
         total = wide(parts[0], dtype)
@@ -93,22 +105,30 @@ def assert_reduced(
     scale: float = 1.0,
     note: object = "",
 ) -> None:
-    """Exact for integers and for half sums, minima and maxima; half products within one unit in the last place;
-    float32 and float64 to a few roundings of their largest intermediate."""
+    """Exact for integers and for half sums, minima and maxima; half products within one unit in the
+    last place; float32 and float64 to a few roundings of their largest intermediate.
+    """
     want = reduced(parts, dtype, op, scale)
     what = f"{note} {op.name} {dtype.value} x{len(parts)} length {len(got)} scale {scale}"
     assert got.dtype == want.dtype, f"{what}: {got.dtype}"
     assert got.shape == want.shape, f"{what}: {got.shape}"
     if dtype.is_half and op is ReduceOp.PRODUCT:
         steps = np.abs(_ordered(got) - _ordered(want))
-        assert not len(steps) or steps.max() <= 1, f"{what}: off by {steps.max()} units in the last place"
+        assert not len(steps) or steps.max() <= 1, (
+            f"{what}: off by {steps.max()} units in the last place"
+        )
     elif dtype.is_half or not dtype.is_float:
         same = np.flatnonzero(got != want)
         assert not len(same), f"{what}: element {same[0]} is {got[same[0]]}, not {want[same[0]]}"
     else:
-        largest = np.sum([np.abs(part) for part in parts], axis=0) if op is ReduceOp.SUM else np.abs(want)
+        largest = (
+            np.sum([np.abs(part) for part in parts], axis=0) if op is ReduceOp.SUM else np.abs(want)
+        )
         near = np.abs(got - want) <= 8 * np.finfo(got.dtype).eps * largest * max(1.0, abs(scale))
-        assert near.all(), f"{what}: element {np.argmin(near)} is {got[np.argmin(near)]}, not {want[np.argmin(near)]}"
+        assert near.all(), (
+            f"{what}: element {np.argmin(near)} is {got[np.argmin(near)]}, not"
+            f" {want[np.argmin(near)]}"
+        )
 
 
 def _ordered(half: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -32,7 +32,9 @@ class ProcessKit:
 
     @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "idle board"])
     def test_a_killed_peer_is_named_at_once(self, waiting: str) -> None:
-        """Rank 1 of 3 dies. Rank 2 notices although, in a ring, it may be waiting for rank 0 only."""
+        """Rank 1 of 3 dies. Rank 2 notices although, in a ring, it may be waiting for rank 0
+        only.
+        """
 
         def body(transport: Any) -> tuple[str, float]:
             check_sum(transport, 10_000)
@@ -45,7 +47,8 @@ class ProcessKit:
                 transport.barrier()
                 wait_in(transport, waiting)
             except PeerLostError as error:
-                transport.abort(str(error))  # as the engine does: who notices first tells the others
+                # as the engine does: who notices first tells the others
+                transport.abort(str(error))
                 return str(error), time.monotonic() - start
             return "no error", 0.0
 

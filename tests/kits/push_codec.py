@@ -1,4 +1,5 @@
-"""The conformance kit of codecs that compress pushes to parameter servers. A new one runs it in three lines:
+"""The conformance kit of codecs that compress pushes to parameter servers. A new one runs it in
+three lines:
 
 class TestMine(PushCodecKit):
     def codec(self):
@@ -21,7 +22,9 @@ SHAPES = ((1,), (7,), (64, 96), (130, 3, 5), (20_001,), (3,))
 FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
-def parts_of(arrays: Arrays, dtype: DType = DType.FLOAT32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Part]:
+def parts_of(
+    arrays: Arrays, dtype: DType = DType.FLOAT32, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> list[Part]:
     datas = [array.astype(dtype.storage) for array in arrays]
     return [
         Part(f"t{number}", shape, Buffer(data, data, dtype))
@@ -52,7 +55,9 @@ class PushCodecKit:
 
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_what_arrives_and_what_is_kept_is_all_that_was_given(self, dtype: DType) -> None:
-        """Of each number. A push that was not taken changes nothing, and the end brings what is left."""
+        """Of each number. A push that was not taken changes nothing, and the end brings what is
+        left.
+        """
         codec = self.codec()
         given: Any = 0.0
         found: Any = 0.0
@@ -68,10 +73,15 @@ class PushCodecKit:
             if step != 2:
                 given, found = given + values, found + arrived
             most = np.abs(given).max()
-            close = 1e-5 if getattr(codec, "feedback", False) else 0.05  # those without round, and forget
-            np.testing.assert_allclose(found + kept_of(codec, parts), given, rtol=0, atol=close * most)
+            # those without round, and forget
+            close = 1e-5 if getattr(codec, "feedback", False) else 0.05
+            np.testing.assert_allclose(
+                found + kept_of(codec, parts), given, rtol=0, atol=close * most
+            )
         assert not kept_of(codec, parts).any()
-        assert any(name.startswith("residual/") for name in codec.state_dict()) == getattr(codec, "feedback", False)
+        assert any(name.startswith("residual/") for name in codec.state_dict()) == getattr(
+            codec, "feedback", False
+        )
 
     def test_nothing_is_kept_before_it_has_arrived(self) -> None:
         codec = self.codec()
@@ -84,7 +94,10 @@ class PushCodecKit:
             after = codec.state_dict()
             assert before.keys() == after.keys()
             assert all(np.array_equal(array, after[name]) for name, array in before.items())
-            assert all(np.array_equal(part.buffer.data, copy) for part, copy in zip(parts, copies, strict=True))
+            assert all(
+                np.array_equal(part.buffer.data, copy)
+                for part, copy in zip(parts, copies, strict=True)
+            )
             codec.arrived(one, taken=True)
             assert codec.sent == sent + len(one.payload)
             assert {*one.kept} <= {*codec.state_dict()}
@@ -102,7 +115,9 @@ class PushCodecKit:
                 each.arrived(own, taken=True)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_numbers_that_are_not_finite_arrive_as_such_and_are_gone_after_that(self, bad: float) -> None:
+    def test_numbers_that_are_not_finite_arrive_as_such_and_are_gone_after_that(
+        self, bad: float
+    ) -> None:
         codec = self.codec()
         for step in range(3):
             parts = self.parts(step)

@@ -1,4 +1,6 @@
-"""A cluster of Slurm on this machine: munged, slurmctld and two slurmd, in a folder of their own."""
+"""A cluster of Slurm on this machine: munged, slurmctld and two slurmd, in a folder of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -56,17 +58,33 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 @functools.cache
 def reason() -> str:
-    """Why there can be none here; empty if there can. In CI, Slurm is installed now if it is not there."""
+    """Why there can be none here; empty if there can. In CI, Slurm is installed now if it is not
+    there.
+    """
     if os.geteuid() != 0:
         return "slurmd needs root"
     if os.environ.get("CI") and _missing() and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+        quiet = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "stdin": subprocess.DEVNULL,
+        }
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in ("update", "install --no-install-recommends " + " ".join(PACKAGES)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(["apt-get", "-qq", "-y", *command.split()], env=env, timeout=100, check=False, **quiet)
+                subprocess.run(
+                    ["apt-get", "-qq", "-y", *command.split()],
+                    env=env,
+                    timeout=100,
+                    check=False,
+                    **quiet,
+                )
     missing = _missing()
-    return f"Slurm is not installed ({', '.join(missing)}): apt-get install {' '.join(PACKAGES)}" if missing else ""
+    return (
+        f"Slurm is not installed ({', '.join(missing)}): apt-get install {' '.join(PACKAGES)}"
+        if missing
+        else ""
+    )
 
 
 def _missing() -> list[str]:
@@ -80,34 +98,58 @@ class Cluster:
 
     def start(self) -> None:
         """AssertionError with the daemons' logs if the nodes are not idle within a minute."""
-        facts = {"host": socket.gethostname().split(".")[0], "user": pwd.getpwuid(os.geteuid()).pw_name}
+        facts = {
+            "host": socket.gethostname().split(".")[0],
+            "user": pwd.getpwuid(os.geteuid()).pw_name,
+        }
         ports: list[int] = []
         while len(ports) < 3:  # nobody takes them until the daemons listen
             ports += {free_port()} - set(ports)
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(folder=self.folder, ports=ports, **facts))
+        (self.folder / "slurm.conf").write_text(
+            CONFIGURATION.format(folder=self.folder, ports=ports, **facts)
+        )
         (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         self._daemon(
-            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
-            f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self.folder}/munge.socket",
+            f"--pid-file={self.folder}/munged.pid",
+            f"--seed-file={self.folder}/munge.seed",
             f"--log-file={self.folder}/munged.log",
-        )  # fmt: skip
+        )
         self._until(lambda: (self.folder / "munge.socket").exists(), "munged")
         self._daemon("slurmctld", "-D", "-i", "-f", f"{self.folder}/slurm.conf")
         for node in ("n1", "n2"):
             self._daemon("slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
-        self._until(lambda: self.run(["sinfo", "-h", "-o", "%t %D"]).stdout.strip() == "idle 2", "idle nodes")
+        self._until(
+            lambda: self.run(["sinfo", "-h", "-o", "%t %D"]).stdout.strip() == "idle 2",
+            "idle nodes",
+        )
 
-    def run(self, command: Sequence[str], *, timeout: float = 150, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], *, timeout: float = 150, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            list(command), env={**self.environment(), **env}, capture_output=True, text=True, timeout=timeout,
-            check=False, cwd=self.folder,
-        )  # fmt: skip
+            list(command),
+            env={**self.environment(), **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            cwd=self.folder,
+        )
 
     def environment(self) -> Mapping[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "FARANDOLE_"))}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "FARANDOLE_"))
+        }
         return {**clean, "PATH": PATH, "SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def stop(self) -> None:
@@ -133,7 +175,9 @@ class Cluster:
         found = []
         for entry in os.listdir("/proc"):
             with contextlib.suppress(OSError):
-                if entry.isdigit() and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                if entry.isdigit() and mark in Path(f"/proc/{entry}/environ").read_bytes().split(
+                    b"\0"
+                ):
                     found.append(int(entry))
         return found
 
@@ -141,13 +185,21 @@ class Cluster:
         log = (self.folder / f"{command[0]}.{len(self._daemons)}.out").open("wb")
         with log:
             self._daemons.append(
-                subprocess.Popen(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                subprocess.Popen(
+                    command,
+                    env=self.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
             )
 
     def _until(self, condition: object, what: str, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while not condition():  # type: ignore[operator]
-            logs = "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.folder.glob("*.out"))
+            logs = "\n".join(
+                f"{path.name}: {path.read_text()[-2000:]}" for path in self.folder.glob("*.out")
+            )
             assert time.monotonic() < end, f"no {what} within {seconds} s:\n{logs}"
             time.sleep(0.05)
 

@@ -4,8 +4,8 @@
         def strategy(self):
             return Mine()
 
-Ranks are processes of a job with a store, so that parameter servers and pairs are there. What a strategy computes, its
-own tests compare with a model; the kit has what is the same for all of them.
+Ranks are processes of a job with a store, so that parameter servers and pairs are there. What a
+strategy computes, its own tests compare with a model; the kit has what is the same for all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def learn(rank: int, step: int, weights: Arrays, goal: float = 1.0) -> None:
     random = np.random.default_rng([rank, step])
     for weight in weights:
         weight -= np.asarray(
-            0.1 * (weight - goal - 0.1 * rank) + 0.01 * random.standard_normal(weight.shape), weight.dtype
+            0.1 * (weight - goal - 0.1 * rank) + 0.01 * random.standard_normal(weight.shape),
+            weight.dtype,
         )
 
 
@@ -63,7 +64,9 @@ class StrategyKit:
 
     def run(self, size: int, body: Callable[[int, Strategy, GradientOptions], Any]) -> list[Any]:
         strategy, codec = self.strategy(), self.codec
-        return job(size, lambda rank: body(rank, strategy, GradientOptions(codec=codec)), store=True)
+        return job(
+            size, lambda rank: body(rank, strategy, GradientOptions(codec=codec)), store=True
+        )
 
     def test_it_says_what_it_is(self) -> None:
         one, other = self.strategy(), self.strategy()
@@ -95,13 +98,17 @@ class StrategyKit:
                 if strategy.due(step):
                     exchange(weights, slots, step)
             exchange.average(weights, slots)
-            assert before == [(id(array), array.shape, array.dtype, array.ctypes.data) for array in kept]
+            assert before == [
+                (id(array), array.shape, array.dtype, array.ctypes.data) for array in kept
+            ]
             assert all(np.isfinite(array).all() for array in kept)
             return weights
 
         for size in (1, 2, 3):
             ends = self.run(size, body)
-            assert all(same(end, ends[0]) for end in ends), "after average() all ranks have the same bits"
+            assert all(same(end, ends[0]) for end in ends), (
+                "after average() all ranks have the same bits"
+            )
 
     def test_weights_that_nobody_changes_stay(self) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
@@ -118,7 +125,9 @@ class StrategyKit:
         self.run(3, body)
 
     def test_ranks_come_nearer_to_what_all_have_learned(self) -> None:
-        """Each has a goal of its own: without exchanges they would be 0.1 apart from one rank to the next."""
+        """Each has a goal of its own: without exchanges they would be 0.1 apart from one rank to
+        the next.
+        """
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> tuple[float, float]:
             weights = [np.zeros(3)]
@@ -133,7 +142,8 @@ class StrategyKit:
             return own, float(weights[0][0])
 
         found = self.run(3, body)
-        bound = 0.12 if self.waits else 0.3  # a rank that comes last, when the others are done, has the last word
+        # a rank that comes last, when the others are done, has the last word
+        bound = 0.12 if self.waits else 0.3
         assert all(abs(end - 1.1) < bound for _, end in found), found
         if self.waits and not self.strategy().epochs:  # others are at different steps
             assert np.ptp([own for own, _ in found]) < 0.1, found
@@ -146,16 +156,23 @@ class StrategyKit:
             import farandole.numpy as hvd
 
             def trained(count: int) -> list[Arrays]:
-                """The weights of so many optimizers, which take turns; and so do ranks, if they can."""
+                """The weights of so many optimizers, which take turns; and so do ranks, if they
+                can.
+                """
                 models = [beginning("float64", kind) for kind in range(count)]
                 exchanges = [WeightExchange("kit", options, strategy) for _ in models]
-                slots = [exchange.slots(weights) for exchange, weights in zip(exchanges, models, strict=True)]
+                slots = [
+                    exchange.slots(weights)
+                    for exchange, weights in zip(exchanges, models, strict=True)
+                ]
                 for exchange in exchanges:
                     exchange.average([np.zeros(1)])  # all have found each other to be alike
                 for step in range(1, STEPS + 1):
                     for turn in range(1 if self.waits else hvd.size()):
                         if self.waits or turn == rank:
-                            for weights, exchange, kept in zip(models, exchanges, slots, strict=True):
+                            for weights, exchange, kept in zip(
+                                models, exchanges, slots, strict=True
+                            ):
                                 learn(rank, step, weights)
                                 if strategy.due(step):
                                     exchange(weights, kept, step)
@@ -184,7 +201,9 @@ class StrategyKit:
             trained(kept, weights, range(1, 6))
             codec = kept.exchange.codec
             of_codec = None if codec is None else codec.state_dict()
-            state, of_codec, saved = pickle.loads(pickle.dumps((kept.state_dict(), of_codec, weights)))
+            state, of_codec, saved = pickle.loads(
+                pickle.dumps((kept.state_dict(), of_codec, weights))
+            )
             trained(kept, weights, range(6, 12))
             again = KeptExchange("kit", options, strategy)
             again.load_state_dict(state)
@@ -192,8 +211,10 @@ class StrategyKit:
                 again.exchange.codec.load_state_dict(of_codec)
             trained(again, saved, range(6, 12))
             assert same(saved, weights)
-            assert same([array for slot in again.state_dict()["slots"] for array in slot],
-                        [array for slot in kept.state_dict()["slots"] for array in slot])  # fmt: skip
+            assert same(
+                [array for slot in again.state_dict()["slots"] for array in slot],
+                [array for slot in kept.state_dict()["slots"] for array in slot],
+            )
             with pytest.raises(ValueError, match=r"the checkpoint is of strategy 'another'"):
                 again.load_state_dict({**state, "strategy": "another"})
 
@@ -246,7 +267,10 @@ class StrategyKit:
     def test_ranks_with_other_options_are_told(self) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             own = f"{strategy.spec} of rank {rank}"
-            exchange, weights = WeightExchange("kit", options, Renamed(strategy, own)), beginning("float32")
+            exchange, weights = (
+                WeightExchange("kit", options, Renamed(strategy, own)),
+                beginning("float32"),
+            )
             with pytest.raises(ValueError, match=r"all ranks must use the same strategy") as told:
                 exchange(weights, exchange.slots(weights), 1)
             assert f"{own!r}"[:-1] in str(told.value)  # a codec may follow

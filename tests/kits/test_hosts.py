@@ -1,4 +1,6 @@
-"""The hosts of the tests: they differ, they reach each other, and they end with the test, also when it is killed."""
+"""The hosts of the tests: they differ, they reach each other, and they end with the test, also when
+it is killed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_names_keys_and_cables() -> None:
         b.cable("down")
 
         def reach(seconds: int) -> int:
-            words = a.command("ssh", "-F", made.config, "-o", f"ConnectTimeout={seconds}", "b", "true")
+            words = a.command(
+                "ssh", "-F", made.config, "-o", f"ConnectTimeout={seconds}", "b", "true"
+            )
             return subprocess.run(words, capture_output=True, check=False).returncode
 
         assert reach(1) == 255
@@ -42,7 +46,9 @@ def test_names_keys_and_cables() -> None:
 
 def test_a_killed_test_leaves_no_host() -> None:
     needed(ssh=False)
-    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
+    )
     assert done.returncode == -9, done.stderr
     *pids, folder = done.stdout.split()
     assert len(pids) == 2

@@ -5,7 +5,8 @@
             secret, scope = new_secret(), fresh_scope()
             return lambda rank: mine.connect(rank, size, secret, scope, 60.0)
 
-``joiner(size)`` makes one world; what it returns is called once per rank, each in a thread of its own.
+``joiner(size)`` makes one world; what it returns is called once per rank, each in a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ReduceKit(Worlds):
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("dtype", list(DType))
     def test_allreduce_every_op(self, size: int, dtype: DType) -> None:
-        cases = [(op, scale) for op in OPS for scale in ((1.0, 1 / 3) if op is ReduceOp.SUM else (1.0,))]
+        cases = [
+            (op, scale) for op in OPS for scale in ((1.0, 1 / 3) if op is ReduceOp.SUM else (1.0,))
+        ]
 
         def body(transport: Transport) -> list[Any]:
             results = []
@@ -54,7 +57,9 @@ class ReduceKit(Worlds):
             return results
 
         results = self.run(size, body)
-        for index, ((op, scale), length) in enumerate(itertools.product(cases, (33, 40_001 // dtype.itemsize))):
+        for index, ((op, scale), length) in enumerate(
+            itertools.product(cases, (33, 40_001 // dtype.itemsize))
+        ):
             parts = [values(dtype, length, rank) for rank in range(size)]
             for rank in range(size):
                 assert_reduced(results[rank][index], parts, dtype, op, scale, f"rank {rank}")
@@ -62,7 +67,9 @@ class ReduceKit(Worlds):
 
     @pytest.mark.parametrize("size", SIZES)
     def test_allreduce_every_length(self, size: int) -> None:
-        lengths = sorted({0, 1, max(0, size - 1), size, 7, 1023, 1024, (1 << 18) + 3, (1 << 20) + 3})
+        lengths = sorted(
+            {0, 1, max(0, size - 1), size, 7, 1023, 1024, (1 << 18) + 3, (1 << 20) + 3}
+        )
 
         def body(transport: Transport) -> list[Any]:
             arrays = [values(DType.FLOAT32, length, transport.rank) for length in lengths]
@@ -74,7 +81,9 @@ class ReduceKit(Worlds):
         for index, length in enumerate(lengths):
             parts = [values(DType.FLOAT32, length, rank) for rank in range(size)]
             for rank in range(size):
-                assert_reduced(results[rank][index], parts, DType.FLOAT32, ReduceOp.SUM, note=f"rank {rank}")
+                assert_reduced(
+                    results[rank][index], parts, DType.FLOAT32, ReduceOp.SUM, note=f"rank {rank}"
+                )
                 assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
 
     @pytest.mark.parametrize("size", [2, 3, 5])
@@ -86,7 +95,9 @@ class ReduceKit(Worlds):
             data = values(dtype, length, transport.rank)
             out = np.zeros_like(data)
             transport.allreduce([Buffer(data, out, dtype)], ReduceOp.SUM)
-            assert data.tobytes() == values(dtype, length, transport.rank).tobytes(), "the input was written to"
+            assert data.tobytes() == values(dtype, length, transport.rank).tobytes(), (
+                "the input was written to"
+            )
             return out
 
         results = self.run(size, body)
@@ -101,8 +112,13 @@ class ReduceKit(Worlds):
         lengths = [0, 3 * unit, unit, 0, 1, 7 * unit + 5, 2, 2, 0]
 
         def body(transport: Transport) -> list[Any]:
-            arrays = [values(dtype, length, 100 * index + transport.rank) for index, length in enumerate(lengths)]
-            outs = [array if index % 2 else np.zeros_like(array) for index, array in enumerate(arrays)]
+            arrays = [
+                values(dtype, length, 100 * index + transport.rank)
+                for index, length in enumerate(lengths)
+            ]
+            outs = [
+                array if index % 2 else np.zeros_like(array) for index, array in enumerate(arrays)
+            ]
             buffers = [Buffer(array, out, dtype) for array, out in zip(arrays, outs, strict=True)]
             transport.allreduce(buffers, ReduceOp.SUM, 0.5)
             return outs
@@ -111,7 +127,9 @@ class ReduceKit(Worlds):
         for index, length in enumerate(lengths):
             parts = [values(dtype, length, 100 * index + rank) for rank in range(size)]
             for rank in range(size):
-                assert_reduced(results[rank][index], parts, dtype, ReduceOp.SUM, 0.5, f"buffer {index}")
+                assert_reduced(
+                    results[rank][index], parts, dtype, ReduceOp.SUM, 0.5, f"buffer {index}"
+                )
                 assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
 
     @pytest.mark.parametrize("size", SIZES)
@@ -152,7 +170,10 @@ class ReduceKit(Worlds):
             cut = slice(1001, 250_004)
             transport.allreduce([in_place(array[cut], DType.FLOAT32)], ReduceOp.SUM)
             slices = array.copy()
-            pieces = [in_place(array[10:13], DType.FLOAT32), in_place(array[200_000:], DType.FLOAT32)]
+            pieces = [
+                in_place(array[10:13], DType.FLOAT32),
+                in_place(array[200_000:], DType.FLOAT32),
+            ]
             small[:] = transport.rank
             array[:] = values(DType.FLOAT32, length, transport.rank)
             transport.allreduce([*pieces, in_place(small, DType.FLOAT32)], ReduceOp.SUM)
@@ -166,8 +187,12 @@ class ReduceKit(Worlds):
             assert_reduced(slices[1001:250_004], cut, DType.FLOAT32, ReduceOp.SUM)
             assert np.array_equal(slices[:1001], parts[rank][:1001])
             assert np.array_equal(slices[250_004:], parts[rank][250_004:])
-            assert_reduced(pieces[10:13], [part[10:13] for part in parts], DType.FLOAT32, ReduceOp.SUM)
-            assert_reduced(pieces[200_000:], [part[200_000:] for part in parts], DType.FLOAT32, ReduceOp.SUM)
+            assert_reduced(
+                pieces[10:13], [part[10:13] for part in parts], DType.FLOAT32, ReduceOp.SUM
+            )
+            assert_reduced(
+                pieces[200_000:], [part[200_000:] for part in parts], DType.FLOAT32, ReduceOp.SUM
+            )
             assert np.array_equal(pieces[13:200_000], parts[rank][13:200_000])
             assert (small == sum(range(size))).all()
             assert whole.tobytes() == results[0][0].tobytes()
@@ -193,7 +218,9 @@ class ReduceKit(Worlds):
                 out = mine if in_its_place else np.zeros_like(mine)
                 transport.reducescatter(Buffer(data, out, dtype), counts, ReduceOp.SUM, scale)
                 if not in_its_place:
-                    assert data.tobytes() == values(dtype, len(data), transport.rank).tobytes(), "the input changed"
+                    assert data.tobytes() == values(dtype, len(data), transport.rank).tobytes(), (
+                        "the input changed"
+                    )
                 outs.append(out)
             return outs
 
@@ -202,7 +229,14 @@ class ReduceKit(Worlds):
             parts = [values(dtype, sum(counts), rank) for rank in range(size)]
             for rank in range(size):
                 want = [part[sum(counts[:rank]) :][: counts[rank]] for part in parts]
-                assert_reduced(results[rank][index], want, dtype, ReduceOp.SUM, scale, f"in its place: {in_its_place}")
+                assert_reduced(
+                    results[rank][index],
+                    want,
+                    dtype,
+                    ReduceOp.SUM,
+                    scale,
+                    f"in its place: {in_its_place}",
+                )
 
 
 class MoveKit(Worlds):
@@ -214,27 +248,41 @@ class MoveKit(Worlds):
     @pytest.mark.parametrize("unit", [1, 1000, 500_000])
     def test_allgather_ragged(self, size: int, unit: int) -> None:
         deals = [
-            [unit] * size, [rank * unit + rank % 2 for rank in range(size)], [0] * size, [0] * (size - 1) + [unit],
-        ]  # fmt: skip
+            [unit] * size,
+            [rank * unit + rank % 2 for rank in range(size)],
+            [0] * size,
+            [0] * (size - 1) + [unit],
+        ]
 
         def body(transport: Transport) -> list[Any]:
             received = []
             for counts in deals:
                 receive = np.zeros(sum(counts), np.uint8)
-                transport.allgather(values(DType.UINT8, counts[transport.rank], transport.rank), receive, counts)
+                transport.allgather(
+                    values(DType.UINT8, counts[transport.rank], transport.rank), receive, counts
+                )
                 received.append(receive)
             return received
 
         results = self.run(size, body)
         for index, counts in enumerate(deals):
-            want = np.concatenate([values(DType.UINT8, count, rank) for rank, count in enumerate(counts)])
+            want = np.concatenate(
+                [values(DType.UINT8, count, rank) for rank, count in enumerate(counts)]
+            )
             assert all(np.array_equal(result[index], want) for result in results), counts
 
     @pytest.mark.parametrize("size", SIZES)
     def test_allgather_from_allocated_memory(self, size: int) -> None:
-        """All begin at the same place in it, or the last one elsewhere, or in plain memory; some have nothing."""
+        """All begin at the same place in it, or the last one elsewhere, or in plain memory; some
+        have nothing.
+        """
         length = 300_000
-        deals = [[length] * size, [rank * 100_003 for rank in range(size)], [*range(size)], [0] * size]
+        deals = [
+            [length] * size,
+            [rank * 100_003 for rank in range(size)],
+            [*range(size)],
+            [0] * size,
+        ]
 
         def body(transport: Transport) -> list[Any]:
             last, received = transport.rank == size - 1, []
@@ -258,7 +306,9 @@ class MoveKit(Worlds):
 
         results = self.run(size, body)
         for index, (counts, turn) in enumerate(itertools.product(deals, range(4))):
-            want = np.concatenate([values(DType.UINT8, count, rank + turn) for rank, count in enumerate(counts)])
+            want = np.concatenate(
+                [values(DType.UINT8, count, rank + turn) for rank, count in enumerate(counts)]
+            )
             assert all(np.array_equal(result[index], want) for result in results), (counts, turn)
 
     @pytest.mark.parametrize("size", SIZES)
@@ -269,7 +319,9 @@ class MoveKit(Worlds):
             for root, length in itertools.product(range(size), lengths):
                 data = values(DType.UINT8, length, transport.rank)
                 transport.broadcast(data, root)
-                assert np.array_equal(data, values(DType.UINT8, length, root)), f"root {root} length {length}"
+                assert np.array_equal(data, values(DType.UINT8, length, root)), (
+                    f"root {root} length {length}"
+                )
 
         self.run(size, body)
 
@@ -283,13 +335,17 @@ class MoveKit(Worlds):
             rank = transport.rank
             out = [count(rank, dst) for dst in range(size)]
             back = [count(src, rank) for src in range(size)]
-            send = np.concatenate([values(DType.UINT8, out[dst], 10 * rank + dst) for dst in range(size)])
+            send = np.concatenate(
+                [values(DType.UINT8, out[dst], 10 * rank + dst) for dst in range(size)]
+            )
             receive = np.zeros(sum(back), np.uint8)
             transport.alltoall(send, out, receive, back)
             return receive
 
         for rank, receive in enumerate(self.run(size, body)):
-            want = np.concatenate([values(DType.UINT8, count(src, rank), 10 * src + rank) for src in range(size)])
+            want = np.concatenate(
+                [values(DType.UINT8, count(src, rank), 10 * src + rank) for src in range(size)]
+            )
             assert np.array_equal(receive, want)
 
     @pytest.mark.parametrize("size", SIZES)
@@ -341,7 +397,9 @@ def _random_sequence(transport: Transport, rng: np.random.Generator) -> None:
         if kind == 0:
             array = values(dtype, length, rank)
             transport.allreduce([in_place(array, dtype)], ReduceOp.SUM)
-            assert_reduced(array, [values(dtype, length, each) for each in range(size)], dtype, ReduceOp.SUM)
+            assert_reduced(
+                array, [values(dtype, length, each) for each in range(size)], dtype, ReduceOp.SUM
+            )
         elif kind == 1:
             receive = np.zeros(sum(counts), np.uint8)
             transport.allgather(values(DType.UINT8, counts[rank], rank), receive, counts)
@@ -375,7 +433,9 @@ class SplitKit(Worlds):
             mine, none = (low, high) if transport.rank < 2 else (high, low)
             assert none is None
             assert mine is not None
-            assert (mine.rank, mine.size) == ((transport.rank, 2) if transport.rank < 2 else (transport.rank - 2, 3))
+            assert (mine.rank, mine.size) == (
+                (transport.rank, 2) if transport.rank < 2 else (transport.rank - 2, 3)
+            )
             for length in (1, 100_000):
                 check_sum(mine, length)
                 check_sum(transport, length)

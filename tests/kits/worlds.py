@@ -105,17 +105,24 @@ HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ra
 
 
 def two_levels(size: int, *, share: bool = False) -> Callable[[int], Any]:
-    """Joins a world of ``HOSTS[size]``: hosts and a network between threads; ``share``: hosts have shared memory."""
+    """Joins a world of ``HOSTS[size]``: hosts and a network between threads; ``share``: hosts have
+    shared memory.
+    """
     ends = np.cumsum(HOSTS[size]).tolist()
     hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
     flat = World(size)
     local = [World(len(host), names=host) for host in hosts]
-    cross = [World(len(hosts), names=[host[index] for host in hosts]) for index in range(min(HOSTS[size]))]
+    cross = [
+        World(len(hosts), names=[host[index] for host in hosts])
+        for index in range(min(HOSTS[size]))
+    ]
     secret, scope = new_secret(), fresh_scope()
 
     def within(place: int, index: int) -> Transport:
         if share:
-            return shm.connect(index, len(hosts[place]), secret, f"{scope}/{place}", names=hosts[place])
+            return shm.connect(
+                index, len(hosts[place]), secret, f"{scope}/{place}", names=hosts[place]
+            )
         return over(local[place].link(index))
 
     def join(rank: int) -> Hierarchical:

@@ -90,7 +90,10 @@ client.set("message/log/0", b"all is well")
         done = jobs.run("run", "-np", "2", PY, "-c", code)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
-        assert "'outcome/99' was set in the job's store to what cannot be that, and is ignored" in done.stderr
+        assert (
+            "'outcome/99' was set in the job's store to what cannot be that, and is ignored"
+            in done.stderr
+        )
         assert "all is well" in done.stdout + done.stderr
 
     def test_the_secret_is_in_no_command_line(self, jobs: Marked) -> None:
@@ -111,17 +114,18 @@ for name in os.listdir("/proc"):
         assert done.returncode == 0
         assert done.stdout.count("done") == 2
 
-    def test_several_programs_of_a_script_one_after_the_other(self, jobs: Marked, tmp_path: Path) -> None:
-        """Each finds the others by what is said for it alone, though its ranks have been in the job before; so does one
-        that a program starts."""
+    def test_several_programs_of_a_script_one_after_the_other(
+        self, jobs: Marked, tmp_path: Path
+    ) -> None:
+        """Each finds the others by what is said for it alone, though its ranks have been in the job
+        before; so does one that a program starts.
+        """
         program = tmp_path / "program.py"
         program.write_text(
-            "import subprocess, sys\nimport numpy as np\nimport farandole.numpy as hvd\n"
-            "for stay in range(2):\n"
-            "    hvd.init()\n"
-            "    print(sys.argv[1], hvd.allreduce(np.ones(3) + hvd.rank(), op=hvd.Sum)[0], flush=True)\n"
-            "    if sys.argv[1] == 'outer': subprocess.run([sys.executable, __file__, 'inner'], check=True)\n"
-            "    hvd.shutdown()\n"
+            "import subprocess, sys\nimport numpy as np\nimport farandole.numpy as hvd\nfor stay in"
+            " range(2):\n    hvd.init()\n    print(sys.argv[1], hvd.allreduce(np.ones(3) +"
+            " hvd.rank(), op=hvd.Sum)[0], flush=True)\n    if sys.argv[1] == 'outer':"
+            " subprocess.run([sys.executable, __file__, 'inner'], check=True)\n    hvd.shutdown()\n"
         )
         script = f"{PY} {program} first && {PY} {program} outer && {PY} {program} last"
         for wire in ("auto", "tcp"):
@@ -154,7 +158,9 @@ time.sleep(1000)
         assert "Rank 1 on localhost exited with code 1" in done.stderr
 
     def test_before_init_its_traceback_stands_once_too(self, jobs: Marked, tmp_path: Path) -> None:
-        """However long the rank takes to end. A child of a rank is no rank: its failure is the program's to judge."""
+        """However long the rank takes to end. A child of a rank is no rank: its failure is the
+        program's to judge.
+        """
         code = """
 import atexit, os, subprocess, sys, time
 import farandole.numpy as hvd
@@ -166,7 +172,9 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         (tmp_path / "early.py").write_text(code)
         done = jobs.run("run", "-np", "2", PY, str(tmp_path / "early.py"))
         assert done.returncode == 1
-        assert done.stderr.startswith("farandole: Rank 1 on localhost failed: NotInitializedError: ")
+        assert done.stderr.startswith(
+            "farandole: Rank 1 on localhost failed: NotInitializedError: "
+        )
         assert done.stderr.count("Traceback") == 1
         assert "child" not in done.stderr
 
@@ -185,7 +193,9 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         code = "if [ $HOROVOD_RANK = 1 ]; then echo last words >&2; kill -SEGV $$; fi; sleep 1000"
         done = jobs.run("run", "-np", "2", "bash", "-c", code)
         assert done.returncode == 128 + signal.SIGSEGV
-        assert "Rank 1 on localhost died of signal 11 (SIGSEGV): a crash in native code" in done.stderr
+        assert (
+            "Rank 1 on localhost died of signal 11 (SIGSEGV): a crash in native code" in done.stderr
+        )
         assert "Its last lines on stderr:\nlast words" in done.stderr
 
     def test_kill_9(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
@@ -196,7 +206,10 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         done = jobs.finish(process)
         assert time.monotonic() - began < tools.LIMIT
         assert done.returncode == 137
-        assert "Rank 2 on localhost died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory" in done.stderr
+        assert (
+            "Rank 2 on localhost died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory"
+            in done.stderr
+        )
 
     def test_others_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
         code = f"""
@@ -224,9 +237,15 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
             ("", 126, "the command '' cannot be executed"),
         ],
     )
-    def test_a_command_that_cannot_run(self, jobs: Marked, command: str, code: int, text: str) -> None:
-        """farandole run looks first whether it is there; what does not (horovodrun here) learns it from the rank."""
-        done = jobs.finish(jobs.python("-m", "farandole.compat.horovodrun", "-np", "2", command, "argument"))
+    def test_a_command_that_cannot_run(
+        self, jobs: Marked, command: str, code: int, text: str
+    ) -> None:
+        """farandole run looks first whether it is there; what does not (horovodrun here) learns it
+        from the rank.
+        """
+        done = jobs.finish(
+            jobs.python("-m", "farandole.compat.horovodrun", "-np", "2", command, "argument")
+        )
         assert done.returncode == code
         assert done.stderr.count(text) == 1
         assert "Traceback" not in done.stderr
@@ -235,12 +254,22 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
     @pytest.mark.parametrize(
         ("script", "code", "text"),
         [
-            ("#!/no/such/python -u\n", 127, "what its first line names is not here: '/no/such/python -u' (exited"),
-            ("#!/bin/sh\r\necho\r\n", 127, r"'/bin/sh\r': the file has line ends of Windows, and needs those of Unix"),
+            (
+                "#!/no/such/python -u\n",
+                127,
+                "what its first line names is not here: '/no/such/python -u' (exited",
+            ),
+            (
+                "#!/bin/sh\r\necho\r\n",
+                127,
+                r"'/bin/sh\r': the file has line ends of Windows, and needs those of Unix",
+            ),
             ("echo\n", 126, "no script whose first line names what runs it (#!/bin/sh) (exited"),
         ],
     )
-    def test_a_script_that_cannot_run(self, jobs: Marked, tmp_path: Path, script: str, code: int, text: str) -> None:
+    def test_a_script_that_cannot_run(
+        self, jobs: Marked, tmp_path: Path, script: str, code: int, text: str
+    ) -> None:
         path = tmp_path / "train.sh"
         path.write_text(script)
         path.chmod(0o755)
@@ -257,12 +286,16 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
 class TestTheDriverEnds:
     # A shell with a child: what a rank starts has to go too.
     def start(self, jobs: Marked, sleeper: Path, folder: Path) -> subprocess.Popen[str]:
-        process = jobs.start("run", "-np", "2", "bash", "-c", f"{PY} {sleeper} {folder}; sleep 1000")
+        process = jobs.start(
+            "run", "-np", "2", "bash", "-c", f"{PY} {sleeper} {folder}; sleep 1000"
+        )
         read_pids(folder, 2)
         return process
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_by_a_signal(self, jobs: Marked, sleeper: Path, tmp_path: Path, number: signal.Signals) -> None:
+    def test_by_a_signal(
+        self, jobs: Marked, sleeper: Path, tmp_path: Path, number: signal.Signals
+    ) -> None:
         process = self.start(jobs, sleeper, tmp_path)
         process.send_signal(number)
         began = time.monotonic()
@@ -272,10 +305,14 @@ class TestTheDriverEnds:
         assert done.stderr == f"farandole: the job was ended by {number.name}\n"
 
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-    def test_not_by_a_warning_which_goes_to_the_ranks(self, jobs: Marked, number: signal.Signals) -> None:
+    def test_not_by_a_warning_which_goes_to_the_ranks(
+        self, jobs: Marked, number: signal.Signals
+    ) -> None:
         process = jobs.start("run", "-np", "2", PY, "-c", WARNED, str(int(number)))
         assert process.stdout is not None
-        assert {process.stdout.readline() for _ in range(2)} == {f"[{rank}]<stdout>:up\n" for rank in range(2)}
+        assert {process.stdout.readline() for _ in range(2)} == {
+            f"[{rank}]<stdout>:up\n" for rank in range(2)
+        }
         process.send_signal(number)
         done = jobs.finish(process)
         assert (done.returncode, done.stderr) == (0, "")
@@ -288,14 +325,21 @@ class TestTheDriverEnds:
         jobs.finish(process)
         assert time.monotonic() - began < tools.LIMIT
 
-    def test_by_kill_9_with_ranks_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
-        code = f"trap '' TERM; (setsid sleep 1000 &); touch {tmp_path}/$HOROVOD_RANK; while true; do sleep 0.1; done"
+    def test_by_kill_9_with_ranks_that_do_not_want_to_go(
+        self, jobs: Marked, tmp_path: Path
+    ) -> None:
+        code = (
+            f"trap '' TERM; (setsid sleep 1000 &); touch {tmp_path}/$HOROVOD_RANK; while true; do"
+            " sleep 0.1; done"
+        )
         process = jobs.start("run", "-np", "2", "bash", "-c", code)
         assert wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         process.kill()
         jobs.finish(process)
 
-    def test_the_reaper_is_killed_and_then_the_driver(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
+    def test_the_reaper_is_killed_and_then_the_driver(
+        self, jobs: Marked, sleeper: Path, tmp_path: Path
+    ) -> None:
         """Without a reaper the ranks themselves still die with their parent."""
         process = jobs.start("run", "-np", "2", PY, str(sleeper), str(tmp_path))
         pids = set(read_pids(tmp_path, 2).values())
@@ -305,17 +349,25 @@ class TestTheDriverEnds:
         jobs.finish(process)
 
     def test_a_second_interrupt_does_not_wait(self, jobs: Marked, tmp_path: Path) -> None:
-        driver = "import sys; from farandole import cli; from farandole.launch import watch; watch.TERM_GRACE = 1000\n"
-        code = f"trap 'touch {tmp_path}/told' TERM; touch {tmp_path}/begun; while true; do sleep 0.1; done"
-        process = jobs.python("-c", f"{driver}sys.exit(cli.main())", "run", "-np", "1", "bash", "-c", code)
+        driver = (
+            "import sys; from farandole import cli; from farandole.launch import watch;"
+            " watch.TERM_GRACE = 1000\n"
+        )
+        code = (
+            f"trap 'touch {tmp_path}/told' TERM; touch {tmp_path}/begun; while true; do sleep 0.1;"
+            " done"
+        )
+        process = jobs.python(
+            "-c", f"{driver}sys.exit(cli.main())", "run", "-np", "1", "bash", "-c", code
+        )
         for name in ("begun", "told"):
             assert wait_until((tmp_path / name).exists)
             process.send_signal(signal.SIGINT)
         assert jobs.finish(process).returncode == 130
 
 
-# Two processes in sessions of their own that hold the rank's pipes. The second has no parent, and no variables by which
-# it could be known. The argument makes them findable.
+# Two processes in sessions of their own that hold the rank's pipes. The second has no parent, and
+# no variables by which it could be known. The argument makes them findable.
 DAEMONS = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]]
@@ -330,11 +382,15 @@ print("up", flush=True)
 """
 
 
-@pytest.mark.parametrize(("then", "code"), [("pass", 0), ("sys.exit(3)", 3), ("time.sleep(1000)", 130)])
+@pytest.mark.parametrize(
+    ("then", "code"), [("pass", 0), ("sys.exit(3)", 3), ("time.sleep(1000)", 130)]
+)
 def test_nothing_that_left_its_session_outlives_the_job(jobs: Marked, then: str, code: int) -> None:
     process = jobs.start("run", "-np", "2", PY, "-c", DAEMONS + then, jobs.mark)
     assert process.stdout is not None
-    assert {process.stdout.readline() for _ in range(2)} == {f"[{rank}]<stdout>:up\n" for rank in range(2)}
+    assert {process.stdout.readline() for _ in range(2)} == {
+        f"[{rank}]<stdout>:up\n" for rank in range(2)
+    }
     if code == 130:
         process.send_signal(signal.SIGINT)
     began = time.monotonic()
@@ -352,7 +408,10 @@ def command_of(pid: int) -> str:
 
 def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
     """Pipes and sockets of the job do not get their numbers."""
-    command = f"{PY} -m farandole.cli run -np 2 --output-dir {tmp_path} bash -c 'echo one; echo two >&2' >&- 2>&- <&-"
+    command = (
+        f"{PY} -m farandole.cli run -np 2 --output-dir {tmp_path} bash -c 'echo one; echo two >&2'"
+        " >&- 2>&- <&-"
+    )
     done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=200, check=False)
     assert done.returncode == 0
     for rank in range(2):
@@ -363,10 +422,18 @@ def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
 def test_too_few_open_files(jobs: Marked) -> None:
     command = f"ulimit -n 8; exec {PY} -m farandole.cli run -np 2 true"
     done = subprocess.run(
-        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=200, check=False
+        ["bash", "-c", command],
+        env=jobs.env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 2
-    assert "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs" in done.stderr
+    assert (
+        "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs"
+        in done.stderr
+    )
     assert len(done.stderr.splitlines()) == 1
     assert "`ulimit -n 1024`" in done.stderr
 
@@ -376,9 +443,13 @@ def test_a_job_whose_processes_could_not_be_found_does_not_start(jobs: Marked) -
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("namespaces cannot be made here")
     done = subprocess.run(
-        [*alone, PY, "-m", "farandole.cli", "run", "-np", "2", "true"], env=jobs.env, capture_output=True, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
+        [*alone, PY, "-m", "farandole.cli", "run", "-np", "2", "true"],
+        env=jobs.env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("farandole: /proc knows this process by the number ")
 
@@ -394,7 +465,9 @@ def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) ->
     for rank in range(2):
         (tmp_path / f"rank.{rank}").mkdir()
         (tmp_path / f"rank.{rank}" / "stdout").symlink_to("/dev/full")
-    done = jobs.run("run", "-np", "2", "--output-dir", str(tmp_path), "bash", "-c", "echo one; echo two")
+    done = jobs.run(
+        "run", "-np", "2", "--output-dir", str(tmp_path), "bash", "-c", "echo one; echo two"
+    )
     assert done.returncode == 0
     assert done.stdout.count("<stdout>:") == 4
     assert done.stderr.count("No space left on device; the job goes on") == 1
@@ -417,7 +490,9 @@ for _ in range(3):
 
 
 def test_a_status_line_on_a_terminal_only(jobs: Marked, tmp_path: Path) -> None:
-    """The line comes after two seconds, with what rank 0 says of its steps. The ranks end when it has been seen."""
+    """The line comes after two seconds, with what rank 0 says of its steps. The ranks end when it
+    has been seen.
+    """
     import pty
 
     code = """
@@ -433,7 +508,9 @@ while not os.path.exists(sys.argv[1]):
     command = [PY, "-m", "farandole.cli", "run", "-np", "2", PY, "-c", code, str(tmp_path / "seen")]
     steps = re.compile(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left")
     env = {**jobs.env, "TERM": "xterm", "COLUMNS": "160"}
-    with subprocess.Popen(command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True
+    ) as process:
         os.close(side)
         shown = b""
         while True:

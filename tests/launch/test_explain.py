@@ -17,8 +17,15 @@ from farandole.launch.explain import Event, describe, exit_status, explain, with
 from farandole.report.outcome import SILENT, Outcome
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
-VICTIM = Outcome(status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0")
-ERROR = Outcome(status="error", kind="ValueError", message="boom\nmore", traceback="Traceback ...\nValueError: boom")
+VICTIM = Outcome(
+    status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0"
+)
+ERROR = Outcome(
+    status="error",
+    kind="ValueError",
+    message="boom\nmore",
+    traceback="Traceback ...\nValueError: boom",
+)
 
 
 def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +45,16 @@ def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_frames_of_ours_are_not_the_program_s() -> None:
     """Those of every room that a program calls."""
-    rooms = {path.name for path in Path(farandole.__file__).parent.iterdir() if (path / "__init__.py").exists()}
+    rooms = {
+        path.name
+        for path in Path(farandole.__file__).parent.iterdir()
+        if (path / "__init__.py").exists()
+    }
     for room in sorted(rooms - {"cli"}):
-        frames = f'  File "/me/train.py", line 7, in f\n    go()\n  File "/x/farandole/{room}/a.py", line 1, in g\n'
+        frames = (
+            f'  File "/me/train.py", line 7, in f\n    go()\n  File "/x/farandole/{room}/a.py",'
+            " line 1, in g\n"
+        )
         victim = VICTIM._replace(traceback=frames)
         verdict = explain([Event(0, outcome=victim), Event(1, code=0)], HOSTS[:2])
         assert verdict is not None
@@ -52,13 +66,16 @@ def test_hosts_that_fall_silent_together() -> None:
     said = f"its host was lost: {SILENT}"
     events = [
         Event(2, outcome=Outcome(status="error", message=said)),
-        Event(0, outcome=Outcome(status="victim", message=said)), Event(3, outcome=VICTIM),
-    ]  # fmt: skip
+        Event(0, outcome=Outcome(status="victim", message=said)),
+        Event(3, outcome=VICTIM),
+    ]
     verdict = explain(events, ["alpha", "beta", "gamma", "delta"])
     assert verdict is not None
     assert verdict.message.splitlines()[1:] == [
-        "Rank 0 on alpha was lost at the same time: look for what the hosts have in common, such as a switch, or the "
-        "network of the driver's machine.",
+        (
+            "Rank 0 on alpha was lost at the same time: look for what the hosts have in common,"
+            " such as a switch, or the network of the driver's machine."
+        ),
         "Rank 3 failed only in consequence.",
     ]
 
@@ -69,31 +86,43 @@ class TestExplain:
         assert explain([Event(0, code=0), Event(1, outcome=Outcome(status="ok"))], HOSTS) is None
 
     @pytest.mark.parametrize(
-        ("module", "cure"), [("farandole", f"That of this command is {sys.executable}"), ("horovod", "./compat")]
+        ("module", "cure"),
+        [("farandole", f"That of this command is {sys.executable}"), ("horovod", "./compat")],
     )
     def test_a_python_that_lacks_us(self, module: str, cure: str) -> None:
-        """A newcomer's first mistake: the environment of ``farandole`` is not the one of ``python``."""
+        """A newcomer's first mistake: the environment of ``farandole`` is not the one of
+        ``python``.
+        """
         tail = f"Traceback ...\nModuleNotFoundError: No module named '{module}'\n"
         verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], {0: tail, 1: tail})
         assert verdict is not None
-        assert re.search(f"No module named '{module}'\n.*{re.escape(cure)}.*\nRank 1 failed", verdict.message)
-        verdict = explain([Event(0, code=1)], HOSTS[:1], {0: tail.replace(module, f"{module}.nonsense")})
+        assert re.search(
+            f"No module named '{module}'\n.*{re.escape(cure)}.*\nRank 1 failed", verdict.message
+        )
+        verdict = explain(
+            [Event(0, code=1)], HOSTS[:1], {0: tail.replace(module, f"{module}.nonsense")}
+        )
         assert verdict is not None
         assert cure not in verdict.message
 
     def test_an_error(self) -> None:
-        verdict = explain([Event(2, outcome=ERROR), Event(2, code=1), Event(0, outcome=VICTIM)], HOSTS)
+        verdict = explain(
+            [Event(2, outcome=ERROR), Event(2, code=1), Event(0, outcome=VICTIM)], HOSTS
+        )
         assert verdict is not None
         assert (verdict.rank, verdict.patience, verdict.exit_code) == (2, 0.0, 1)
-        assert verdict.message == (
-            "Rank 2 on beta failed: ValueError: boom (exited with code 1)\n"
+        assert (
+            verdict.message == "Rank 2 on beta failed: ValueError: boom (exited with code 1)\n"
             "Traceback ...\nValueError: boom\nRank 0 failed only in consequence."
         )
         assert verdict.traceback == ERROR.traceback
 
     def test_an_error_without_words_and_an_interrupt(self) -> None:
         """Python's exit code for KeyboardInterrupt depends on what was imported meanwhile."""
-        silent = explain([Event(2, outcome=Outcome(status="error", kind="AssertionError")), Event(2, code=1)], HOSTS)
+        silent = explain(
+            [Event(2, outcome=Outcome(status="error", kind="AssertionError")), Event(2, code=1)],
+            HOSTS,
+        )
         assert silent is not None
         assert silent.message == "Rank 2 on beta failed: AssertionError (exited with code 1)"
         outcome = Outcome(status="error", kind="KeyboardInterrupt", traceback="T2")
@@ -105,10 +134,17 @@ class TestExplain:
                 130,
             )
 
-    def test_a_parameter_server_that_is_lost_is_the_cause_before_ranks_that_lose_each_other(self) -> None:
-        text = "parameter server 0 on alpha (process 7) was lost (it did nothing for 61 s), and no replica is left"
+    def test_a_parameter_server_that_is_lost_is_the_cause_before_ranks_that_lose_each_other(
+        self,
+    ) -> None:
+        text = (
+            "parameter server 0 on alpha (process 7) was lost (it did nothing for 61 s), and no"
+            " replica is left"
+        )
         lost = Outcome(status="victim", kind="ServerLostError", message=text, traceback="T1")
-        verdict = explain([Event(0, outcome=VICTIM._replace(lost=-1)), Event(2, outcome=lost)], HOSTS)
+        verdict = explain(
+            [Event(0, outcome=VICTIM._replace(lost=-1)), Event(2, outcome=lost)], HOSTS
+        )
         assert verdict is not None
         assert (verdict.rank, verdict.traceback) == (-1, "T1")
         assert verdict.patience > 0, "the driver may see how it ended"
@@ -118,21 +154,30 @@ class TestExplain:
         verdict = explain([Event(3, outcome=VICTIM), Event(1, code=-9)], HOSTS)
         assert verdict is not None
         assert (verdict.rank, verdict.exit_code) == (1, 137)
-        assert "died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory killer" in verdict.message
+        assert (
+            "died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory killer"
+            in verdict.message
+        )
 
     def test_a_code_and_the_last_lines(self) -> None:
         verdict = explain([Event(0, code=3)], HOSTS, {0: "usage: train.py\nerror: no data\n"})
         assert verdict is not None
         assert verdict.patience > 0, "it may have caught what a victim gets"
-        assert verdict.message.endswith("code 3\nIts last lines on stderr:\nusage: train.py\nerror: no data")
+        assert verdict.message.endswith(
+            "code 3\nIts last lines on stderr:\nusage: train.py\nerror: no data"
+        )
 
     def test_a_victim_that_caught_its_error_and_gave_up(self) -> None:
         """It is no cause; if it went on, it is no victim."""
         caught = Event(0, outcome=VICTIM._replace(status="ok"))
-        verdict = explain([caught, Event(0, code=1), Event(1, code=1)], HOSTS[:2], {1: "ValueError: boom"})
+        verdict = explain(
+            [caught, Event(0, code=1), Event(1, code=1)], HOSTS[:2], {1: "ValueError: boom"}
+        )
         assert verdict is not None
         assert verdict.rank == 1
-        assert verdict.message.endswith("ValueError: boom\nRank 0 had lost another rank before exiting with a code.")
+        assert verdict.message.endswith(
+            "ValueError: boom\nRank 0 had lost another rank before exiting with a code."
+        )
         assert verdict.apart == (0,), "it may have printed more than a victim's traceback"
         verdict = explain([caught, Event(0, code=1), Event(1, code=0)], HOSTS[:2])
         assert verdict is not None
@@ -140,7 +185,9 @@ class TestExplain:
         assert verdict.apart == (0,)
         assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
 
-    @pytest.mark.parametrize("told", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))])
+    @pytest.mark.parametrize(
+        "told", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))]
+    )
     def test_a_code_after_last_lines_that_tell_of_the_loss_of_another(self, told: str) -> None:
         """``traceback.print_exc(); os._exit(1)``: no outcome."""
         tails = {0: f"Traceback ...\n{told}", 1: "ValueError: boom"}
@@ -149,8 +196,9 @@ class TestExplain:
         assert waiting.patience == 3.0
         verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], tails)
         assert verdict is not None
-        assert verdict.message == (
-            "Rank 1 on alpha exited with code 1\nIts last lines on stderr:\nValueError: boom\n"
+        assert (
+            verdict.message
+            == "Rank 1 on alpha exited with code 1\nIts last lines on stderr:\nValueError: boom\n"
             "Rank 0 had lost another rank before exiting with a code."
         )
         assert (verdict.rank, verdict.apart, verdict.patience) == (1, (0,), 0.0)
@@ -190,7 +238,8 @@ class TestExplain:
         verdict = explain([event(0, 7), event(1, 7), event(2, 9), event(3, 9)], HOSTS)
         assert verdict is not None
         assert verdict.message.endswith(
-            "Rank 1 failed in the same way.\nRanks 2-3 failed in the same way, at /me/train.py, line 9: call_9()"
+            "Rank 1 failed in the same way.\nRanks 2-3 failed in the same way, at /me/train.py,"
+            " line 9: call_9()"
         )
         assert (verdict.patience, verdict.apart) == (0.0, ())
 
@@ -208,14 +257,19 @@ class TestExplain:
         assert "(exec, before which hvd.shutdown() leaves the job)" in verdict.message
 
     def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
-        """No cause is to come but what ended with that; unless that rank had lost another one before."""
+        """No cause is to come but what ended with that; unless that rank had lost another one
+        before.
+        """
         gone, bereft = Event(1, code=0), Event(0, outcome=VICTIM)
         also = Event(1, outcome=VICTIM._replace(status="ok", lost=2))
         own = Event(0, outcome=ERROR._replace(lost=1))
         for events, patience in (
-            ([gone, bereft], 1.0), ([gone, own], 1.0), ([also, gone, bereft], 3.0), ([also, gone, own], 3.0),
+            ([gone, bereft], 1.0),
+            ([gone, own], 1.0),
+            ([also, gone, bereft], 3.0),
+            ([also, gone, own], 3.0),
             ([also, gone, bereft, Event(2, code=0)], 1.0),
-        ):  # fmt: skip
+        ):
             verdict = explain(events, HOSTS)
             assert verdict is not None
             assert verdict.patience == patience
@@ -223,11 +277,18 @@ class TestExplain:
     def test_a_rank_that_finished_early(self) -> None:
         shut = Outcome(status="victim", kind="ShutDownError", message="Horovod has been shut down.")
         events = [Event(1, outcome=Outcome(status="ok")), Event(1, code=0)]
-        events += [event for rank in (0, 2, 3) for event in (Event(rank, outcome=shut), Event(rank, code=1))]
+        events += [
+            event
+            for rank in (0, 2, 3)
+            for event in (Event(rank, outcome=shut), Event(rank, code=1))
+        ]
         verdict = explain(events, HOSTS)
         assert verdict is not None
         assert (verdict.rank, verdict.exit_code, verdict.patience) == (1, 1, 0.0)
-        assert "Rank 1 on alpha finished (exit code 0) while ranks 0, 2-3 still waited" in verdict.message
+        assert (
+            "Rank 1 on alpha finished (exit code 0) while ranks 0, 2-3 still waited"
+            in verdict.message
+        )
 
     def test_a_rank_that_is_about_to_finish(self) -> None:
         """It has said goodbye; its process takes its time."""
@@ -236,8 +297,9 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == 0
         assert verdict.message.startswith(
-            "Rank 0 on alpha called shutdown() or came to its end while rank 1 still waited for an exchange with it: "
-            "every rank must make the same calls (the same number of batches, for instance"
+            "Rank 0 on alpha called shutdown() or came to its end while rank 1 still waited for an"
+            " exchange with it: every rank must make the same calls (the same number of batches,"
+            " for instance"
         )
 
     def test_only_victims(self) -> None:
@@ -245,35 +307,50 @@ class TestExplain:
         verdict = explain(events, HOSTS[:2])
         assert verdict is not None
         assert verdict.rank == -1
-        assert verdict.message.startswith("Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went")
+        assert verdict.message.startswith(
+            "Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went"
+        )
 
     def test_a_connection_that_was_cut_between_two_hosts_is_named(self) -> None:
         """Of ranks of one host that lost each other, nobody knows why."""
         order = ((2, 0), (0, 2), (1, 2))
         lost = [
-            Outcome("victim", "PeerLostError", f"rank {other} {PeerLostError.BROKE}", lost=other) for _, other in order
+            Outcome("victim", "PeerLostError", f"rank {other} {PeerLostError.BROKE}", lost=other)
+            for _, other in order
         ]
-        events = [Event(rank, outcome=outcome) for (rank, _), outcome in zip(order, lost, strict=True)]
+        events = [
+            Event(rank, outcome=outcome) for (rank, _), outcome in zip(order, lost, strict=True)
+        ]
         verdict = explain(events, ["a", "a", "b"])
         assert verdict is not None
         assert verdict.rank == -1
         assert verdict.message.startswith(
-            "The connection between b and a was cut: rank 2 and rank 0 reach the driver, but have lost each other. "
-            "Firewalls and routers do that.\nRank 2"
+            "The connection between b and a was cut: rank 2 and rank 0 reach the driver, but have"
+            " lost each other. Firewalls and routers do that.\nRank 2"
         )
         verdict = explain(events, ["a", "a", "a"])
         assert verdict is not None
         assert verdict.message.startswith("Ranks 0-2 lost each other, and no cause was seen.\n")
 
     def test_a_network_that_parts_two_hosts_is_named(self) -> None:
-        silent = Outcome(status="victim", kind="PeerLostError", lost=2, message=f"rank 2 {PeerLostError.SILENT}")
-        broke = Outcome(status="victim", kind="PeerLostError", lost=0, message="rank 0 was lost: its connection broke")
+        silent = Outcome(
+            status="victim", kind="PeerLostError", lost=2, message=f"rank 2 {PeerLostError.SILENT}"
+        )
+        broke = Outcome(
+            status="victim",
+            kind="PeerLostError",
+            lost=0,
+            message="rank 0 was lost: its connection broke",
+        )
         order = ((0, silent), (1, broke), (2, broke), (3, broke))
-        verdict = explain([Event(rank, outcome=outcome) for rank, outcome in order], ["a", "a", "b", "b"])
+        verdict = explain(
+            [Event(rank, outcome=outcome) for rank, outcome in order], ["a", "a", "b", "b"]
+        )
         assert verdict is not None
         assert verdict.rank == -1
         assert verdict.message.startswith(
-            "The network between a and b was lost: rank 0 and rank 2 reach the driver, but not each other.\nRank 0"
+            "The network between a and b was lost: rank 0 and rank 2 reach the driver, but not each"
+            " other.\nRank 0"
         )
 
     def test_one_victim_alone(self) -> None:
@@ -288,11 +365,11 @@ class TestExplain:
 
     def test_the_place_in_the_users_program_stands_for_a_victims_traceback(self) -> None:
         trace = (
-            "Traceback (most recent call last):\n"
-            '  File "/home/me/train.py", line 9, in main\n    loss.backward()\n    ^^^^\n'
-            '  File "/env/lib/python3.12/site-packages/torch/_tensor.py", line 3, in backward\n    x()\n'
-            '  File "/src/farandole/engine/engine.py", line 1, in run\n    wait()\n'
-            "farandole.errors.ShutDownError: Horovod ...\n"
+            'Traceback (most recent call last):\n  File "/home/me/train.py", line 9, in main\n   '
+            " loss.backward()\n    ^^^^\n  File"
+            ' "/env/lib/python3.12/site-packages/torch/_tensor.py", line 3, in backward\n    x()\n '
+            ' File "/src/farandole/engine/engine.py", line 1, in run\n   '
+            " wait()\nfarandole.errors.ShutDownError: Horovod ...\n"
         )
         error = ShutDownError("(Rank 1 ended while rank 0 waited for allreduce.x.)")
         shut = Outcome(status="victim", kind="ShutDownError", message=str(error), traceback=trace)
@@ -310,9 +387,10 @@ class TestExplain:
         verdict = explain(events, HOSTS, activity={1: "process 7 (x) waits", 0: "?"})
         assert verdict is not None
         assert (verdict.rank, verdict.patience) == (1, 0.0)
-        assert verdict.message == (
-            f"R{late.message[1:]}\nRank 1 on alpha: process 7 (x) waits\nRank 2 on beta: has ended (exit code 0)\n"
-            "Ranks 0, 3 waited in vain."
+        assert (
+            verdict.message
+            == f"R{late.message[1:]}\nRank 1 on alpha: process 7 (x) waits\nRank 2 on beta: has"
+            " ended (exit code 0)\nRanks 0, 3 waited in vain."
         )
 
     def test_sys_exit_after_catching_a_lost_peer_is_not_the_cause(self) -> None:
@@ -330,21 +408,30 @@ class Story(NamedTuple):
 
 
 def story(rng: random.Random) -> Story:
-    """A job in which one rank fails and some others in consequence, its events seen in any order."""
+    """A job in which one rank fails and some others in consequence, its events seen in any
+    order.
+    """
     size = rng.randint(1, 9)
     cause = rng.randrange(size)
-    cause_events = rng.choice([
-        [Event(cause, outcome=ERROR), Event(cause, code=1)],
-        [Event(cause, outcome=ERROR)],
-        [Event(cause, code=-rng.choice([4, 6, 7, 8, 9, 11, 15]))],
-        [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=-11)],
-        [Event(cause, code=rng.choice([1, 2, 137, 255]))],
-        [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=3)],
-    ])  # fmt: skip
+    cause_events = rng.choice(
+        [
+            [Event(cause, outcome=ERROR), Event(cause, code=1)],
+            [Event(cause, outcome=ERROR)],
+            [Event(cause, code=-rng.choice([4, 6, 7, 8, 9, 11, 15]))],
+            [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=-11)],
+            [Event(cause, code=rng.choice([1, 2, 137, 255]))],
+            [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=3)],
+        ]
+    )
     victims = {rank for rank in range(size) if rank != cause and rng.random() < 0.7}
     per_rank = {cause: cause_events}
     for rank in victims:
-        lost = Outcome(status="victim", kind="PeerLostError", message="gone", lost=rng.choice([cause, *victims]))
+        lost = Outcome(
+            status="victim",
+            kind="PeerLostError",
+            message="gone",
+            lost=rng.choice([cause, *victims]),
+        )
         ends = [[], [Event(rank, code=1)], [Event(rank, code=-6)], [Event(rank, code=0)]]
         per_rank[rank] = [Event(rank, outcome=lost), *rng.choice(ends)]
     events: list[Event] = []
@@ -371,11 +458,14 @@ def test_victims_are_never_blamed(seed: int) -> None:
                 assert verdict.rank not in {
                     e.rank for e in told.events[:length] if e.outcome and e.rank in told.victims
                 }
-                assert verdict.rank == told.cause or verdict.patience > 0, "a wrong cause must not be certain"
+                assert verdict.rank == told.cause or verdict.patience > 0, (
+                    "a wrong cause must not be certain"
+                )
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(1, 1), (7, 7), (255, 255), (-9, 137), (-15, 143), (-2, 130), (0, 1), (None, 1)]
+    ("code", "status"),
+    [(1, 1), (7, 7), (255, 255), (-9, 137), (-15, 143), (-2, 130), (0, 1), (None, 1)],
 )
 def test_exit_status(code: int | None, status: int) -> None:
     assert exit_status(code) == status
@@ -388,7 +478,8 @@ def test_codes_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "SIGKILL" in describe(137)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 3600))
     assert describe(-9).endswith(
-        "killer, or because it used up the 3600 seconds of processor time that it may have (`ulimit -t`)"
+        "killer, or because it used up the 3600 seconds of processor time that it may have (`ulimit"
+        " -t`)"
     )
     assert "a shell says so" in describe(137)
     assert describe(-signal.SIGALRM).endswith(

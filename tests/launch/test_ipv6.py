@@ -68,14 +68,25 @@ def places(out: str) -> list[list[object]]:
     return [json.loads(line.partition(">:")[2])[:3] for line in sorted(out.splitlines())]
 
 
-TWO_AND_ONE = [["a", [0, 3, 0, 2, 0, 2], 6.0], ["a", [1, 3, 1, 2, 0, 1], 6.0], ["b", [2, 3, 0, 1, 1, 2], 6.0]]
+TWO_AND_ONE = [
+    ["a", [0, 3, 0, 2, 0, 2], 6.0],
+    ["a", [1, 3, 1, 2, 0, 1], 6.0],
+    ["b", [2, 3, 0, 1, 1, 2], 6.0],
+]
 
 
-@pytest.mark.parametrize(("listed", "more"), [("[fd99::1]:2,root@[fd99::2]:1", []), ("a:2,b:1", ["--tls"])])
+@pytest.mark.parametrize(
+    ("listed", "more"), [("[fd99::1]:2,root@[fd99::2]:1", []), ("a:2,b:1", ["--tls"])]
+)
 def test_a_job_by_ssh(two: Hosts, listed: str, more: list[str]) -> None:
-    status, out, err = run(two, "run", "-np", "3", "-H", listed, *more, sys.executable, "-c", REDUCE)
+    status, out, err = run(
+        two, "run", "-np", "3", "-H", listed, *more, sys.executable, "-c", REDUCE
+    )
     encrypted = ", encrypted (--tls)" if more else ""
-    assert (status, err) == (0, f"farandole: 3 ranks on {listed.replace(',', ', ')}, by ssh{encrypted}\n")
+    assert (status, err) == (
+        0,
+        f"farandole: 3 ranks on {listed.replace(',', ', ')}, by ssh{encrypted}\n",
+    )
     assert places(out) == TWO_AND_ONE
 
 
@@ -93,7 +104,9 @@ def test_the_hosts_are_checked_and_measured(two: Hosts) -> None:
     found = json.loads(out)
     assert found["hosts"].keys() == {"fd99::1", "fd99::2"}
     assert found["pairs"]["fd99::1 fd99::2"]["address"] == "fd99::1"
-    status, out, err = run(two, "hosts", "-H", "[fd99::1]:2,[fd99::2]:1,[fd99::3]:1", options="-o ConnectTimeout=1")
+    status, out, err = run(
+        two, "hosts", "-H", "[fd99::1]:2,[fd99::2]:1,[fd99::3]:1", options="-o ConnectTimeout=1"
+    )
     assert (status, out) == (1, "")
     assert re.search(r"\n  fd99::3: it does not answer on port 22 \(", err)
 
@@ -102,12 +115,21 @@ def test_parameter_servers_and_ranks_that_average_in_the_background(two: Hosts) 
     words = ("run", "-np", "2", "-H", "a:1,b:1")
     servers = ("--servers", "2", "--replicas", "2", "--strategy", "ps_async")
     status, out, err = run(two, *words, *servers, sys.executable, "-c", PROGRAM, "30")
-    assert (status, sorted(out.splitlines())) == (0, ["[0]<stdout>:60.0 60.0", "[1]<stdout>:60.0 60.0"]), err
+    assert (status, sorted(out.splitlines())) == (
+        0,
+        ["[0]<stdout>:60.0 60.0", "[1]<stdout>:60.0 60.0"],
+    ), err
     alone = PROGRAM.replace("step == 5", "0")  # on the driver's host; nobody ends it
     status, out, err = run(two, *words, "--strategy", "ps_async", sys.executable, "-c", alone, "30")
-    assert (status, sorted(out.splitlines())) == (0, ["[0]<stdout>:60.0 60.0", "[1]<stdout>:60.0 60.0"]), err
+    assert (status, sorted(out.splitlines())) == (
+        0,
+        ["[0]<stdout>:60.0 60.0", "[1]<stdout>:60.0 60.0"],
+    ), err
     status, out, err = run(two, *words, sys.executable, "-c", PEERS)
-    assert (status, sorted(out.splitlines())) == (0, ["[0]<stdout>:[1.5, 1.5]", "[1]<stdout>:[1.5, 1.5]"]), err
+    assert (status, sorted(out.splitlines())) == (
+        0,
+        ["[0]<stdout>:[1.5, 1.5]", "[1]<stdout>:[1.5, 1.5]"],
+    ), err
 
 
 class TestMpirun(tools.TwoHosts):
@@ -128,14 +150,28 @@ def test_torchrun_starts_both_kinds_of_calls_again(two: Hosts, tmp_path: Path) -
     """With its own store for all hosts, whose address is one of IPv6, too."""
     pytest.importorskip("torch")
     (tmp_path / "both.py").write_text(TORCH)
-    clean = {name: text for name, text in os.environ.items() if not name.startswith((*tools.OURS, "TORCHELASTIC"))}
+    clean = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith((*tools.OURS, "TORCHELASTIC"))
+    }
     env = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
     words = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1",
-        "--rdzv-backend=c10d", "--rdzv-endpoint=[fd99::1]:29511", "--rdzv-id=7", str(tmp_path / "both.py"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--max-restarts=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=[fd99::1]:29511",
+        "--rdzv-id=7",
+        str(tmp_path / "both.py"),
+    ]
     agents = [
-        subprocess.Popen(host.command(*words), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            host.command(*words), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for host in two
     ]
     said = [agent.communicate(timeout=200) for agent in agents]
@@ -144,11 +180,24 @@ def test_torchrun_starts_both_kinds_of_calls_again(two: Hosts, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("lost", "taken"), [(4, "fd99::/64"), (6, "10.99.0.0/24")])
-def test_hosts_with_both_kinds_of_addresses_one_of_which_leads_nowhere(lost: int, taken: str) -> None:
+def test_hosts_with_both_kinds_of_addresses_one_of_which_leads_nowhere(
+    lost: int, taken: str
+) -> None:
     with hosts(2, families=(10 - lost, lost)) as made:
         for host, other in ((made[0], 1), (made[1], 0)):
             host.lose(dataclasses.replace(made[other], address=address_of(other, lost)))
-        words = ("run", "-np", "3", "-H", "a:2,b:1", "--log-level", "info", sys.executable, "-c", REDUCE)
+        words = (
+            "run",
+            "-np",
+            "3",
+            "-H",
+            "a:2,b:1",
+            "--log-level",
+            "info",
+            sys.executable,
+            "-c",
+            REDUCE,
+        )
         status, out, err = run(made, *words, options="-o ConnectTimeout=5")
         assert (status, places(out)) == (0, TWO_AND_ONE), err
         assert f"TCP to the other hosts goes over {taken} (of 10.99.0.1/24, fd99::1/64)" in err

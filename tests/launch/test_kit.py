@@ -28,7 +28,8 @@ class TestLocal(LauncherKit):
 
 
 @pytest.mark.skipif(
-    not Path(sys.executable).with_name("mpirun").exists(), reason="no mpirun is installed beside this Python"
+    not Path(sys.executable).with_name("mpirun").exists(),
+    reason="no mpirun is installed beside this Python",
 )
 class TestMpi(LauncherKit):
     options: ClassVar = {"launcher": "mpi"}
@@ -71,9 +72,14 @@ class TestSlurm(LauncherKit):
         def drive(driver: Path, env: Mapping[str, str]) -> str:
             batch, out = driver.with_name("batch.sh"), driver.with_name("out")
             command = shlex.join([sys.executable, str(driver)])
-            batch.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --time=5\n{command}\necho ended $?\n")
+            batch.write_text(
+                f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --time=5\n{command}\necho"
+                " ended $?\n"
+            )
             slurm_cluster.run(["sbatch", "--output", str(out), str(batch)], **env)
-            assert wait_until(lambda: out.exists() and "ended " in out.read_text(), 150), "the job does not end"
+            assert wait_until(lambda: out.exists() and "ended " in out.read_text(), 150), (
+                "the job does not end"
+            )
             assert out.read_text().endswith("ended 0\n"), out.read_text()
             return out.read_text()
 
@@ -81,6 +87,10 @@ class TestSlurm(LauncherKit):
 
 
 def test_the_kit_runs_every_launcher_that_there_is() -> None:
-    kits = [each for each in globals().values() if isinstance(each, type) and issubclass(each, LauncherKit)]
+    kits = [
+        each
+        for each in globals().values()
+        if isinstance(each, type) and issubclass(each, LauncherKit)
+    ]
     here = [kit.__name__.removeprefix("Test").lower() for kit in kits if kit is not LauncherKit]
     assert sorted([*here, "spark"]) == sorted(registry.names("launcher"))

@@ -37,15 +37,24 @@ def end(workers: list[LocalWorker]) -> None:
 
 def test_a_rank_knows_who_it_is(jobs: Marked) -> None:
     workers = start(
-        jobs, 3, "echo $FARANDOLE_RANK $FARANDOLE_LOCAL_RANK; echo $FARANDOLE_STORE >&2", "localhost:1,127.0.0.1:2"
+        jobs,
+        3,
+        "echo $FARANDOLE_RANK $FARANDOLE_LOCAL_RANK; echo $FARANDOLE_STORE >&2",
+        "localhost:1,127.0.0.1:2",
     )
     try:
         assert wait_until(lambda: all(worker.poll() == 0 for worker in workers))
-        assert [os.read(w.stdout, 100) for w in workers if w.stdout] == [b"0 0\n", b"1 0\n", b"2 1\n"]
+        assert [os.read(w.stdout, 100) for w in workers if w.stdout] == [
+            b"0 0\n",
+            b"1 0\n",
+            b"2 1\n",
+        ]
         assert all(b"127.0.0.1:" in os.read(w.stderr, 100) for w in workers if w.stderr)
     finally:
         end(workers)
-    assert Local().surroundings({"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}) == Placement(rank=2, local_rank=1)
+    assert Local().surroundings({"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}) == Placement(
+        rank=2, local_rank=1
+    )
     assert Local().surroundings({"RANK": "2"}) is None
 
 
@@ -63,11 +72,20 @@ def test_our_own_settings_do_not_leak_in(jobs: Marked, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "stays"),
     [
-        ("OMPI_COMM_WORLD_RANK", False), ("PMIX_RANK", False), ("PMI_FD", False), ("HYDI_CONTROL_FD", False),
-        ("MPI_LOCALRANKID", False), ("SLURM_PROCID", False), ("SLURM_NTASKS", False), ("SLURM_STEP_ID", False),
-        ("OMPI_MCA_btl", True), ("OMPI_ALLOW_RUN_AS_ROOT", True), ("SLURM_JOB_ID", True), ("SLURM_CPUS_ON_NODE", True),
+        ("OMPI_COMM_WORLD_RANK", False),
+        ("PMIX_RANK", False),
+        ("PMI_FD", False),
+        ("HYDI_CONTROL_FD", False),
+        ("MPI_LOCALRANKID", False),
+        ("SLURM_PROCID", False),
+        ("SLURM_NTASKS", False),
+        ("SLURM_STEP_ID", False),
+        ("OMPI_MCA_btl", True),
+        ("OMPI_ALLOW_RUN_AS_ROOT", True),
+        ("SLURM_JOB_ID", True),
+        ("SLURM_CPUS_ON_NODE", True),
     ],
-)  # fmt: skip
+)
 def test_a_rank_is_no_process_of_an_outer_mpirun_or_step(
     name: str, stays: bool, jobs: Marked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +119,11 @@ def test_what_a_rank_leaves_running_is_still_alive_and_can_be_ended(jobs: Marked
 
 def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
     """A second SIGTERM would interrupt what their handlers do."""
-    workers = start(jobs, 2, "trap 'echo asked' TERM; echo up; while [ ! -e /proc/self/none ]; do sleep 0.05; done")
+    workers = start(
+        jobs,
+        2,
+        "trap 'echo asked' TERM; echo up; while [ ! -e /proc/self/none ]; do sleep 0.05; done",
+    )
     try:
         assert wait_until(lambda: all(os.read(w.stdout or 0, 3) == b"up\n" for w in workers))
         for worker in (*workers, *workers):
@@ -130,7 +152,10 @@ def test_one_that_ignores_being_asked(jobs: Marked) -> None:
 
 
 # Processes that leave their rank's session, its parents, and its environment.
-RUNAWAYS = "(setsid sleep 1000 &) ; setsid env -i sleep 1000 & setsid bash -c \"trap '' TERM; echo up; sleep 1000\" & "
+RUNAWAYS = (
+    "(setsid sleep 1000 &) ; setsid env -i sleep 1000 & setsid bash -c \"trap '' TERM; echo up;"
+    ' sleep 1000" & '
+)
 
 
 @pytest.mark.parametrize("then", ["sleep 1000", "exit 0"])
@@ -142,7 +167,9 @@ def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
         assert wait_until(lambda: len(tree()) >= 6)  # three sleeps of each rank
         for worker in workers:
             worker.terminate()
-        assert not wait_until(lambda: not any(worker.alive() for worker in workers), 0.3), "some do not listen"
+        assert not wait_until(lambda: not any(worker.alive() for worker in workers), 0.3), (
+            "some do not listen"
+        )
         left = tree()
     finally:
         end(workers)
@@ -205,7 +232,9 @@ def test_a_signal_goes_to_the_rank_alone(jobs: Marked) -> None:
 
 @pytest.mark.parametrize("ignores", ["", "trap '' TERM;"])
 def test_what_hides_does_not_outlive_a_reaper_that_was_killed(jobs: Marked, ignores: str) -> None:
-    (worker,) = workers = start(jobs, 1, f"setsid env -i bash -c '{ignores} echo up; sleep 1000' & sleep 1000")
+    (worker,) = workers = start(
+        jobs, 1, f"setsid env -i bash -c '{ignores} echo up; sleep 1000' & sleep 1000"
+    )
     try:
         assert os.read(worker.stdout or 0, 10) == b"up\n"
         tree = children_of(worker)()
@@ -218,7 +247,9 @@ def test_what_hides_does_not_outlive_a_reaper_that_was_killed(jobs: Marked, igno
 
 
 def test_other_hosts_are_not_ours() -> None:
-    with pytest.raises(SettingsError, match="starts processes on this machine only, and 'elsewhere' is not a name"):
+    with pytest.raises(
+        SettingsError, match="starts processes on this machine only, and 'elsewhere' is not a name"
+    ):
         Local().allocate(Request(2, hosts="elsewhere:2"))
 
 
@@ -238,11 +269,15 @@ def test_a_variable_without_a_name_is_left_out(jobs: Marked) -> None:
 
 
 def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
-    """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is too long."""
+    """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is
+    too long.
+    """
     before = opened()
     slots = plan(None, 2)
     monster = slots[1]._replace(local_rank="x" * (1 << 18))  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"):
+    with pytest.raises(
+        SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"
+    ):
         start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
     assert opened() <= before
     assert wait_until(lambda: not jobs.left())
@@ -250,7 +285,10 @@ def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
 
 def test_a_reaper_that_may_not_fork_says_so(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
     full = "def full(): raise BlockingIOError(11, 'no more')"
-    start = f"import os, sys; sys.path.append(sys.argv[1]); import reaper\n{full}\nos.fork = full\nreaper.main()"
+    start = (
+        f"import os, sys; sys.path.append(sys.argv[1]); import reaper\n{full}\nos.fork ="
+        " full\nreaper.main()"
+    )
     monkeypatch.setattr(processes, "REAPER", start)
     text = r"2 ranks could not be started, only 0: .*Resource temporarily unavailable.*pids.max"
     with pytest.raises(SettingsError, match=text):
@@ -274,13 +312,16 @@ time.sleep(1000)
         return process
 
     def test_ends_all_when_the_driver_is_killed(self, jobs: Marked) -> None:
-        process = self.start(jobs, "(setsid sleep 1000 &) ; trap '' TERM; echo up; while sleep 0.1; do :; done")
+        process = self.start(
+            jobs, "(setsid sleep 1000 &) ; trap '' TERM; echo up; while sleep 0.1; do :; done"
+        )
         process.kill()
         jobs.finish(process)
 
     def test_signals_only_what_it_has_seen(self, jobs: Marked) -> None:
         process = jobs.python("-c", "import time; time.sleep(1000)")
         seen = reaper.processes()[process.pid]
-        reaper.send(process.pid, (seen[0], seen[1] - 1), signal.SIGKILL)  # its number was another one's before
+        # its number was another one's before
+        reaper.send(process.pid, (seen[0], seen[1] - 1), signal.SIGKILL)
         reaper.send(process.pid, seen, signal.SIGTERM)
         assert jobs.finish(process).returncode == -signal.SIGTERM

@@ -19,9 +19,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def make(size: int = 2, directory: Path | None = None, **options: bool) -> tuple[Streams, io.StringIO, io.StringIO]:
+def make(
+    size: int = 2, directory: Path | None = None, **options: bool
+) -> tuple[Streams, io.StringIO, io.StringIO]:
     out, err = io.StringIO(), io.StringIO()
-    return Streams(size, out, err, directory=str(directory) if directory else None, **options), out, err
+    return (
+        Streams(size, out, err, directory=str(directory) if directory else None, **options),
+        out,
+        err,
+    )
 
 
 def test_lines_are_prefixed() -> None:
@@ -71,10 +77,17 @@ def test_progress_bars_of_two_ranks_do_not_overwrite_each_other() -> None:
     streams.feed(0, "stderr", b"40%\r")
     streams.close()
     lines = err.getvalue().split("\n")
-    assert lines == ["[0]<stderr>:10%\r[0]<stderr>:20%\r", "[1]<stderr>:30%\r", "[0]<stderr>:40%\r", ""]
+    assert lines == [
+        "[0]<stderr>:10%\r[0]<stderr>:20%\r",
+        "[1]<stderr>:30%\r",
+        "[0]<stderr>:40%\r",
+        "",
+    ]
 
 
-@pytest.mark.parametrize("pieces", [[b"a\r\nb\r\n"], [b"a\r", b"\nb\r\n"], [b"a", b"\r\nb", b"\r", b"\n"]])
+@pytest.mark.parametrize(
+    "pieces", [[b"a\r\nb\r\n"], [b"a\r", b"\nb\r\n"], [b"a", b"\r\nb", b"\r", b"\n"]]
+)
 def test_lines_that_end_as_on_windows(pieces: list[bytes]) -> None:
     streams, out, _ = make()
     for piece in pieces:
@@ -113,7 +126,9 @@ def test_a_time_stamp_in_front() -> None:
     assert rest == "<stdout>:x\n"
 
 
-TRACEBACK = b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom\n'
+TRACEBACK = (
+    b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom\n'
+)
 
 
 GROUP = b"""  + Exception Group Traceback (most recent call last):
@@ -144,7 +159,9 @@ class TestTracebacks:
         streams.feed(0, "stderr", b"goes on\n")
         assert "ValueError: boom\n[0]<stderr>:goes on\n" in err.getvalue()
 
-    def test_one_of_a_failed_rank_waits_for_the_verdict(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_a_failed_rank_waits_for_the_verdict(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(output, "HOLD", 0.0)
         streams, _, err = make()
         streams.ending.add(0)
@@ -168,8 +185,13 @@ class TestTracebacks:
 
 def test_the_last_lines() -> None:
     streams, _, _ = make()
-    streams.feed(1, "stderr", b"".join(b"line %d\n" % number for number in range(100)) + b"10%\r90%\nend\n")
-    assert streams.tails()[1].split("\n") == [f"line {number}" for number in range(82, 100)] + ["90%", "end"]
+    streams.feed(
+        1, "stderr", b"".join(b"line %d\n" % number for number in range(100)) + b"10%\r90%\nend\n"
+    )
+    assert streams.tails()[1].split("\n") == [f"line {number}" for number in range(82, 100)] + [
+        "90%",
+        "end",
+    ]
 
 
 class TestFiles:
@@ -222,7 +244,9 @@ class TestFiles:
         streams.close()
         assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"x\n"
 
-    def test_a_full_disk_costs_one_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_full_disk_costs_one_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         for rank in range(2):
             (tmp_path / f"rank.{rank}").mkdir()
             (tmp_path / f"rank.{rank}" / "stdout").symlink_to("/dev/full")

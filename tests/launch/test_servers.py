@@ -54,18 +54,35 @@ def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
     assert "no replica of it is left" in lost.message
     early = verdict({3: -9}, 2, {}, hosts, {0, 1, 2})
     assert early is not None
-    assert early.message.startswith("Parameter server 1, replica 1, on b died of signal 9 (SIGKILL)")
+    assert early.message.startswith(
+        "Parameter server 1, replica 1, on b died of signal 9 (SIGKILL)"
+    )
     assert "start the job again" in early.message
     assert (name(3, 2), name(2, 2)) == ("parameter server 1, replica 1,", "parameter server 1")
     assert running([], {}) == ""
 
 
 @pytest.mark.slow
-def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(jobs: Marked, tmp_path: Path) -> None:
+def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(
+    jobs: Marked, tmp_path: Path
+) -> None:
     done = jobs.run(
-        "run", "-np", "2", "--servers", "2", "--replicas", "2", "--strategy", "ps_async", "--output-dir",
-        str(tmp_path), PY, "-c", PROGRAM, "30",
-    )  # fmt: skip
+        "run",
+        "-np",
+        "2",
+        "--servers",
+        "2",
+        "--replicas",
+        "2",
+        "--strategy",
+        "ps_async",
+        "--output-dir",
+        str(tmp_path),
+        PY,
+        "-c",
+        PROGRAM,
+        "30",
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:60.0 60.0" for rank in range(2)]
     assert "parameter server 0 on " in done.stderr
@@ -78,12 +95,17 @@ def test_a_replica_that_is_killed_is_told_by_its_server(jobs: Marked) -> None:
     flags = ("--replicas", "2", "--strategy", "ps_async", "--log-without-timestamp")
     done = jobs.run("run", "-np", "2", *flags, PY, "-c", PROGRAM, "30", "1")
     assert done.returncode == 0, done.stderr
-    assert "[server 0]<stderr>:[W farandole server 0] a replica of a parameter server was lost" in done.stderr
+    assert (
+        "[server 0]<stderr>:[W farandole server 0] a replica of a parameter server was lost"
+        in done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
-    done = jobs.run("run", "-np", "2", "--tls", "--strategy", "ssp:3", PY, "-c", PROGRAM, "100000000")
+    done = jobs.run(
+        "run", "-np", "2", "--tls", "--strategy", "ssp:3", PY, "-c", PROGRAM, "100000000"
+    )
     assert done.returncode == 128 + signal.SIGKILL
     assert "farandole: Parameter server 0 on " in done.stderr
     assert "died of signal 9 (SIGKILL)" in done.stderr
@@ -95,9 +117,13 @@ def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
     jobs: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks waited for its address until the start timeout, and said that it may be slow."""
-    (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('FARANDOLE_SERVER') == '1': os._exit(3)\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif os.environ.get('FARANDOLE_SERVER') == '1': os._exit(3)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    done = jobs.run("run", "-np", "2", "--replicas", "2", "--strategy", "ps", PY, "-c", PROGRAM, "30")
+    done = jobs.run(
+        "run", "-np", "2", "--replicas", "2", "--strategy", "ps", PY, "-c", PROGRAM, "30"
+    )
     assert done.returncode == 3
     assert "farandole: Parameter server 0, replica 1, on " in done.stderr
     assert "start the job again" in done.stderr

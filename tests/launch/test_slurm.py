@@ -43,12 +43,18 @@ hvd.allreduce(np.ones(2, np.float32))
 
 
 @pytest.mark.slow
-def test_a_batch_script_whose_ranks_are_warned_before_the_end(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
+def test_a_batch_script_whose_ranks_are_warned_before_the_end(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
     program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
     program.write_text(PROGRAM)
     batch.write_text(BATCH.format(python=sys.executable, program=program))
-    number = slurm_cluster.run(["sbatch", "--parsable", "--output", str(out), str(batch)]).stdout.strip()
-    assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 150), out.read_text()
+    number = slurm_cluster.run(
+        ["sbatch", "--parsable", "--output", str(out), str(batch)]
+    ).stdout.strip()
+    assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 150), (
+        out.read_text()
+    )
     said = out.read_text()
     for line in (
         f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}, encrypted (--tls)",
@@ -63,7 +69,9 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(slurm_cluster: kit
 
 
 @pytest.mark.slow
-def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
+def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     for block in blocks(ROOT / "docs" / "launching.md"):
         for word in block.words:
@@ -71,7 +79,13 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: 
                 (tmp_path / word.removeprefix("save=")).write_text(block.text)
     path = os.pathsep.join([str(Path(sys.executable).parent), kit.PATH])
     own = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
-    submit = ["sbatch", "--parsable", f"--chdir={tmp_path}", "--output=out", str(tmp_path / "train.sbatch")]
+    submit = [
+        "sbatch",
+        "--parsable",
+        f"--chdir={tmp_path}",
+        "--output=out",
+        str(tmp_path / "train.sbatch"),
+    ]
     job = slurm_cluster.run(submit, **own).stdout.strip()
 
     def turns() -> list[int]:
@@ -85,11 +99,15 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: 
     assert told.returncode == 0, told.stderr
 
     def waits() -> bool:
-        """Slurm lets a job wait for two minutes before its next turn, the end of the first included."""
+        """Slurm lets a job wait for two minutes before its next turn, the end of the first
+        included.
+        """
         state = slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout
         return state == "PENDING\n" or len(turns()) == 2
 
-    assert wait_until(waits, 150), out.read_text() + slurm_cluster.run(["scontrol", "show", "job", job]).stdout
+    assert wait_until(waits, 150), (
+        out.read_text() + slurm_cluster.run(["scontrol", "show", "job", job]).stdout
+    )
     slurm_cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert wait_until(lambda: len(turns()) == 2, 150), out.read_text()
     slurm_cluster.run(["scancel", job])
@@ -108,14 +126,20 @@ class TestRoom:
     def test_or_as_cpus_for_them(self) -> None:
         assert slurm.room(self.NODES, 3) == [("n1", 1), ("n2", 1), ("n3", 1)]
         assert slurm.room(self.NODES, 4) == [("n1", 8), ("n2", 8), ("n3", 4)]
-        assert slurm.room({**self.NODES, "SLURM_CPUS_PER_TASK": "4"}, 4) == [("n1", 2), ("n2", 2), ("n3", 1)]
+        assert slurm.room({**self.NODES, "SLURM_CPUS_PER_TASK": "4"}, 4) == [
+            ("n1", 2),
+            ("n2", 2),
+            ("n3", 1),
+        ]
 
 
 def test_an_allocation_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """``salloc -n 1 : -n 2``: its shell has no list of nodes, but one of each part."""
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.setenv("SLURM_HET_SIZE", "3")
-    with pytest.raises(SettingsError, match=r"has 3 \(SLURM_HET_SIZE\): srun --het-group=0-2 python"):
+    with pytest.raises(
+        SettingsError, match=r"has 3 \(SLURM_HET_SIZE\): srun --het-group=0-2 python"
+    ):
         slurm.Slurm().allocate(Request(2))
 
 
@@ -129,9 +153,14 @@ def test_outside_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_knows_its_agents_and_its_ranks() -> None:
     agent = {
-        "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": "b",
-    }  # fmt: skip
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURMD_NODENAME": "b",
+    }
     placement = slurm.Slurm().surroundings(agent)
     assert placement is not None
     assert (placement.rank, placement.size, placement.hostname) == (1, 2, "b")

@@ -71,7 +71,11 @@ def interrupt(watch: Watch, workers: Sequence[Played]) -> None:
 
 def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
     store = StoreServer(new_secret())
-    watch = Watch(Job(np=1, settings=Settings(), display=Display()), store, Streams(1, io.StringIO(), io.StringIO()))
+    watch = Watch(
+        Job(np=1, settings=Settings(), display=Display()),
+        store,
+        Streams(1, io.StringIO(), io.StringIO()),
+    )
     try:
         with (tmp_path / "stacks").open("w") as file:
             faulthandler.register(signal.SIGUSR1, file)
@@ -88,7 +92,9 @@ def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
-    """On other hosts, ranks are not told all at once. What a program says of its own accord is shown."""
+    """On other hosts, ranks are not told all at once. What a program says of its own accord is
+    shown.
+    """
     store = StoreServer(new_secret())
     out, err = io.StringIO(), io.StringIO()
     streams = Streams(3, out, err)
@@ -97,26 +103,38 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
         """Rank 0 ends, and rank 1 sees it before it is told itself."""
         error = PeerLostError("rank 0 was lost", 0)
         store.receive(keys.outcome(1), Outcome.of(error).to_bytes())
-        text = "Traceback (most recent call last):\nfarandole.errors.PeerLostError: rank 0 was lost\n"
+        text = (
+            "Traceback (most recent call last):\nfarandole.errors.PeerLostError: rank 0 was lost\n"
+        )
         workers[1].end(1, out="step 7\n", err=f"almost done\n{text}")
 
     def failed(third: Played) -> None:
         store.receive(keys.outcome(2), Outcome.of(ValueError("no space")).to_bytes())
-        third.end(1, out="saved\n", err="Traceback (most recent call last):\nValueError: no space\n")
+        third.end(
+            1, out="saved\n", err="Traceback (most recent call last):\nValueError: no space\n"
+        )
 
     slots = plan(None, 3)
-    workers = [Played(slots[0], lost), Played(slots[1], lambda rank: None), Played(slots[2], failed)]
+    workers = [
+        Played(slots[0], lost),
+        Played(slots[1], lambda rank: None),
+        Played(slots[2], failed),
+    ]
     try:
         with pytest.raises(Interrupted) as caught:
-            interrupt(Watch(Job(np=3, settings=Settings(), display=Display()), store, streams), workers)
+            interrupt(
+                Watch(Job(np=3, settings=Settings(), display=Display()), store, streams), workers
+            )
         streams.close()
     finally:
         store.close()
     assert (str(caught.value), caught.value.exit_code) == ("the job was ended by SIGINT", 130)
     assert sorted(out.getvalue().splitlines()) == ["[1]<stdout>:step 7", "[2]<stdout>:saved"]
     assert sorted(err.getvalue().splitlines()) == [
-        "[1]<stderr>:almost done", "[2]<stderr>:Traceback (most recent call last):", "[2]<stderr>:ValueError: no space",
-    ]  # fmt: skip
+        "[1]<stderr>:almost done",
+        "[2]<stderr>:Traceback (most recent call last):",
+        "[2]<stderr>:ValueError: no space",
+    ]
 
 
 def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -> None:

@@ -31,14 +31,20 @@ def wait_until(true: Callable[[], object], seconds: float = 60.0) -> bool:
 
 @dataclass
 class Marked:
-    """Processes started through this object, and all that they start, carry a mark in their environment."""
+    """Processes started through this object, and all that they start, carry a mark in their
+    environment.
+    """
 
     mark: str = field(default_factory=lambda: f"FARANDOLE_TEST={uuid.uuid4().hex}")
 
     @property
     def env(self) -> dict[str, str]:
         name, _, value = self.mark.partition("=")
-        clean = {key: text for key, text in os.environ.items() if not key.startswith(("FARANDOLE_", "HOROVOD_"))}
+        clean = {
+            key: text
+            for key, text in os.environ.items()
+            if not key.startswith(("FARANDOLE_", "HOROVOD_"))
+        }
         return {**clean, **PATIENT, name: value, "OMP_NUM_THREADS": "1"}
 
     def left(self) -> list[int]:
@@ -50,17 +56,30 @@ class Marked:
 
     def python(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, *arguments], env=self.env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_default_interrupt, **options,  # type: ignore[call-overload]
-        )  # fmt: skip
+            [sys.executable, *arguments],
+            env=self.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_default_interrupt,
+            **options,  # type: ignore[call-overload]
+        )
 
-    def run(self, *arguments: str, seconds: float = 100.0, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, seconds: float = 100.0, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         """``farandole ARGUMENTS`` to its end; afterwards nothing may be left of it."""
         return self.finish(self.start(*arguments, **options), seconds)
 
-    def finish(self, process: subprocess.Popen[str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def finish(
+        self, process: subprocess.Popen[str], seconds: float = 100.0
+    ) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate(timeout=seconds)
-        assert wait_until(lambda: not self.left(), LIMIT), f"left behind: {self.left()}\n{out}\n{err}"
+        assert wait_until(lambda: not self.left(), LIMIT), (
+            f"left behind: {self.left()}\n{out}\n{err}"
+        )
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def end(self) -> None:

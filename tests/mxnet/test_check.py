@@ -1,4 +1,6 @@
-"""Ranks that train different models with MXNet, or read the same data, are told; others are left in peace."""
+"""Ranks that train different models with MXNet, or read the same data, are told; others are left in
+peace.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,14 @@ def alike(rank: int) -> Any:
 
 
 def train(
-    rank: int, net: Any, steps: int, *, rate: float = 0.1, own_data: bool = True,
+    rank: int,
+    net: Any,
+    steps: int,
+    *,
+    rate: float = 0.1,
+    own_data: bool = True,
     before: Callable[[int], Any] = lambda step: None,
-) -> None:  # fmt: skip
+) -> None:
     import farandole.mxnet as hvd
 
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": rate})
@@ -56,7 +63,12 @@ def test_mistakes() -> None:
     def late_load(rank: int) -> None:
         net = alike(rank)
         bias = net[1].bias
-        train(rank, net, 9, before=lambda step: bias.set_data(bias.data() + 1) if (rank, step) == (0, 6) else None)
+        train(
+            rank,
+            net,
+            9,
+            before=lambda step: bias.set_data(bias.data() + 1) if (rank, step) == (0, 6) else None,
+        )
 
     def rate(rank: int) -> None:
         train(rank, alike(rank), 3, rate=0.1 * (1 + rank))
@@ -71,11 +83,19 @@ def test_mistakes() -> None:
     (start, drift, other_rate, data, nothing), other = heard(2, *programs)
     assert nothing == []
     assert other == [[]] * len(programs)
-    assert [len(texts) for texts in (start, drift, other_rate, data)] == [1] * 4, (start, drift, other_rate, data)
+    assert [len(texts) for texts in (start, drift, other_rate, data)] == [1] * 4, (
+        start,
+        drift,
+        other_rate,
+        data,
+    )
     assert "began to train with different weights" in start[0]
     assert "in 4 of 4 parameters" in start[0]
     assert "hvd.broadcast_parameters(net.collect_params(), root_rank=0)" in start[0]
     assert "in 1 of 4 parameters, first in " in drift[0]
-    assert "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint" in drift[0]
+    assert (
+        "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint"
+        in drift[0]
+    )
     assert "learning_rate is 0.1 on rank 0, 0.2 on rank 1" in other_rate[0]
     assert "computed the same gradients" in data[0]

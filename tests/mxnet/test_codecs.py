@@ -22,7 +22,9 @@ def test_a_trainer_gets_the_votes_of_all_ranks_by_argument_and_by_setting() -> N
             backward(net, *rows(0, other, 3))
             own.append([parameter.grad().asnumpy() for parameter in parameters])
         for number, options in enumerate(({"codec": "sign"}, {})):
-            trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", prefix=f"{number}", **options)
+            trainer = hvd.DistributedTrainer(
+                net.collect_params(), "sgd", prefix=f"{number}", **options
+            )
             for _ in range(2):
                 backward(net, *rows(0, rank, 3))
                 trainer.allreduce_grads()
@@ -40,20 +42,30 @@ def test_a_trainer_votes_by_the_momentum_of_each_rank() -> None:
         net = network()
         parameters = list(net.collect_params().values())
         backward(net, *rows(0, rank, 3))
-        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", prefix="momentum", codec="sign:0.5")
+        trainer = hvd.DistributedTrainer(
+            net.collect_params(), "sgd", prefix="momentum", codec="sign:0.5"
+        )
         found = []
         for factor in (4.0, -1.0, -9.0):
             for parameter in parameters:
                 parameter.grad()[:] = factor
             trainer.allreduce_grads()
-            found.append({each for parameter in parameters for each in parameter.grad().asnumpy().reshape(-1).tolist()})
+            found.append(
+                {
+                    each
+                    for parameter in parameters
+                    for each in parameter.grad().asnumpy().reshape(-1).tolist()
+                }
+            )
         assert found == [{3.0}, {3.0}, {-3.0}]  # momentum: 2, 0.5, -4.25
 
     job(3, fn)
 
 
 def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> None:
-    """Gluon numbers names, and ranks may have begun at other numbers: what counts is which of all parameters it is."""
+    """Gluon numbers names, and ranks may have begun at other numbers: what counts is which of all
+    parameters it is.
+    """
 
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
@@ -61,7 +73,10 @@ def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> 
 
         random, chosen = np.random.default_rng(rank), codec("topk:0.25")
         parameters = mx.gluon.ParameterDict(f"net{rank}_")
-        layers = [parameters.get(f"dense{number}_weight", shape=(12,), init="zeros") for number in range(2)]
+        layers = [
+            parameters.get(f"dense{number}_weight", shape=(12,), init="zeros")
+            for number in range(2)
+        ]
         parameters.initialize()
         trainer = hvd.DistributedTrainer(
             parameters, "sgd", {"learning_rate": 1.0}, strategy="local_sgd:1", codec=chosen
@@ -78,7 +93,9 @@ def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> 
                     loss = loss + (layers[0].data() * mx.nd.array(gradients[0])).sum()
             loss.backward()
             trainer.step(1)
-        left = [chosen.state_dict()[f"residual/change/net0_dense{number}_weight"] for number in range(2)]
+        left = [
+            chosen.state_dict()[f"residual/change/net0_dense{number}_weight"] for number in range(2)
+        ]
         both = hvd.allgather(mx.nd.array(np.stack([given, left])[None])).asnumpy().mean(0)
         came = -np.stack([layer.data().asnumpy() for layer in layers])
         np.testing.assert_allclose(came, both[0] + both[1], rtol=1e-4, atol=1e-5)
@@ -88,7 +105,9 @@ def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> 
 
 @pytest.mark.parametrize("codec", ["topk:0.4", "onebit", "sign:0.5"])
 def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
-    """No rank updates such a parameter: what were sent of it would be lost, and momentum would fade."""
+    """No rank updates such a parameter: what were sent of it would be lost, and momentum would
+    fade.
+    """
 
     def fn(rank: int) -> list[list[float]]:
         import farandole.mxnet as hvd
@@ -97,7 +116,9 @@ def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
         for number, factors in enumerate(([1.0, 1.0, -0.2], [1.0, 0.0, 1.0, 0.0, 0.0, -0.2])):
             weight = mx.gluon.Parameter(f"weight{number}", shape=(3,), init="zeros")
             weight.initialize()
-            trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0, "wd": 0.0}, codec=codec)
+            trainer = hvd.DistributedTrainer(
+                [weight], "sgd", {"learning_rate": 1.0, "wd": 0.0}, codec=codec
+            )
             for factor in factors:
                 if factor:
                     with mx.autograd.record():

@@ -31,18 +31,26 @@ def test_a_program(name: str, launcher: tuple[str, ...], arguments: list[str]) -
 
 
 def test_every_module_and_name_of_the_table_is_there() -> None:
-    known = [(row[0].strip("`"), name) for row in ROWS for name in names(row) if row[0].startswith("`horovod.mxnet")]
+    known = [
+        (row[0].strip("`"), name)
+        for row in ROWS
+        for name in names(row)
+        if row[0].startswith("`horovod.mxnet")
+    ]
     assert len(known) > 40
-    assert code(
-        f"import importlib\nfor module, name in {known}:\n    getattr(importlib.import_module(module), name)\n"
-        "print('all')"
-    ) == "all"  # fmt: skip
+    assert (
+        code(
+            f"import importlib\nfor module, name in {known}:\n   "
+            " getattr(importlib.import_module(module), name)\nprint('all')"
+        )
+        == "all"
+    )
 
 
 def test_all_that_farandole_mxnet_has_is_there_under_horovods_name() -> None:
     assert code(
-        "import farandole.mxnet as ours, horovod.mxnet as hvd\n"
-        "for one, other in ((ours, hvd), (ours.mpi_ops, hvd.mpi_ops)):\n"
-        "    print([name for name in one.__all__ if getattr(one, name) is not getattr(other, name)])\n"
-        "print(int(hvd.Average), int(hvd.Sum), hvd.nccl_built(), hvd.cuda_built(), hvd.gloo_built())"
-    ).splitlines() == ["['mpi_ops']", "[]", "0 1 0 False True"]  # fmt: skip
+        "import farandole.mxnet as ours, horovod.mxnet as hvd\nfor one, other in ((ours, hvd),"
+        " (ours.mpi_ops, hvd.mpi_ops)):\n    print([name for name in one.__all__ if getattr(one,"
+        " name) is not getattr(other, name)])\nprint(int(hvd.Average), int(hvd.Sum),"
+        " hvd.nccl_built(), hvd.cuda_built(), hvd.gloo_built())"
+    ).splitlines() == ["['mpi_ops']", "[]", "0 1 0 False True"]

@@ -23,8 +23,11 @@ def test_a_plain_trainer_with_the_store_of_that_name() -> None:
             store.set_optimizer(None)
         trainer = mx.gluon.Trainer(net.collect_params(), name, dict(options), kvstore=store)
         found = trained(net, lambda rows: trainer.step(rows * store.num_workers), rank, 2)
-        other = network(rank)  # MXNet asks for rank 0's weights in the first step, when the gradients are there
-        trainer = mx.gluon.Trainer(other.collect_params(), name, dict(options), kvstore=mx.kv.create("horovod"))
+        # MXNet asks for rank 0's weights in the first step, when the gradients are there
+        other = network(rank)
+        trainer = mx.gluon.Trainer(
+            other.collect_params(), name, dict(options), kvstore=mx.kv.create("horovod")
+        )
         return found, trained(other, trainer.step, rank, 2)
 
     one, two = job(2, fn)
@@ -37,7 +40,10 @@ def test_the_store_adds_up_devices_and_ranks() -> None:
         import farandole.mxnet  # noqa: F401
 
         store, devices = mx.kv.create("horovod"), [mx.cpu(0), mx.cpu(1)]
-        arrays = [mx.nd.full((2,), 10.0 * rank + number, ctx=device) for number, device in enumerate(devices)]
+        arrays = [
+            mx.nd.full((2,), 10.0 * rank + number, ctx=device)
+            for number, device in enumerate(devices)
+        ]
         out = [mx.nd.zeros((2,), ctx=device) for device in devices]
         store.pushpull("a", arrays, out=out)
         kept = [each.asnumpy().tolist() for each in arrays]
@@ -51,7 +57,9 @@ def test_the_store_adds_up_devices_and_ranks() -> None:
 
 
 def test_scaled_losses_with_a_distributed_optimizer_are_told_with_the_cure() -> None:
-    """Each rank alone would decide whether it skips a step, and the others would wait for its gradients."""
+    """Each rank alone would decide whether it skips a step, and the others would wait for its
+    gradients.
+    """
 
     def fn(rank: int) -> None:
         from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -61,7 +69,8 @@ def test_scaled_losses_with_a_distributed_optimizer_are_told_with_the_cure() -> 
         net, (name, options) = network(), OPTIMIZERS["sgd"]
         optimizer = hvd.DistributedOptimizer(mx.optimizer.create(name, **options))
         trainer = mx.gluon.Trainer(net.collect_params(), optimizer)
-        trainer._amp_loss_scaler = LossScaler()  # as amp.init_trainer(trainer) does, where amp.init() has patched MXNet
+        # as amp.init_trainer(trainer) does, where amp.init() has patched MXNet
+        trainer._amp_loss_scaler = LossScaler()
         with pytest.raises(ValueError, match=r"hvd.DistributedTrainer\(params, optimizer\)"):
             trained(net, trainer.step, rank, 2)
 
@@ -90,5 +99,7 @@ def test_scaled_losses_with_a_trainer_skip_steps_together() -> None:
 
     (one, scale), (two, other) = job(2, fn)
     assert scale == other == 2.0**15
-    assert all((a == b).all() for a, b in zip(one[0], one[1], strict=True)), f"a step of {BATCH} rows was skipped"
+    assert all((a == b).all() for a, b in zip(one[0], one[1], strict=True)), (
+        f"a step of {BATCH} rows was skipped"
+    )
     assert_alike([one, two], one)

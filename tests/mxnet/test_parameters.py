@@ -19,9 +19,10 @@ def network(deferred: bool, rank: int) -> Any:
     mx.random.seed(rank)
     net = mx.gluon.nn.HybridSequential()
     net.add(
-        mx.gluon.nn.Dense(4, in_units=0 if deferred else 3), mx.gluon.nn.BatchNorm(in_channels=0 if deferred else 4),
+        mx.gluon.nn.Dense(4, in_units=0 if deferred else 3),
+        mx.gluon.nn.BatchNorm(in_channels=0 if deferred else 4),
         mx.gluon.nn.Dense(2, in_units=0 if deferred else 4),
-    )  # fmt: skip
+    )
     net.initialize(mx.init.Normal())
     return net
 
@@ -61,7 +62,9 @@ def test_networks_of_known_and_unknown_shapes(root: int, hybrid: bool) -> None:
 
 
 def test_training_begins_with_the_roots_parameters_and_stays_alike() -> None:
-    """Horovod's usual order: broadcast, trainer, first batch; parameters come to be in the first forward pass."""
+    """Horovod's usual order: broadcast, trainer, first batch; parameters come to be in the first
+    forward pass.
+    """
 
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
@@ -86,7 +89,9 @@ def test_training_begins_with_the_roots_parameters_and_stays_alike() -> None:
 
 
 def test_ranks_may_initialise_at_different_times() -> None:
-    """The root has loaded its parameters; the others know the shapes when they see the first batch."""
+    """The root has loaded its parameters; the others know the shapes when they see the first
+    batch.
+    """
 
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
@@ -156,6 +161,14 @@ def test_a_parameter_that_is_initialised_again_is_broadcast_again() -> None:
 
 
 def test_names_are_counted_anew() -> None:
-    assert canonical(["net3_dense9_w", "net3_dense10_w", "net3_b"]) == ["net0_dense0_w", "net0_dense1_w", "net0_b"]
-    assert canonical(["conv2d7_a1", "conv2d7_a01", "plain"]) == ["conv2d0_a0", "conv2d0_a00", "plain"]
+    assert canonical(["net3_dense9_w", "net3_dense10_w", "net3_b"]) == [
+        "net0_dense0_w",
+        "net0_dense1_w",
+        "net0_b",
+    ]
+    assert canonical(["conv2d7_a1", "conv2d7_a01", "plain"]) == [
+        "conv2d0_a0",
+        "conv2d0_a00",
+        "plain",
+    ]
     assert canonical([]) == []

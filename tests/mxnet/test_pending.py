@@ -32,7 +32,9 @@ def test_two_hundred_calls_in_another_order_on_each_rank() -> None:
             if number % 4:
                 found[number] = hvd.allreduce(mine, op=hvd.Sum, name=f"{number}", priority=-number)
             elif number % 8:
-                found[number] = hvd.grouped_allreduce_([mine, mine.copy()], op=hvd.Sum, name=f"{number}")[1]
+                found[number] = hvd.grouped_allreduce_(
+                    [mine, mine.copy()], op=hvd.Sum, name=f"{number}"
+                )[1]
             else:
                 found[number] = hvd.broadcast_(mine, 1, name=f"{number}")
         for number, result in found.items():
@@ -126,10 +128,12 @@ def test_the_weights_of_a_convolution_that_runs_are_read_in_their_own_order() ->
                 found = call(weight.data()).asnumpy()
                 total = both[0] + both[1]
                 wanted = {
-                    "allgather": both[rank], "view": both[rank],
-                    "alltoall": np.concatenate([both[0][half], both[1][half]]), "reducescatter": total[half],
+                    "allgather": both[rank],
+                    "view": both[rank],
+                    "alltoall": np.concatenate([both[0][half], both[1][half]]),
+                    "reducescatter": total[half],
                     "broadcast_": both[1],
-                }.get(name, total)  # fmt: skip
+                }.get(name, total)
                 np.testing.assert_array_equal(found, wanted, err_msg=name)
                 out.wait_to_read()
         weight = net[0].weight.data()  # in oneDNN's order now
@@ -177,7 +181,9 @@ def test_several_threads() -> None:
 
         def work(thread: int) -> None:
             for step in range(30):
-                total = hvd.allreduce(mx.nd.full((7,), float(thread)), op=hvd.Sum, name=f"{thread}.{step}")
+                total = hvd.allreduce(
+                    mx.nd.full((7,), float(thread)), op=hvd.Sum, name=f"{thread}.{step}"
+                )
                 if not (total.asnumpy() == 2 * thread).all():
                     wrong.append(f"{thread}.{step}")
 
@@ -194,22 +200,32 @@ def test_several_threads() -> None:
 # Errors.
 
 MISTAKES = {
-    "shapes": (lambda rank: mx.nd.ones((3 + rank,)), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of "
-               "shape [3], but another rank sent a tensor of shape [4]."),
-    "types": (lambda rank: mx.nd.ones((3,), dtype=["float32", "int32"][rank]), "Mismatched data types: One rank had "
-              "type float32, but another rank had type int32."),
-}  # fmt: skip
+    "shapes": (
+        lambda rank: mx.nd.ones((3 + rank,)),
+        (
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of "
+            "shape [3], but another rank sent a tensor of shape [4]."
+        ),
+    ),
+    "types": (
+        lambda rank: mx.nd.ones((3,), dtype=["float32", "int32"][rank]),
+        "Mismatched data types: One rank had type float32, but another rank had type int32.",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mismatch_is_raised_to_whoever_reads_on_all_ranks_and_the_job_goes_on(mistake: str) -> None:
+def test_a_mismatch_is_raised_to_whoever_reads_on_all_ranks_and_the_job_goes_on(
+    mistake: str,
+) -> None:
     make, text = MISTAKES[mistake]
 
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
         good = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum, name="good")
-        for kind in (hvd.HorovodInternalError, mx.MXNetError, RuntimeError):  # programs catch any of these
+        # programs catch any of these
+        for kind in (hvd.HorovodInternalError, mx.MXNetError, RuntimeError):
             for call in (hvd.allreduce, hvd.allreduce_):
                 bad = call(make(rank), name="bad")
                 with pytest.raises(kind, match=re.escape(text)):
@@ -239,20 +255,42 @@ def test_what_is_wrong_on_one_rank_is_raised_there_at_once() -> None:
         x = mx.nd.ones((4,))
         first = hvd.allreduce(x, name="a") if rank == 0 else None
         if rank == 0:
-            with pytest.raises(hvd.HorovodInternalError, match="with the same name as another tensor"):
+            with pytest.raises(
+                hvd.HorovodInternalError, match="with the same name as another tensor"
+            ):
                 hvd.allreduce(x, name="a")
             for call, error, text in (
-                (lambda: hvd.allreduce(np.ones(3)), TypeError, "an mxnet NDArray is needed, not ndarray"),
+                (
+                    lambda: hvd.allreduce(np.ones(3)),
+                    TypeError,
+                    "an mxnet NDArray is needed, not ndarray",
+                ),
                 (lambda: hvd.allreduce(x.tostype("row_sparse")), ValueError, "Densify it first"),
-                (lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "The op parameter supersedes"),
+                (
+                    lambda: hvd.allreduce(x, average=True, op=hvd.Sum),
+                    ValueError,
+                    "The op parameter supersedes",
+                ),
                 (lambda: hvd.allreduce(x, op=17), ValueError, "is not a reduction"),
-                (lambda: hvd.reducescatter(x, op=hvd.Max), ValueError, "only supports AVERAGE and SUM"),
+                (
+                    lambda: hvd.reducescatter(x, op=hvd.Max),
+                    ValueError,
+                    "only supports AVERAGE and SUM",
+                ),
                 (lambda: hvd.broadcast(x, 5), ValueError, "root"),
                 (lambda: hvd.alltoall(x, splits=[1, 1]), ValueError, "[Ss]plits"),
-                (lambda: hvd.alltoall(x, splits=[9, 1]), ValueError, "Sum of splits entries is greater"),
+                (
+                    lambda: hvd.alltoall(x, splits=[9, 1]),
+                    ValueError,
+                    "Sum of splits entries is greater",
+                ),
                 (lambda: hvd.broadcast_parameters([x]), ValueError, "invalid params of type"),
                 (lambda: hvd.broadcast_parameters({}, prefix=3), ValueError, "must be a string"),
-                (lambda: hvd.DistributedTrainer({}, "sgd", prefix=3), ValueError, "must be a string"),
+                (
+                    lambda: hvd.DistributedTrainer({}, "sgd", prefix=3),
+                    ValueError,
+                    "must be a string",
+                ),
             ):
                 with pytest.raises(error, match=text):
                     call()
@@ -293,7 +331,11 @@ def test_before_init_and_after_shutdown() -> None:
     with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
         hvd.allreduce(mx.nd.ones((1,)))
     hvd.init()
-    assert (hvd.rank(), hvd.size(), hvd.allreduce(mx.nd.ones((2,)) * 3).asnumpy().tolist()) == (0, 1, [3, 3])
+    assert (hvd.rank(), hvd.size(), hvd.allreduce(mx.nd.ones((2,)) * 3).asnumpy().tolist()) == (
+        0,
+        1,
+        [3, 3],
+    )
     hvd.shutdown()
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.broadcast_parameters({})
@@ -332,13 +374,31 @@ def run(program: str, *, np: int = 2, fails: bool = False, **env: str) -> str:
     from tests.launch.tools import Marked
 
     marked = Marked()
-    command = ["-m", "farandole.cli", "run", "-np", str(np), sys.executable, "-W", "ignore", "-c", PROGRAM + program]
+    command = [
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        str(np),
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        PROGRAM + program,
+    ]
     done = marked.finish(
         subprocess.Popen(
-            [sys.executable, *command], env={**marked.env, **env}, text=True, cwd=Path(__file__).parent,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        ), 60,
-    )  # fmt: skip
+            [sys.executable, *command],
+            env={**marked.env, **env},
+            text=True,
+            cwd=Path(__file__).parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ),
+        60,
+    )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stderr if fails else done.stdout
 
@@ -354,7 +414,9 @@ def test_the_engine_that_runs_everything_at_once() -> None:
 
 
 def test_forks_while_something_is_pending() -> None:
-    """As the workers of a DataLoader are made: MXNet stops its threads for that, and must not wait for ever."""
+    """As the workers of a DataLoader are made: MXNet stops its threads for that, and must not wait
+    for ever.
+    """
     said = run("""
 data = mx.gluon.data.ArrayDataset(np.arange(32.0), np.arange(32.0))
 total = 0.0
@@ -388,7 +450,10 @@ def test_a_killed_rank_is_the_cause_and_not_the_one_that_reads() -> None:
 
 def test_a_program_may_end_with_something_in_flight() -> None:
     assert (
-        run("if hvd.rank() == 0:\n    x = hvd.allreduce(mx.nd.ones((2,)), name='lonely')\nprint('over')").count("over")
+        run(
+            "if hvd.rank() == 0:\n    x = hvd.allreduce(mx.nd.ones((2,)),"
+            " name='lonely')\nprint('over')"
+        ).count("over")
         == 2
     )
 

@@ -15,11 +15,20 @@ mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
 DTYPES = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bool"]
 SHAPES: dict[str, tuple[int, ...]] = {
-    "one": (1,), "empty": (0, 3), "odd": (7, 3), "large": (60, 701), "deep": (2, 3, 1, 5)
-}  # fmt: skip
+    "one": (1,),
+    "empty": (0, 3),
+    "odd": (7, 3),
+    "large": (60, 701),
+    "deep": (2, 3, 1, 5),
+}
 KINDS = [*SHAPES, "slice", "reshaped", "computed", "numpy", "numpy scalar"]
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
-UFUNCS: dict[str, Any] = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
+UFUNCS: dict[str, Any] = {
+    "Sum": np.add,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Product": np.multiply,
+}
 
 
 def values(kind: str, dtype: str, rank: int, seed: int) -> Any:
@@ -36,7 +45,9 @@ def tensor(kind: str, value: Any) -> Any:
     if not value.size:
         return mx.nd.empty(value.shape, dtype=value.dtype)
     if kind == "slice":  # a view of some rows of a larger array
-        return mx.nd.array(np.concatenate([value, value, value]), dtype=value.dtype)[len(value) : 2 * len(value)]
+        return mx.nd.array(np.concatenate([value, value, value]), dtype=value.dtype)[
+            len(value) : 2 * len(value)
+        ]
     if kind == "reshaped":
         return mx.nd.array(value.reshape(-1), dtype=value.dtype).reshape(value.shape)
     if kind == "computed" and value.dtype != bool:  # not there yet when it is handed over
@@ -167,12 +178,18 @@ def test_random_numbers_and_factors(dtype: str, op: str) -> None:
             every = [generator.standard_normal(shape).astype(dtype) for _ in range(n)]
             pre, post = [(1.0, 1.0), (0.5, 3.0), (-2.0, 0.25)][seed % 3]
             found = hvd.allreduce(
-                mx.nd.array(every[rank], dtype=dtype), op=getattr(hvd, op), prescale_factor=pre, postscale_factor=post,
-                name=f"{seed}", priority=seed,
-            )  # fmt: skip
+                mx.nd.array(every[rank], dtype=dtype),
+                op=getattr(hvd, op),
+                prescale_factor=pre,
+                postscale_factor=post,
+                name=f"{seed}",
+                priority=seed,
+            )
             wanted = reduced(op, dtype, [wide(each) * pre for each in every]) * post
             tolerance = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-12}[dtype]
-            np.testing.assert_allclose(wide(found.asnumpy()), wanted, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(
+                wide(found.asnumpy()), wanted, rtol=tolerance, atol=tolerance
+            )
 
     job(n, check)
 
@@ -186,7 +203,10 @@ def test_bfloat16_travels_as_it_is() -> None:
 
         kind = np.dtype([("bfloat16", np.uint16)])
         mine = mx.nd.empty((3,), dtype=kind)
-        overwrite(mine, np.array([0x3F80, 0x4000, 0xC040], dtype=np.uint16) if rank else np.zeros(3, np.uint16))
+        overwrite(
+            mine,
+            np.array([0x3F80, 0x4000, 0xC040], dtype=np.uint16) if rank else np.zeros(3, np.uint16),
+        )
         total = hvd.allreduce(mine, op=hvd.Average)
         total.wait_to_read()
         assert memory(total).tolist() == [0x3F00, 0x3F80, 0xBFC0]  # 0.5, 1, -1.5
@@ -217,7 +237,9 @@ def test_process_sets() -> None:
         assert hvd.allgather(mine, process_set=own).shape == ((2,) if rank == 1 else (4,))
         if rank != 1:
             assert hvd.broadcast(mine, 2, process_set=ends).asnumpy()[0] == 2
-        with pytest.raises(hvd.HorovodInternalError, match="is not a member of the provided process set"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match="is not a member of the provided process set"
+        ):
             hvd.allreduce(mine, process_set=ends if rank == 1 else odd)
         assert hvd.allreduce(mine, op=hvd.Max).asnumpy()[0] == 2
         assert hvd.remove_process_set(odd)
@@ -230,7 +252,9 @@ def test_barrier_and_join() -> None:
         import farandole.mxnet as hvd
 
         hvd.barrier()
-        totals = [hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum).asnumpy()[0] for _ in range(1 + 2 * rank)]
+        totals = [
+            hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum).asnumpy()[0] for _ in range(1 + 2 * rank)
+        ]
         assert hvd.join() == 1
         assert totals == [2.0, 1.0, 1.0][: 1 + 2 * rank]
 

@@ -1,4 +1,6 @@
-"""One rank with batch B, and n ranks with B/n: the same weights, to rounding, after each of several steps."""
+"""One rank with batch B, and n ranks with B/n: the same weights, to rounding, after each of several
+steps.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def backward(net: Any, x: Any, y: Any) -> None:
 
 
 def weights(net: Any) -> list[Any]:
-    return [parameter.data().asnumpy() for _, parameter in sorted(net._collect_params_with_prefix().items())]
+    return [
+        parameter.data().asnumpy()
+        for _, parameter in sorted(net._collect_params_with_prefix().items())
+    ]
 
 
 def trained(net: Any, step: Callable[[int], None], rank: int, n: int) -> list[list[Any]]:
@@ -67,19 +72,26 @@ def alone(kind: str) -> list[list[Any]]:
     return trained(net, mx.gluon.Trainer(net.collect_params(), name, dict(options)).step, 0, 1)
 
 
-def assert_alike(results: list[list[list[Any]]], wanted: list[list[Any]], tolerance: float = 1e-5) -> None:
+def assert_alike(
+    results: list[list[list[Any]]], wanted: list[list[Any]], tolerance: float = 1e-5
+) -> None:
     for steps in zip(*results, strict=True):
         for result in steps:
-            assert all(np.array_equal(one, same) for one, same in zip(result, steps[0], strict=True)), "the same bits"
+            assert all(
+                np.array_equal(one, same) for one, same in zip(result, steps[0], strict=True)
+            ), "the same bits"
     for step, expected in zip(results[0], wanted, strict=True):
         for one, other in zip(step, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {}, "groups": {"num_groups": 3}, "many groups": {"num_groups": 100},
-    "predivide": {"gradient_predivide_factor": 4.0}, "prefix": {"prefix": "second."},
-}  # fmt: skip
+    "plain": {},
+    "groups": {"num_groups": 3},
+    "many groups": {"num_groups": 100},
+    "predivide": {"gradient_predivide_factor": 4.0},
+    "prefix": {"prefix": "second."},
+}
 
 
 @pytest.mark.parametrize(("n", "wire"), [(2, "shm"), (2, "tcp"), (4, "shm")])
@@ -91,7 +103,9 @@ def test_trainer(kind: str, n: int, wire: str) -> None:
         found = {}
         for name, extra in VARIANTS.items():
             net, (optimizer, options) = network(), OPTIMIZERS[kind]
-            trainer = hvd.DistributedTrainer(net.collect_params(), optimizer, dict(options), **extra)
+            trainer = hvd.DistributedTrainer(
+                net.collect_params(), optimizer, dict(options), **extra
+            )
             found[name] = trained(net, trainer.step, rank, n)
         return found
 
@@ -103,7 +117,9 @@ def test_trainer(kind: str, n: int, wire: str) -> None:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizer(kind: str, n: int) -> None:
-    """By an updater as in Module, one parameter at a time and several; and in a plain gluon trainer."""
+    """By an updater as in Module, one parameter at a time and several; and in a plain gluon
+    trainer.
+    """
 
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
@@ -113,10 +129,14 @@ def test_optimizer(kind: str, n: int) -> None:
         for single in (True, False):
             net = network()
             plain = mx.optimizer.create(name, **options, rescale_grad=n / BATCH)
-            updater = mx.optimizer.get_updater(hvd.DistributedOptimizer(plain, gradient_predivide_factor=2.0))
+            updater = mx.optimizer.get_updater(
+                hvd.DistributedOptimizer(plain, gradient_predivide_factor=2.0)
+            )
             used = [parameter for _, parameter in sorted(net._collect_params_with_prefix().items())]
 
-            def step(batch: int, used: Any = used, updater: Any = updater, single: bool = single) -> None:
+            def step(
+                batch: int, used: Any = used, updater: Any = updater, single: bool = single
+            ) -> None:
                 columns = list(range(len(used))), [p.grad() for p in used], [p.data() for p in used]
                 for each in zip(*columns, strict=True) if single else [columns]:
                     updater(*each)
@@ -125,7 +145,9 @@ def test_optimizer(kind: str, n: int) -> None:
         for extra in ({}, {"num_groups": 2}):
             net = network()
             distributed = hvd.DistributedOptimizer(mx.optimizer.create(name, **options), **extra)
-            found.append(trained(net, mx.gluon.Trainer(net.collect_params(), distributed).step, rank, n))
+            found.append(
+                trained(net, mx.gluon.Trainer(net.collect_params(), distributed).step, rank, n)
+            )
         return found
 
     results = job(n, fn)
@@ -191,10 +213,14 @@ def test_embeddings(kind: str, sparse: bool) -> None:
 
         return [
             steps(rank, 2, lambda used: hvd.DistributedTrainer(used, name, dict(options))),
-            steps(rank, 2, lambda used: mx.gluon.Trainer(
-                used, hvd.DistributedOptimizer(mx.optimizer.create(name, **options), 2.0)
-            )),
-        ]  # fmt: skip
+            steps(
+                rank,
+                2,
+                lambda used: mx.gluon.Trainer(
+                    used, hvd.DistributedOptimizer(mx.optimizer.create(name, **options), 2.0)
+                ),
+            ),
+        ]
 
     wanted = steps(0, 1, lambda used: mx.gluon.Trainer(used, name, dict(options)))
     for each in zip(*job(2, fn), strict=True):
@@ -202,7 +228,9 @@ def test_embeddings(kind: str, sparse: bool) -> None:
 
 
 def half_steps(rank: int, n: int, make: Callable[[Any], Any]) -> list[list[Any]]:
-    """A parameter of type float16, whose updates keep a copy of it in float32. (Dense has no float16 on CPUs.)"""
+    """A parameter of type float16, whose updates keep a copy of it in float32. (Dense has no
+    float16 on CPUs.)
+    """
     used = mx.gluon.ParameterDict()
     weight = used.get("weight", shape=(6,), dtype="float16", init="ones")
     used.initialize()
@@ -225,10 +253,14 @@ def test_half_precision() -> None:
 
         return [
             half_steps(rank, 2, lambda used: hvd.DistributedTrainer(used, "sgd", options)),
-            half_steps(rank, 2, lambda used: mx.gluon.Trainer(
-                used, hvd.DistributedOptimizer(mx.optimizer.create("sgd", **options))
-            )),
-        ]  # fmt: skip
+            half_steps(
+                rank,
+                2,
+                lambda used: mx.gluon.Trainer(
+                    used, hvd.DistributedOptimizer(mx.optimizer.create("sgd", **options))
+                ),
+            ),
+        ]
 
     wanted = half_steps(0, 1, lambda used: mx.gluon.Trainer(used, "sgd", options))
     for each in zip(*job(2, fn), strict=True):
@@ -250,7 +282,9 @@ def test_a_network_on_two_devices_of_each_rank() -> None:
                 losses = [mx.gluon.loss.L2Loss()(net(x), y) for x, y in zip(*parts, strict=True)]
             mx.autograd.backward(losses)
             trainer.step(BATCH // 2)
-            copies = [each.list_data() for _, each in sorted(net._collect_params_with_prefix().items())]
+            copies = [
+                each.list_data() for _, each in sorted(net._collect_params_with_prefix().items())
+            ]
             assert all(np.array_equal(one.asnumpy(), two.asnumpy()) for one, two in copies)
             found.append([each[0].asnumpy() for each in copies])
         return found
@@ -288,7 +322,9 @@ def test_what_only_some_ranks_computed_is_updated_on_all() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.001, 3.0, 1e6])
-def test_what_one_rank_alone_computed_is_updated_on_all_with_a_predivide_factor(factor: float) -> None:
+def test_what_one_rank_alone_computed_is_updated_on_all_with_a_predivide_factor(
+    factor: float,
+) -> None:
     def fn(rank: int) -> list[float]:
         import mxnet as mx
 
@@ -297,7 +333,9 @@ def test_what_one_rank_alone_computed_is_updated_on_all_with_a_predivide_factor(
         net = mx.gluon.nn.Dense(1, use_bias=False, in_units=1)
         net.initialize(mx.init.Zero())
         options = {"learning_rate": 1.0, "wd": 0.0}
-        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", options, gradient_predivide_factor=factor)
+        trainer = hvd.DistributedTrainer(
+            net.collect_params(), "sgd", options, gradient_predivide_factor=factor
+        )
         if rank == 1:
             with mx.autograd.record():
                 loss = net(mx.nd.array([[4.0]]))
@@ -330,7 +368,9 @@ def test_gradients_can_be_clipped_between_allreduce_and_update() -> None:
     for number in range(STEPS):
         backward(net, *rows(number, 0, 1))
         trainer.allreduce_grads()
-        norm = mx.gluon.utils.clip_global_norm([each.grad() for each in net.collect_params().values()], 5.0)
+        norm = mx.gluon.utils.clip_global_norm(
+            [each.grad() for each in net.collect_params().values()], 5.0
+        )
         trainer.update(BATCH)
         wanted.append([*weights(net), np.array(norm)])
     assert wanted[0][-1] > 5.0
@@ -352,7 +392,8 @@ def test_gradients_that_no_backward_has_computed_are_told() -> None:
         for parameter in used.values():
             parameter.grad()[:] = rank + 1
         with pytest.warns(
-            UserWarning, match=r"set all gradients to 0: no rank's backward\(\) .* hvd.grouped_allreduce_"
+            UserWarning,
+            match=r"set all gradients to 0: no rank's backward\(\) .* hvd.grouped_allreduce_",
         ):
             trainer.allreduce_grads()
 
@@ -428,10 +469,14 @@ def test_process_sets_train_models_of_their_own() -> None:
         for wrapped in (False, True):
             net, (name, options) = network(), OPTIMIZERS["sgd"]
             if wrapped:
-                optimizer = hvd.DistributedOptimizer(mx.optimizer.create(name, **options), process_set=mine)
+                optimizer = hvd.DistributedOptimizer(
+                    mx.optimizer.create(name, **options), process_set=mine
+                )
                 trainer = mx.gluon.Trainer(net.collect_params(), optimizer)
             else:
-                trainer = hvd.DistributedTrainer(net.collect_params(), name, dict(options), process_set=mine)
+                trainer = hvd.DistributedTrainer(
+                    net.collect_params(), name, dict(options), process_set=mine
+                )
             found.append(trained(net, trainer.step, 0 if rank < 2 else 1, 1 if rank == 1 else 2))
         outside = network()
         hvd.DistributedTrainer(outside.collect_params(), "sgd", process_set=single)
@@ -467,7 +512,11 @@ def test_a_distributed_optimizer_is_its_optimizer_in_all_but_the_update() -> Non
         plain = mx.optimizer.create("adam", learning_rate=0.5, rescale_grad=1.0)
         optimizer = hvd.DistributedOptimizer(plain)
         assert isinstance(optimizer, mx.optimizer.Optimizer)
-        assert (optimizer.beta1, optimizer.learning_rate, optimizer.rescale_grad) == (plain.beta1, 0.5, 0.5)
+        assert (optimizer.beta1, optimizer.learning_rate, optimizer.rescale_grad) == (
+            plain.beta1,
+            0.5,
+            0.5,
+        )
         optimizer.set_learning_rate(0.25)
         optimizer.rescale_grad = 0.125
         assert (plain.lr, plain.rescale_grad) == (0.25, 0.125)
@@ -485,7 +534,9 @@ def test_one_rank_alone_is_a_plain_trainer() -> None:
         import farandole.mxnet as hvd
 
         net, (name, options) = network(), OPTIMIZERS["adam"]
-        trainer = hvd.DistributedTrainer(net.collect_params(), name, dict(options), gradient_predivide_factor=7.0)
+        trainer = hvd.DistributedTrainer(
+            net.collect_params(), name, dict(options), gradient_predivide_factor=7.0
+        )
         return trained(net, trainer.step, 0, 1)
 
     (result,) = job(1, fn)
@@ -512,9 +563,13 @@ def test_ranks_that_exchange_weights() -> None:
             before = weights(told)
             backward(told, *rows(0, rank, 2))
             trainer.step(BATCH // 2)
-            alike = [np.array_equal(old, new) for old, new in zip(before, weights(told), strict=True)]
+            alike = [
+                np.array_equal(old, new) for old, new in zip(before, weights(told), strict=True)
+            ]
             assert sum(alike) == (grad_req == "null")
-        trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="local_sgd:epoch")
+        trainer = hvd.DistributedTrainer(
+            told.collect_params(), kind, options, strategy="local_sgd:epoch"
+        )
         trained(told, trainer.step, rank, 2)
         for tell in (trainer.end_of_epoch, trainer.average_weights):
             tell()
@@ -522,11 +577,20 @@ def test_ranks_that_exchange_weights() -> None:
                 both = hvd.allgather(mx.nd.array(weight[None]))
                 assert np.array_equal(both[0].asnumpy(), both[1].asnumpy())
             told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
-        with pytest.raises(ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"):
+        with pytest.raises(
+            ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"
+        ):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
         exact = {"multi_precision": True}
-        with pytest.raises(ValueError, match=r"steps from float32 copies of weight and 0 others, which would undo it"):
-            half_steps(rank, 2, lambda used: hvd.DistributedTrainer(used, "sgd", exact, strategy="local_sgd:2"))
+        with pytest.raises(
+            ValueError,
+            match=r"steps from float32 copies of weight and 0 others, which would undo it",
+        ):
+            half_steps(
+                rank,
+                2,
+                lambda used: hvd.DistributedTrainer(used, "sgd", exact, strategy="local_sgd:2"),
+            )
         return found
 
     one, two = job(2, fn, strategy="gossip")
@@ -540,9 +604,14 @@ def test_ranks_that_exchange_weights() -> None:
             backward(net, *rows(number, rank, 2))
             trainer.step(BATCH // 2)
         if number % 2:
-            ways = [old - (a + b) / 2 for old, a, b in zip(anchor, *map(weights, nets), strict=True)]
+            ways = [
+                old - (a + b) / 2 for old, a, b in zip(anchor, *map(weights, nets), strict=True)
+            ]
             velocity = [0.9 * kept + way for kept, way in zip(velocity, ways, strict=True)]
-            anchor = [old - 0.7 * (way + 0.9 * v) for old, way, v in zip(anchor, ways, velocity, strict=True)]
+            anchor = [
+                old - 0.7 * (way + 0.9 * v)
+                for old, way, v in zip(anchor, ways, velocity, strict=True)
+            ]
             for net in nets:
                 for (_, parameter), value in zip(
                     sorted(net._collect_params_with_prefix().items()), anchor, strict=True
@@ -558,17 +627,30 @@ def test_parameter_servers_under_names_of_mxnet() -> None:
         import farandole.mxnet as hvd
 
         found = []
-        for strategy in ("dist_sync", "dist_sync_device", "allreduce", "gossip:complete,gamma=1", "dist_async"):
+        for strategy in (
+            "dist_sync",
+            "dist_sync_device",
+            "allreduce",
+            "gossip:complete,gamma=1",
+            "dist_async",
+        ):
             net = network()
             kind, options = OPTIMIZERS["sgd"]
             codec = "topk:1" if "gossip" in strategy else ""  # it leaves out nothing
             trainer = hvd.DistributedTrainer(
-                net.collect_params(), kind, dict(options), strategy=strategy, codec=codec, prefix=strategy
+                net.collect_params(),
+                kind,
+                dict(options),
+                strategy=strategy,
+                codec=codec,
+                prefix=strategy,
             )
             found.append(trained(net, trainer.step, rank, 2)[-1])
         assert trainer._options.strategy.spec == "ps_async:1"
         net = network()
-        trainer = hvd.DistributedTrainer(net.collect_params(), kind, dict(options), strategy="gossip_async", prefix="g")
+        trainer = hvd.DistributedTrainer(
+            net.collect_params(), kind, dict(options), strategy="gossip_async", prefix="g"
+        )
         trained(net, trainer.step, rank, 2)
         trainer.average_weights()
         alike = hvd.allgather_object(weights(net))

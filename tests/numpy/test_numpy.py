@@ -1,4 +1,6 @@
-"""The collectives on plain arrays: every operation, type and layout against numpy; what cannot be."""
+"""The collectives on plain arrays: every operation, type and layout against numpy; what
+cannot be.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,46 @@ from tests.job import job
 
 REDUCED = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
 MOVED = [*REDUCED, "uint16", "uint32", "uint64", "complex64"]
-LAYOUTS = ["scalar", "empty", "one", "odd", "large", "transposed", "strided", "backwards", "fortran", "expanded"]
-UFUNCS: dict[str, Any] = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
+LAYOUTS = [
+    "scalar",
+    "empty",
+    "one",
+    "odd",
+    "large",
+    "transposed",
+    "strided",
+    "backwards",
+    "fortran",
+    "expanded",
+]
+UFUNCS: dict[str, Any] = {
+    "Sum": np.add,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Product": np.multiply,
+}
 TOLERANCE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-12}
 
 
 def array(layout: str, dtype: str, rank: int) -> Any:
-    """An array of a layout, with small whole numbers: sums and products of them are exact in every type."""
+    """An array of a layout, with small whole numbers: sums and products of them are exact in every
+    type.
+    """
     generator = np.random.default_rng([LAYOUTS.index(layout), rank])
-    shape = {"scalar": (), "empty": (0, 3), "one": (1,), "odd": (7, 3), "large": (60, 701)}.get(layout, (8, 6))
+    shape = {"scalar": (), "empty": (0, 3), "one": (1,), "odd": (7, 3), "large": (60, 701)}.get(
+        layout, (8, 6)
+    )
     made = np.asarray(generator.integers(0, 2 if dtype == "bool" else 3, shape)).astype(dtype)
-    views = {
-        "transposed": made.T, "strided": made[::2, 1::2] if made.ndim == 2 else made, "backwards": made[::-1],
-        "expanded": np.broadcast_to(made[..., :1], (8, 4)) if layout == "expanded" else made,
-    } if made.ndim else {}  # fmt: skip
+    views = (
+        {
+            "transposed": made.T,
+            "strided": made[::2, 1::2] if made.ndim == 2 else made,
+            "backwards": made[::-1],
+            "expanded": np.broadcast_to(made[..., :1], (8, 4)) if layout == "expanded" else made,
+        }
+        if made.ndim
+        else {}
+    )
     return np.asfortranarray(made) if layout == "fortran" else views.get(layout, made)
 
 
@@ -46,7 +74,9 @@ def assert_same(found: Any, wanted: Any, dtype: str) -> None:
     assert isinstance(found, np.ndarray)
     assert (found.dtype, found.shape) == (np.dtype(dtype), np.shape(wanted))
     tolerance = TOLERANCE.get(dtype, 0)
-    np.testing.assert_allclose(found.astype(complex), np.asarray(wanted).astype(complex), rtol=tolerance, atol=0)
+    np.testing.assert_allclose(
+        found.astype(complex), np.asarray(wanted).astype(complex), rtol=tolerance, atol=0
+    )
 
 
 @pytest.mark.parametrize(("n", "wire"), [(1, "shm"), (2, "shm"), (3, "tcp")])
@@ -68,7 +98,9 @@ def test_reductions(n: int, wire: str) -> None:
                     assert np.array_equal(first, kept)
                     assert np.array_equal(second, kept)
                     if op in ("Average", "Sum") and mine.ndim:
-                        assert_same(hvd.reducescatter(mine, op=code), np.array_split(wanted, n)[rank], dtype)
+                        assert_same(
+                            hvd.reducescatter(mine, op=code), np.array_split(wanted, n)[rank], dtype
+                        )
 
     job(n, check, wire=wire)
 
@@ -91,7 +123,9 @@ def test_moves(n: int) -> None:
                 counts = [len(part) for part in np.array_split(mine, n)]
                 out, received = hvd.alltoall(mine, counts)
                 assert received.tolist() == [counts[rank]] * n
-                assert_same(out, np.concatenate([np.array_split(value, n)[rank] for value in every]), dtype)
+                assert_same(
+                    out, np.concatenate([np.array_split(value, n)[rank] for value in every]), dtype
+                )
                 if len(mine) % n == 0:
                     assert np.array_equal(hvd.alltoall(mine), out)
 
@@ -104,37 +138,70 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         handle = hvd.allreduce_async(value, name="a", op=hvd.Sum)
         groups = hvd.grouped_allreduce_async_([value.copy(), value[::2].copy()], name="g")
         assert hvd.synchronize(handle).tolist() == [1, 3, 5, 7]
-        assert [each.tolist() for each in hvd.synchronize(groups)] == [[0.5, 1.5, 2.5, 3.5], [0.5, 2.5]]
+        assert [each.tolist() for each in hvd.synchronize(groups)] == [
+            [0.5, 1.5, 2.5, 3.5],
+            [0.5, 2.5],
+        ]
         assert hvd.poll(handle) is None
         for name in ("m", None):
-            with pytest.raises(RuntimeError, match=r"has 2 tensors on rank 0 and 3 tensors on rank 1\."):
+            with pytest.raises(
+                RuntimeError, match=r"has 2 tensors on rank 0 and 3 tensors on rank 1\."
+            ):
                 hvd.grouped_allreduce([value] * (2 + rank), name=name)
-        roots = r"GATHER root ranks: One rank specified root rank 0, but another rank specified root rank 1\."
+        roots = (
+            r"GATHER root ranks: One rank specified root rank 0, but another rank specified root"
+            r" rank 1\."
+        )
         for name in ("m", None):
             with pytest.raises(RuntimeError, match=roots):
                 hvd.gather(value[:rank], rank, name)
-        for call in ((lambda: hvd.gather(value, 0, "r")), (lambda: hvd.alltoall(value, [1, 3], "gather.r")))[rank:][:1]:
-            with pytest.raises(RuntimeError, match="One rank did an GATHER, but another rank did an ALLTOALL"):
+        for call in (
+            (lambda: hvd.gather(value, 0, "r")),
+            (lambda: hvd.alltoall(value, [1, 3], "gather.r")),
+        )[rank:][:1]:
+            with pytest.raises(
+                RuntimeError, match="One rank did an GATHER, but another rank did an ALLTOALL"
+            ):
                 call()
         large = np.array([2**62 + rank, -(2**63) + rank, 2**63 - 1, 7 * rank], np.int64)
         groups = hvd.grouped_allreduce([large, large[:1]])
-        assert groups[0].tolist() == [2**62, -(2**63) + 1, 2**63 - 1, 3], "the sum alone does not fit"
+        assert groups[0].tolist() == [
+            2**62,
+            -(2**63) + 1,
+            2**63 - 1,
+            3,
+        ], "the sum alone does not fit"
         assert groups[1].tolist() == [2**62]
         parts = [[2**62, -(2**63) + 1], [2**63 - 1, 3]]
         assert hvd.reducescatter(large).tolist() == parts[rank]
         scattered = hvd.grouped_reducescatter([large[:3], large[:1]], postscale_factor=1.0)
-        assert [found.tolist() for found in scattered] == [[parts[0], [2**63 - 1]][rank], [[2**62], []][rank]]
-        for kind in (np.int32, np.int64):  # one factor for both, as in Horovod: the sum 7 is not divided first
+        assert [found.tolist() for found in scattered] == [
+            [parts[0], [2**63 - 1]][rank],
+            [[2**62], []][rank],
+        ]
+        # one factor for both, as in Horovod: the sum 7 is not divided first
+        for kind in (np.int32, np.int64):
             for factor, wanted in ((2.0, 7), (3.0, 10), (1 / 3, 1), (-1.0, -3)):
                 seven = np.full((2, 1), 3 + rank, kind)
-                assert hvd.allreduce(seven, postscale_factor=factor).tolist() == [[wanted]] * 2, (kind, factor)
-                assert hvd.reducescatter(seven, postscale_factor=factor).tolist() == [[wanted]], (kind, factor)
+                assert hvd.allreduce(seven, postscale_factor=factor).tolist() == [[wanted]] * 2, (
+                    kind,
+                    factor,
+                )
+                assert hvd.reducescatter(seven, postscale_factor=factor).tolist() == [[wanted]], (
+                    kind,
+                    factor,
+                )
         kept = np.asfortranarray(np.full((2, 3), float(rank)))
         hvd.synchronize(hvd.broadcast_async_(kept, 1))
         assert kept.tolist() == [[1.0] * 3] * 2
         assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
         assert hvd.allgather_object(rank) == [0, 1]
-        assert hvd.allreduce(value, compression=hvd.Compression.fp16).tolist() == [0.5, 1.5, 2.5, 3.5]
+        assert hvd.allreduce(value, compression=hvd.Compression.fp16).tolist() == [
+            0.5,
+            1.5,
+            2.5,
+            3.5,
+        ]
         assert hvd.allreduce(np.float32(rank)).item() == 0.5
         alone = hvd.add_process_set([1])
         if rank == 1:
@@ -150,19 +217,59 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: hvd.allreduce(np.ones(2, dtype=">f4")), ValueError, "Use array.astype(array.dtype.newbyteorder('='))"),
-        (lambda: hvd.allgather(np.ones(2, dtype=">u2")), ValueError, "its bytes are not in this machine's order"),
-        (lambda: hvd.allreduce(np.ones(2, dtype=complex)), ValueError, "Tensor type complex128 is not supported. Use"),
-        (lambda: hvd.allreduce(np.array(["a"], dtype=object)), ValueError, "Tensor type object is not supported"),
+        (
+            lambda: hvd.allreduce(np.ones(2, dtype=">f4")),
+            ValueError,
+            "Use array.astype(array.dtype.newbyteorder('='))",
+        ),
+        (
+            lambda: hvd.allgather(np.ones(2, dtype=">u2")),
+            ValueError,
+            "its bytes are not in this machine's order",
+        ),
+        (
+            lambda: hvd.allreduce(np.ones(2, dtype=complex)),
+            ValueError,
+            "Tensor type complex128 is not supported. Use",
+        ),
+        (
+            lambda: hvd.allreduce(np.array(["a"], dtype=object)),
+            ValueError,
+            "Tensor type object is not supported",
+        ),
         (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, "not MaskedArray: use np.asarray(value)"),
         (lambda: hvd.allreduce([1.0]), TypeError, "a numpy array is needed, not list"),
-        (lambda: hvd.allreduce_(np.broadcast_to(1.0, (3,))), ValueError, "the array is read-only, so that it cannot"),
-        (lambda: hvd.grouped_allreduce_([np.broadcast_to(1.0, 3)]), ValueError, "the array is read-only"),
-        (lambda: hvd.broadcast_(np.float64(1), 0), ValueError, "the array is a float64, not an array"),
-        (lambda: hvd.allgather(np.float64(1)), hvd.HorovodInternalError, "tried to ALLGATHER a rank-zero tensor"),
+        (
+            lambda: hvd.allreduce_(np.broadcast_to(1.0, (3,))),
+            ValueError,
+            "the array is read-only, so that it cannot",
+        ),
+        (
+            lambda: hvd.grouped_allreduce_([np.broadcast_to(1.0, 3)]),
+            ValueError,
+            "the array is read-only",
+        ),
+        (
+            lambda: hvd.broadcast_(np.float64(1), 0),
+            ValueError,
+            "the array is a float64, not an array",
+        ),
+        (
+            lambda: hvd.allgather(np.float64(1)),
+            hvd.HorovodInternalError,
+            "tried to ALLGATHER a rank-zero tensor",
+        ),
         (lambda: hvd.allreduce(np.ones(2), op=9), ValueError, "op=9 is not a reduction"),
-        (lambda: hvd.allreduce(np.ones(2), prescale_factor="2"), TypeError, "prescale_factor='2' must be a number"),  # type: ignore[arg-type]
-        (lambda: hvd.reducescatter(np.ones(2), postscale_factor=2j), TypeError, "postscale_factor=2j must be a number"),  # type: ignore[arg-type]
+        (
+            lambda: hvd.allreduce(np.ones(2), prescale_factor="2"),
+            TypeError,
+            "prescale_factor='2' must be a number",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: hvd.reducescatter(np.ones(2), postscale_factor=2j),
+            TypeError,
+            "postscale_factor=2j must be a number",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_said_with_its_cure(call: Any, error: type[Exception], text: str) -> None:

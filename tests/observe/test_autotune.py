@@ -1,4 +1,6 @@
-"""Autotune: it finds what is fast, keeps what is not clearly beaten, and all ranks change in the same round."""
+"""Autotune: it finds what is fast, keeps what is not clearly beaten, and all ranks change in the
+same round.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from farandole.contracts import Observer
 from farandole.engine import Engine, Entry, wire
 from farandole.errors import SettingsError
 from farandole.observe import autotune
-from farandole.observe.autotune import Sample, Search, Tuner, Tuning, axis, better, expected_improvement
+from farandole.observe.autotune import (
+    Sample,
+    Search,
+    Tuner,
+    Tuning,
+    axis,
+    better,
+    expected_improvement,
+)
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 from tests.pool import procs, ranks
 
@@ -37,7 +47,11 @@ def tuner_of(engine: Any, settings: Settings) -> Tuner:
 
 
 def course(
-    score: Callable[[Sizes], float], *, thresholds: bool = True, buckets: bool = True, **settings: Any
+    score: Callable[[Sizes], float],
+    *,
+    thresholds: bool = True,
+    buckets: bool = True,
+    **settings: Any,
 ) -> tuple[Sizes, list[dict[str, str]], list[Sizes]]:
     """Tune with scores from a function; the winner, the log and every point that was measured."""
     log = io.StringIO()
@@ -53,12 +67,20 @@ def course(
 
 
 def noisy(noise: float, best: Sizes, gain: float, seed: int) -> Callable[[Sizes], float]:
-    """1 where we start; up to ``gain`` at ``best``, falling off with the logarithm of the distance."""
+    """1 where we start; up to ``gain`` at ``best``, falling off with the logarithm of the
+    distance.
+    """
     rolls = random.Random(seed)
 
     def score(point: Sizes) -> float:
-        far = sum(abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17))) for one, two in zip(point, best, strict=True))
-        start = sum(abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17))) for one, two in zip(START, best, strict=True))
+        far = sum(
+            abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17)))
+            for one, two in zip(point, best, strict=True)
+        )
+        start = sum(
+            abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17)))
+            for one, two in zip(START, best, strict=True)
+        )
         return (1 + (gain - 1) * (start - far) / max(start, 1)) * rolls.gauss(1, noise)
 
     return score
@@ -110,7 +132,9 @@ def test_how_long_it_takes_is_as_set() -> None:
 def test_what_is_fixed_stays() -> None:
     score = noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0)
     assert {point.bucket_bytes for point in course(score, buckets=False)[2]} == {START.bucket_bytes}
-    assert {point.fusion_threshold for point in course(score, thresholds=False)[2]} == {START.fusion_threshold}
+    assert {point.fusion_threshold for point in course(score, thresholds=False)[2]} == {
+        START.fusion_threshold
+    }
     winner, rows, _ = course(score, thresholds=False, buckets=False)
     assert winner == START
     assert len(rows) == 2
@@ -150,7 +174,9 @@ def test_the_search_ends_when_everything_was_tried() -> None:
         ([2.0, 2.0, 2.0, 2.0, 0.9], [1.0] * 5, True),
     ],
 )
-def test_a_challenger_must_be_clearly_better(challenger: list[float], champion: list[float], wins: bool) -> None:
+def test_a_challenger_must_be_clearly_better(
+    challenger: list[float], champion: list[float], wins: bool
+) -> None:
     assert better(challenger, champion) is wins
 
 
@@ -169,7 +195,9 @@ class Car:
     def propose(self, sizes: Sizes) -> None:
         self.proposed.append(sizes)
 
-    def drive(self, tuner: Tuner, seconds: Callable[[int, int], float], steps: int, delay: int = 2) -> None:
+    def drive(
+        self, tuner: Tuner, seconds: Callable[[int, int], float], steps: int, delay: int = 2
+    ) -> None:
         for step in range(steps):
             if self.proposed and step % delay == 0:  # it takes a while until all ranks have obeyed
                 self.sizes = self.proposed.pop()
@@ -225,7 +253,9 @@ def test_unnamed_collectives_make_steps_too(clock: list[float]) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"--autotune-log-file='/nowhere/log\.csv'.*No such file"):
+    with pytest.raises(
+        SettingsError, match=r"--autotune-log-file='/nowhere/log\.csv'.*No such file"
+    ):
         Tuner(Settings(autotune_log="/nowhere/log.csv"))
 
 
@@ -261,14 +291,19 @@ def test_a_log_that_another_job_writes_is_left_to_it(tmp_path: Path) -> None:
             assert other.stdout.readline() == b"go\n"
             assert path.read_text() == ""
             path.write_text("its own\n")
-            with pytest.raises(SettingsError, match=r"log\.csv' .* another job writes its own there; each job needs"):
+            with pytest.raises(
+                SettingsError,
+                match=r"log\.csv' .* another job writes its own there; each job needs",
+            ):
                 Tuner(Settings(autotune_log=str(path)))
         finally:
             other.kill()
     assert path.read_text() == "its own\n"
 
 
-def test_a_full_disk_ends_the_log_not_the_training(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_log_not_the_training(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     car = Car(clock)
     tuner = tuner_of(car, Settings(autotune_log="/dev/full"))
     with caplog.at_level("WARNING", "farandole"):
@@ -353,7 +388,10 @@ def test_a_job_is_tuned_while_it_runs(tmp_path: Path) -> None:
 
     def body(transport: Any) -> Any:
         settings = Settings(
-            autotune_steps_per_sample=2, autotune_warmup_samples=1, autotune_bayes_opt_max_samples=3, autotune_log=log
+            autotune_steps_per_sample=2,
+            autotune_warmup_samples=1,
+            autotune_bayes_opt_max_samples=3,
+            autotune_log=log,
         )
         engine = Engine(transport, settings)
         tuner = tuner_of(engine, settings) if engine.rank == 0 else None
@@ -363,7 +401,9 @@ def test_a_job_is_tuned_while_it_runs(tmp_path: Path) -> None:
         flag = np.zeros(1, np.float32)
         deadline = time.monotonic() + 60
         while not flag[0] and time.monotonic() < deadline:
-            for handle in [engine.submit([entry(f"t{i}", array)]) for i, array in enumerate(arrays)]:
+            for handle in [
+                engine.submit([entry(f"t{i}", array)]) for i, array in enumerate(arrays)
+            ]:
                 handle.wait()
             flag[0] = tuner is not None and tuner.done
             engine.run([entry("flag", flag)])

@@ -1,4 +1,6 @@
-"""A job that exchanges no gradients is told so at its end; one that does, predicts or fails is left in peace."""
+"""A job that exchanges no gradients is told so at its end; one that does, predicts or fails is left
+in peace.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def check(broadcast: int, *pieces: Request) -> GradientCheck:
     return found
 
 
-def piece(shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DType.FLOAT32) -> Request:
+def piece(
+    shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DType.FLOAT32
+) -> Request:
     return Request("x", kind, dtype, shape)
 
 
@@ -36,7 +40,9 @@ def piece(shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DT
 )
 def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
     text = check(1_000_000, *pieces).verdict(4)
-    assert text.startswith("the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged ")
+    assert text.startswith(
+        "the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged "
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER])
@@ -57,11 +63,14 @@ def test_several_small_models_have_small_gradients() -> None:
     assert found.broadcast == 1000
     assert found.verdict(2) == ""
     found.begun(1000)  # a large one
-    assert "same 2,000 parameters and then exchanged at most 48 numbers at a time" in found.verdict(2)
+    assert "same 2,000 parameters and then exchanged at most 48 numbers at a time" in found.verdict(
+        2
+    )
 
 
 @pytest.mark.parametrize(
-    ("unchanged", "told"), [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)]
+    ("unchanged", "told"),
+    [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)],
 )
 def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
     found = check(1000)
@@ -136,7 +145,10 @@ def test_a_job_that_predicts_and_one_that_forgets() -> None:
     assert heard(train) == []
     predicts = False
     (text,) = heard(train)
-    assert "began with the same 1,240 parameters and then exchanged at most 2 numbers at a time: no gradients" in text
+    assert (
+        "began with the same 1,240 parameters and then exchanged at most 2 numbers at a time: no"
+        " gradients" in text
+    )
 
 
 def test_a_job_that_does_not() -> None:

@@ -14,7 +14,12 @@ def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) 
     """Calls at the places of ``order``, a letter each."""
     places = sorted(set(order))
     calls = {number: places.index(place) for number, place in enumerate(order, begin)}
-    return Called(places, calls, [[places.index(each) for each in pair] for pair in exclusive], begin + len(order) - 1)
+    return Called(
+        places,
+        calls,
+        [[places.index(each) for each in pair] for pair in exclusive],
+        begin + len(order) - 1,
+    )
 
 
 def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None:
@@ -23,7 +28,9 @@ def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None
     assert found.kind == "order"
     assert "as call 3, ranks 0 and 3 came to a, and rank 1 to b." in found.text
     assert "hvd.allreduce(loss, name='loss')" in found.text
-    assert "as call 3, " in getattr(swapped([called("ab", 2**40 + 3), called("ba", 2**40 + 3)]), "text", "")
+    assert "as call 3, " in getattr(
+        swapped([called("ab", 2**40 + 3), called("ba", 2**40 + 3)]), "text", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,8 @@ def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None
     [
         [called("aba"), called("aba"), None],
         [called("xax"), called("yay")],  # a line of its own: a branch by rank
-        [called("abab", exclusive=["ab"]), called("baba", exclusive=["ab"])],  # by turns, in one function
+        # by turns, in one function
+        [called("abab", exclusive=["ab"]), called("baba", exclusive=["ab"])],
         [called("aab"), called("b", 3)],  # what is not known of a rank
         [called("aab"), called("aabaab")],  # more calls, still under way
         [Called(), Called()],

@@ -1,4 +1,6 @@
-"""What is made of the ranks' digests: who differs, in what, why, and what to do; and silence where nothing is wrong."""
+"""What is made of the ranks' digests: who differs, in what, why, and what to do; and silence where
+nothing is wrong.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_never_broadcast() -> None:
     assert "began to train with different weights" in text
     assert "rank 1 differs from ranks 0 and 2 in 2 of 2 parameters, first in first" in text
     assert text.endswith("Nothing was broadcast: before the first step call CALL BROADCAST")
-    assert "all 3 ranks differ from each other" in told(Report((1, 2)), Report((3, 4)), Report((5, 2)))
+    assert "all 3 ranks differ from each other" in told(
+        Report((1, 2)), Report((3, 4)), Report((5, 2))
+    )
 
 
 def test_loaded_between_broadcast_and_training() -> None:
@@ -58,19 +62,30 @@ def test_loaded_between_broadcast_and_training() -> None:
 
 
 def test_alike_no_more() -> None:
-    text = told(Report((1, 2), steps=4), Report((1, 3), steps=4), history=History(alike_at=4), step=8)
-    assert "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some ranks" in text
+    text = told(
+        Report((1, 2), steps=4), Report((1, 3), steps=4), history=History(alike_at=4), step=8
+    )
+    assert (
+        "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some"
+        " ranks" in text
+    )
     assert "another learning rate" in text  # nobody knows the settings
     assert "some ranks skipped" not in text
-    text = told(Report((1, 2), steps=4), Report((1, 3), steps=3), history=History(alike_at=4), step=8)
-    assert "some ranks skipped optimizer.step() (steps since then: 3 on rank 1, 4 on rank 0)" in text
+    text = told(
+        Report((1, 2), steps=4), Report((1, 3), steps=3), history=History(alike_at=4), step=8
+    )
+    assert (
+        "some ranks skipped optimizer.step() (steps since then: 3 on rank 1, 4 on rank 0)" in text
+    )
 
 
 def test_a_state_that_some_ranks_have_alone() -> None:
     cures = CURES._replace(state="CALL STATE")
     reports = [Report((1, 2), {"lr": "0.1"}, 4), Report((1, 3), {"lr": "0.1"}, 4)]
     (found,) = findings(reports, NAMES, History(alike_at=1), 2, cures)
-    assert "or an optimizer's state that some ranks have alone (a checkpoint's momentum)" in found.text
+    assert (
+        "or an optimizer's state that some ranks have alone (a checkpoint's momentum)" in found.text
+    )
     assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
 
 
@@ -79,15 +94,24 @@ def test_parameters_that_came_later() -> None:
     history = History()
     assert told(Report((1,)), Report((1,)), history=history, step=2) == ""
     text = told(Report((2, 3)), Report((2, 4)), history=history, step=4)
-    assert "in 1 of 2 parameters, first in second. These parameters came after step 2, and ranks began to train" in text
+    assert (
+        "in 1 of 2 parameters, first in second. These parameters came after step 2, and ranks began"
+        " to train" in text
+    )
     assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
     history.told.clear()
-    assert "They were alike at step 2" in told(Report((2, 3)), Report((5, 4)), history=history, step=8)
+    assert "They were alike at step 2" in told(
+        Report((2, 3)), Report((5, 4)), history=history, step=8
+    )
 
 
 def test_settings_are_the_cause_of_what_follows_from_them() -> None:
     history = History(alike_at=1)
-    reports = [Report((1, 2), {"lr": "0.1"}), Report((1, 3), {"lr": "0.2"}), Report((1, 2), {"lr": "0.1"})]
+    reports = [
+        Report((1, 2), {"lr": "0.1"}),
+        Report((1, 3), {"lr": "0.2"}),
+        Report((1, 2), {"lr": "0.1"}),
+    ]
     text = told(*reports, history=history, step=2)
     assert "lr is 0.1 on ranks 0 and 2, 0.2 on rank 1" in text
     assert "hold different weights" not in text
@@ -128,15 +152,24 @@ def test_some_ranks_read_the_same_data() -> None:
     history = History()
     assert same_gradients_of_some(history, [7, 8, 7, 8], CURES) == []
     (found,) = same_gradients_of_some(history, [5, 6, 5, 6], CURES)
-    assert "rank 2 computed the same gradients as rank 0, and so did 1 more of 4: it seems that they" in found.text
+    assert (
+        "rank 2 computed the same gradients as rank 0, and so did 1 more of 4: it seems that they"
+        in found.text
+    )
     assert found.text.endswith("by rank() and size(), not by local_rank(): DEAL DATA")
-    for looks in ([[7, 7, 8], [7, 8, 8]], [[0, 0, 1], [0, 0, 1]], [[1, 2, 3], [4, 4, 4]]):  # by chance; unknown; once
+    # by chance; unknown; once
+    for looks in ([[7, 7, 8], [7, 8, 8]], [[0, 0, 1], [0, 0, 1]], [[1, 2, 3], [4, 4, 4]]):
         history = History()
         assert [same_gradients_of_some(history, digests, CURES) for digests in looks] == [[], []]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5), st.integers(0, 4))
-def test_ranks_that_are_alike_are_left_in_peace(weights: list[tuple[int, int]], joined: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
+    st.integers(0, 4),
+)
+def test_ranks_that_are_alike_are_left_in_peace(
+    weights: list[tuple[int, int]], joined: int
+) -> None:
     """Whatever the weights of a step are; ranks that have joined, or know nothing, do not count."""
     history = History()
     for step, each in enumerate(weights, 1):
@@ -150,7 +183,10 @@ def test_what_is_a_ranks_own_may_differ(one: int, other: int) -> None:
     assert told(Report((0, one)), Report((other, one)), Report((0, one))) == ""
 
 
-@given(st.integers(0, 200_000), st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.bool_]))
+@given(
+    st.integers(0, 200_000),
+    st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.bool_]),
+)
 def test_a_digest_looks_at_few_elements_over_the_whole(count: int, dtype: type) -> None:
     array = np.zeros(count, dtype)
     seen = digest(array)
@@ -166,8 +202,19 @@ def test_a_digest_looks_at_few_elements_over_the_whole(count: int, dtype: type) 
 def test_a_digest_knows_type_shape_and_bits() -> None:
     nan = np.full(3, np.nan, np.float32)
     assert digest(nan) == digest(nan.copy())
-    assert len({digest(np.zeros(shape, dtype)) for shape in [(6,), (2, 3), (3, 2)] for dtype in ["f4", "i4"]}) == 6
-    assert digest(np.arange(12).reshape(3, 4).T) == digest(np.ascontiguousarray(np.arange(12).reshape(3, 4).T))
+    assert (
+        len(
+            {
+                digest(np.zeros(shape, dtype))
+                for shape in [(6,), (2, 3), (3, 2)]
+                for dtype in ["f4", "i4"]
+            }
+        )
+        == 6
+    )
+    assert digest(np.arange(12).reshape(3, 4).T) == digest(
+        np.ascontiguousarray(np.arange(12).reshape(3, 4).T)
+    )
     assert digest(np.float32(1.0).reshape(())) != digest(np.float32(2.0).reshape(()))
 
 

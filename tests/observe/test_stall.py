@@ -1,4 +1,6 @@
-"""A rank that stays away or stops is named, with where it is; and the job ends when it was told to."""
+"""A rank that stays away or stops is named, with where it is; and the job ends when it was
+told to.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,47 @@ from tests.launch.tools import marked
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the stall check says."""
     lines: list[str] = []
-    monkeypatch.setattr("farandole.observe.stall.check.logger.warning", lambda text, *args: lines.append(text % args))
+    monkeypatch.setattr(
+        "farandole.observe.stall.check.logger.warning",
+        lambda text, *args: lines.append(text % args),
+    )
     return lines
 
 
 class TestReports:
     def test_names_ranks_and_tensors(self, said: list[str]) -> None:
         stall = StallCheck(Settings(stall_warning_seconds=5, stall_shutdown_seconds=9), rank=0)
-        waiting = [Waiting("grad.a", 6.0, (1, 3)), Waiting("grad.b", 6.0, (3,)), Waiting("young", 1.0, (2,))]
+        waiting = [
+            Waiting("grad.a", 6.0, (1, 3)),
+            Waiting("grad.b", 6.0, (3,)),
+            Waiting("young", 1.0, (2,)),
+        ]
         assert stall.waiting(waiting) == ""
         assert stall.waiting(waiting) == ""
         (text,) = said  # once, not every second
         first, _, rest = text.partition("\n")
         assert "waiting for remainder of ranks for more than 5 seconds" in first
-        assert rest.startswith("Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]\n--stall-check-shutdown-time-seconds ")
+        assert rest.startswith(
+            "Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]\n--stall-check-shutdown-time-seconds "
+        )
         why = stall.waiting([Waiting("grad.a", 9.5, (1, 3))])
         assert why.startswith("ranks 1, 3 stayed away from grad.a for more than 9 s")
-        assert '1!: [grad.a]\n3!: [grad.a]\nOne or more rank (marked by "!") is stalled for longer than 9' in said[1]
+        assert (
+            '1!: [grad.a]\n3!: [grad.a]\nOne or more rank (marked by "!") is stalled for longer'
+            " than 9" in said[1]
+        )
 
     def test_come_again_whenever_the_wait_has_doubled(self, said: list[str]) -> None:
         stall = StallCheck(Settings(stall_warning_seconds=60), rank=0)
         for seconds in range(30, 1000):
             assert stall.waiting([Waiting("a", float(seconds), (1,))]) == ""
-        assert [int(text.partition("for more than ")[2].partition(" ")[0]) for text in said] == [60, 120, 240, 480, 960]
+        assert [int(text.partition("for more than ")[2].partition(" ")[0]) for text in said] == [
+            60,
+            120,
+            240,
+            480,
+            960,
+        ]
         assert all("--stall-check-shutdown-time-seconds" in text for text in said)
         stall.waiting([])
         stall.waiting([Waiting("a", 61.0, (1,))])
@@ -71,40 +91,63 @@ class TestReports:
         stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
         assert stall.waiting([Waiting("a", 4.9, (1,))]) == ""
         assert not said
-        assert "rank 1 stayed away from a for more than 5 s" in stall.waiting([Waiting("a", 5.1, (1,))])
+        assert "rank 1 stayed away from a for more than 5 s" in stall.waiting(
+            [Waiting("a", 5.1, (1,))]
+        )
         assert "for more than 5 seconds" in said[0]
         silent = StallCheck(Settings(stall_shutdown_seconds=5), rank=2)
         assert silent.waiting([Waiting("a", 5.1, (1,))]) == "", "rank 0 is to say why"
         assert silent.waiting([Waiting("a", 9.0, (1,))]) != "", "but somebody has to"
 
     def test_ranks_of_a_set_are_called_by_their_numbers_in_the_job(self, said: list[str]) -> None:
-        StallCheck(Settings(stall_warning_seconds=5), rank=0, ranks=(3, 5, 9)).waiting([Waiting("a", 6.0, (1, 2))])
+        StallCheck(Settings(stall_warning_seconds=5), rank=0, ranks=(3, 5, 9)).waiting(
+            [Waiting("a", 6.0, (1, 2))]
+        )
         assert "Missing ranks:\n5: [a]\n9: [a]\n" in said[0]
 
     def test_growing_detail(self) -> None:
-        outer, inner = stacks.Frame("train.py", 9, "<module>", "main()"), stacks.Frame("train.py", 5, "main", "step()")
+        outer, inner = (
+            stacks.Frame("train.py", 9, "<module>", "main()"),
+            stacks.Frame("train.py", 5, "main", "step()"),
+        )
         answers = {
-            0: Answer(waits=("optimizer.2.alike.MIN",), stack=(outer, inner)), 1: Answer(stack=(outer,)),
+            0: Answer(waits=("optimizer.2.alike.MIN",), stack=(outer, inner)),
+            1: Answer(stack=(outer,)),
             2: Answer(silent="its process 7 is stopped"),
-        }  # fmt: skip
+        }
         stalled = [Waiting("optimizer.2.alike.MIN", 60.0, (1, 2))]
         short = report.report(stalled, 60, 0, answers).splitlines()
         assert short[2:7] == [
-            "1: [gradients of DistributedOptimizer 2]", "2: [gradients of DistributedOptimizer 2]",
-            "Where the ranks are:", "rank 2 does not answer: its process 7 is stopped",
+            "1: [gradients of DistributedOptimizer 2]",
+            "2: [gradients of DistributedOptimizer 2]",
+            "Where the ranks are:",
+            "rank 2 does not answer: its process 7 is stopped",
             "rank 1 is at train.py, line 9, in <module>: main()",
-        ]  # fmt: skip
-        assert short[7] == (
-            "rank 0 waits with [gradients of DistributedOptimizer 2] at train.py, line 5, in main: step()"
+        ]
+        assert (
+            short[7]
+            == "rank 0 waits with [gradients of DistributedOptimizer 2] at train.py, line 5, in"
+            " main: step()"
         )
         long = report.report(stalled, 120, 0, answers, detailed=True).splitlines()
-        assert long[-3:-1] == ["    train.py, line 9, in <module>: main()", "    train.py, line 5, in main: step()"]
+        assert long[-3:-1] == [
+            "    train.py, line 9, in <module>: main()",
+            "    train.py, line 5, in main: step()",
+        ]
 
     def test_a_rank_that_a_missing_one_holds_is_not_blamed(self) -> None:
-        answers = {1: Answer(silent="its process 7 is stopped"), 2: Answer(stuck=("grad",), awaited=(1,))}
+        answers = {
+            1: Answer(silent="its process 7 is stopped"),
+            2: Answer(stuck=("grad",), awaited=(1,)),
+        }
         over = [Waiting("grad", 9.0, (1, 2))]
-        assert report.reason(over, 9, answers).startswith("rank 1 stayed away from grad for more than 9 s")
-        crossed = {1: Answer(stuck=("grad",), awaited=(2,)), 2: Answer(stuck=("grad",), awaited=(1,))}
+        assert report.reason(over, 9, answers).startswith(
+            "rank 1 stayed away from grad for more than 9 s"
+        )
+        crossed = {
+            1: Answer(stuck=("grad",), awaited=(2,)),
+            2: Answer(stuck=("grad",), awaited=(1,)),
+        }
         assert report.reason(over, 9, crossed).startswith("ranks 1, 2 stayed away from grad")
 
 
@@ -126,7 +169,10 @@ def test_names_are_those_that_the_program_knows(name: str, wanted: str) -> None:
 
 
 def test_a_list_of_names_has_each_once_and_six_at_most() -> None:
-    assert listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"]) == "gradients of DistributedOptimizer 2, a"
+    assert (
+        listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"])
+        == "gradients of DistributedOptimizer 2, a"
+    )
     assert listed("abcdefgh") == "a, b, c, d, e, f"
 
 
@@ -153,7 +199,9 @@ class DoubleStore:
 def test_a_process_that_does_not_answer_is_looked_up() -> None:
     store = DoubleStore()
     inquiry = Inquiry(store, lambda: store, "1", 0, 3, 60.0, lambda: ())
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     try:
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
@@ -174,9 +222,23 @@ def run(path: Path, program: str, np: int, *flags: str) -> tuple[int, str]:
     path.write_text(program)
     with marked() as found:
         done = subprocess.run(
-            [sys.executable, "-m", "farandole", "run", "-np", str(np), *flags, sys.executable, str(path)],
-            capture_output=True, text=True, timeout=200, env=found.env, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "farandole",
+                "run",
+                "-np",
+                str(np),
+                *flags,
+                sys.executable,
+                str(path),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env=found.env,
+            check=False,
+        )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -203,10 +265,16 @@ hvd.barrier()
     assert code != 0
     assert "Missing ranks:\n[0]<stderr>:2: [allreduce.loss]\n" in text
     assert f"rank 2 is at {path}, line 10, in lost: time.sleep(600)" in text
-    assert f"rank 1 waits with [allreduce.accuracy] at {path}, line 7, in evaluate: hvd.allreduce(" in text
+    assert (
+        f"rank 1 waits with [allreduce.accuracy] at {path}, line 7, in evaluate: hvd.allreduce("
+        in text
+    )
     assert "[1]<stderr>:Missing ranks" not in text, "one rank speaks"
     assert f"{path}, line 14, in <module>: (lambda" in text, "whole stacks in the end"
-    cause = "Rank 0 on localhost failed: StalledError: rank 2 stayed away from allreduce.loss for more than 8 s"
+    cause = (
+        "Rank 0 on localhost failed: StalledError: rank 2 stayed away from allreduce.loss for more"
+        " than 8 s"
+    )
     assert cause in text
 
 
@@ -229,8 +297,12 @@ while True:
     flags = ("--transport", wire, "--stall-check-shutdown-time-seconds", "5")
     code, text = run(tmp_path / "train.py", program, 3, *flags)
     assert code != 0
-    assert "Rank 0 on localhost failed: StalledError: rank 1 stopped inside allreduce.weights" in text or (
-        "Rank 0 on localhost failed: StalledError: rank 1 stayed away from allreduce.weights" in text
+    assert (
+        "Rank 0 on localhost failed: StalledError: rank 1 stopped inside allreduce.weights" in text
+        or (
+            "Rank 0 on localhost failed: StalledError: rank 1 stayed away from allreduce.weights"
+            in text
+        )
     )
     assert "is stopped (SIGSTOP" in text
 
@@ -239,8 +311,11 @@ def test_a_wait_inside_a_collective_is_reported(said: list[str]) -> None:
     stall = StallCheck(Settings(stall_warning_seconds=5, stall_shutdown_seconds=9), rank=0)
     assert stall.waiting([Waiting("grad", 6.0, (2,), inside=True)]) == ""
     assert said[0].startswith(
-        "A collective has begun on all ranks and does not go on for more than 5 seconds: [grad] waits for rank 2.\n"
+        "A collective has begun on all ranks and does not go on for more than 5 seconds: [grad]"
+        " waits for rank 2.\n"
     )
     assert stall.now()[0].inside
     why: Any = stall.waiting([Waiting("grad", 9.1, (2,), inside=True)])
-    assert why == "rank 2 stopped inside grad for more than 9 s (--stall-check-shutdown-time-seconds)"
+    assert (
+        why == "rank 2 stopped inside grad for more than 9 s (--stall-check-shutdown-time-seconds)"
+    )

@@ -33,13 +33,17 @@ from tests.pool import procs, ranks, threads
 SCOPE = Scope("", "SHM", range(2))
 
 
-def entry(name: str, array: np.ndarray, kind: Kind = Kind.ALLREDUCE, serial: int = 0, **more: Any) -> Entry:
+def entry(
+    name: str, array: np.ndarray, kind: Kind = Kind.ALLREDUCE, serial: int = 0, **more: Any
+) -> Entry:
     flat, dtype = array.reshape(-1), DType(str(array.dtype))
     return Entry(Request(name, kind, dtype, array.shape, **more), Buffer(flat, flat, dtype), serial)
 
 
 def whole(path: Path | str) -> list[dict[str, Any]]:
-    """The events of a file, which must be in order: on each thread, what begins ends, innermost first."""
+    """The events of a file, which must be in order: on each thread, what begins ends, innermost
+    first.
+    """
     events = read(str(path))
     check(events)
     return events
@@ -47,7 +51,9 @@ def whole(path: Path | str) -> list[dict[str, Any]]:
 
 def check(events: list[dict[str, Any]]) -> None:
     stacks: dict[tuple[int, int], list[tuple[str, float]]] = {}
-    for event in sorted((each for each in events if each["ph"] in "BE"), key=lambda each: each["ts"]):
+    for event in sorted(
+        (each for each in events if each["ph"] in "BE"), key=lambda each: each["ts"]
+    ):
         stack = stacks.setdefault((event["pid"], event["tid"]), [])
         if event["ph"] == "B":
             stack.append((event["name"], event["ts"]))
@@ -69,15 +75,26 @@ def tensors(events: list[dict[str, Any]]) -> dict[str, int]:
 def of(events: list[dict[str, Any]], name: str) -> list[tuple[str, str]]:
     """Phase and name of the events of one tensor."""
     pid = tensors(events)[name]
-    return [(event["ph"], event["name"]) for event in events if event["pid"] == pid and event["ph"] != "M"]
+    return [
+        (event["ph"], event["name"])
+        for event in events
+        if event["pid"] == pid and event["ph"] != "M"
+    ]
 
 
 def life(kind: str, wire: str, ticks: int) -> list[tuple[str, str]]:
     """The events of one collective."""
     return [
-        ("B", f"NEGOTIATE_{kind}"), *[("X", str(rank)) for rank in range(ticks)], ("E", f"NEGOTIATE_{kind}"),
-        ("B", kind), ("B", "QUEUE"), ("E", "QUEUE"), ("B", f"{wire}_{kind}"), ("E", f"{wire}_{kind}"), ("E", kind),
-    ]  # fmt: skip
+        ("B", f"NEGOTIATE_{kind}"),
+        *[("X", str(rank)) for rank in range(ticks)],
+        ("E", f"NEGOTIATE_{kind}"),
+        ("B", kind),
+        ("B", "QUEUE"),
+        ("E", "QUEUE"),
+        ("B", f"{wire}_{kind}"),
+        ("E", f"{wire}_{kind}"),
+        ("E", kind),
+    ]
 
 
 # The trace, which is pure.
@@ -107,7 +124,9 @@ def test_the_life_of_a_tensor() -> None:
     times = {(each["ph"], each["name"]): each["ts"] for each in events if each["ph"] in "BEX"}
     assert times["B", "NEGOTIATE_ALLREDUCE"] == times["X", "0"] == 0.5e6
     assert times["X", "1"] == 1.5e6
-    assert times["E", "NEGOTIATE_ALLREDUCE"] == times["B", "ALLREDUCE"] == times["B", "QUEUE"] == 2e6
+    assert (
+        times["E", "NEGOTIATE_ALLREDUCE"] == times["B", "ALLREDUCE"] == times["B", "QUEUE"] == 2e6
+    )
     assert times["E", "QUEUE"] == times["B", "SHM_ALLREDUCE"] == 2.25e6
     assert times["E", "SHM_ALLREDUCE"] == times["E", "ALLREDUCE"] == 2.5e6
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[2, 3]"}
@@ -127,25 +146,36 @@ def test_parts_of_an_exchange_lie_in_it_and_the_network_beside_them() -> None:
     check(events)
     parts = [each for each in events if each["ph"] == "X" and not each["name"].isdigit()]
     assert [(each["name"], each["ts"], each["dur"]) for each in parts] == [
-        ("SHM_REDUCESCATTER", 2.1e6, 1e5), ("NETWORK_ALLREDUCE", 2.2e6, 4e5), ("SHM_REDUCESCATTER", 2.3e6, 2e5),
-    ]  # fmt: skip
+        ("SHM_REDUCESCATTER", 2.1e6, 1e5),
+        ("NETWORK_ALLREDUCE", 2.2e6, 4e5),
+        ("SHM_REDUCESCATTER", 2.3e6, 2e5),
+    ]
     (own,) = {each["tid"] for each in events if each["name"] == "ALLREDUCE"}
     assert [each["tid"] == own for each in parts] == [True, False, True]
 
 
 def test_a_rank_that_does_not_say_since_when_was_ready_when_it_was_heard() -> None:
     events = told(Settled(101.0, [[("a", REQUEST)], [("a", REQUEST)]], [[100.5], []], [], []))
-    assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [("0", 0.5e6), ("1", 1e6)]
+    assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [
+        ("0", 0.5e6),
+        ("1", 1e6),
+    ]
 
 
 def test_ticks_are_in_the_order_of_time() -> None:
     events = told(Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[101.5], [101.0]], [], []))
-    assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [("1", 1e6), ("0", 1.5e6)]
+    assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [
+        ("1", 1e6),
+        ("0", 1.5e6),
+    ]
 
 
 def test_what_cannot_run_ends_with_its_negotiation() -> None:
     both = [[("a", REQUEST)]] * 2
-    events = told(Settled(101.0, both, [[100.5]] * 2, [], ["a"]), Settled(102.0, both, [[101.5]] * 2, [], ["a"]))
+    events = told(
+        Settled(101.0, both, [[100.5]] * 2, [], ["a"]),
+        Settled(102.0, both, [[101.5]] * 2, [], ["a"]),
+    )
     check(events)
     assert of(events, "a") == 2 * life("ALLREDUCE", "SHM", 2)[:4]
 
@@ -160,7 +190,12 @@ def test_a_tensor_never_begins_before_it_ended() -> None:
         Settled(104.0, both, [[103.5], [102.0]], ["a"], []),
     )
     check(events)
-    assert [each["ts"] for each in events if each["name"] == "NEGOTIATE_ALLREDUCE"] == [0.5e6, 1e6, 3e6, 4e6]
+    assert [each["ts"] for each in events if each["name"] == "NEGOTIATE_ALLREDUCE"] == [
+        0.5e6,
+        1e6,
+        3e6,
+        4e6,
+    ]
 
 
 def test_records_that_were_lost_leave_no_knot() -> None:
@@ -177,8 +212,9 @@ def test_unnamed_tensors_in_flight_together_lie_side_by_side() -> None:
     names = [name for name, _ in named]
     round_ = [
         Settled(101.0, [named] * 2, [[100.5, 100.6]] * 2, names, []),
-        Started(101.5, Kind.ALLREDUCE, names, 48), Finished(102.0, Kind.ALLREDUCE, names),
-    ]  # fmt: skip
+        Started(101.5, Kind.ALLREDUCE, names, 48),
+        Finished(102.0, Kind.ALLREDUCE, names),
+    ]
     events = told(*round_, *(each._replace(time=each.time + 9) for each in round_))
     check(events)
     assert list(tensors(events)) == ["allreduce.noname"]
@@ -246,7 +282,9 @@ def test_a_full_disk_ends_the_timeline_not_the_training(
             tracer.finished(Kind.ALLREDUCE, ["a"])
         timeline.stop()
     assert path.read_bytes() == before
-    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["No space left on device"]
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == [
+        "No space left on device"
+    ]
 
 
 def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
@@ -262,17 +300,23 @@ def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
 
 
 def test_a_file_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"'/nowhere/t\.json': No such file or directory; --timeline-filename"):
+    with pytest.raises(
+        SettingsError, match=r"'/nowhere/t\.json': No such file or directory; --timeline-filename"
+    ):
         Timeline(0, 1).start("/nowhere/t.json")
 
 
 def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    with subprocess.Popen([sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"go\n"
-            with pytest.raises(SettingsError, match=r"t\.json': another job writes .* needs a file of its own"):
+            with pytest.raises(
+                SettingsError, match=r"t\.json': another job writes .* needs a file of its own"
+            ):
                 Timeline(1, 2).start(str(path))
         finally:
             other.kill()
@@ -308,7 +352,11 @@ def test_a_file_goes_on_where_an_earlier_part_of_the_job_ended(tear: bytes, tmp_
             Path(path).write_bytes(Path(path).read_bytes().removesuffix(b"\n]\n") + tear)
     assert len([event for event in read(path) if "farandole" in event]) == 1
     events = whole(path)
-    assert {name: of(events, name).count(("E", "ALLREDUCE")) for name in tensors(events)} == {"a": 2, "b": 2, "c": 1}
+    assert {name: of(events, name).count(("E", "ALLREDUCE")) for name in tensors(events)} == {
+        "a": 2,
+        "b": 2,
+        "c": 1,
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[\n\n]\n", "words", '[\n{"ph":"M"}\n]\n'])
@@ -341,7 +389,9 @@ while True:
 def test_the_file_is_whole_after_a_kill(tmp_path: Path) -> None:
     for turn in range(3):
         path = tmp_path / f"t{turn}.json"
-        with subprocess.Popen([sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE) as victim:
+        with subprocess.Popen(
+            [sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE
+        ) as victim:
             try:
                 assert victim.stdout is not None
                 assert victim.stdout.readline() == b"go\n"
@@ -402,7 +452,9 @@ def traced(n: int, path: Path, fn: Any, wire: Any = ranks, **how: Any) -> list[A
 def test_every_collective_of_a_job_is_told(n: int, tmp_path: Path) -> None:
     def body(engine: Engine) -> None:
         for _ in range(4):  # new names, known names, remembered decisions
-            handles = [engine.submit([entry(f"g{i}", np.ones((2, i), np.float32))]) for i in range(3)]
+            handles = [
+                engine.submit([entry(f"g{i}", np.ones((2, i), np.float32))]) for i in range(3)
+            ]
             for handle in handles[:: 1 if engine.rank else -1]:
                 handle.wait()
         engine.run([entry("rows", np.ones((1 + engine.rank, 2), np.int64), Kind.ALLGATHER)])
@@ -435,11 +487,17 @@ def test_every_collective_of_a_job_is_told(n: int, tmp_path: Path) -> None:
         assert shapes == 4 * [{"dtype": "float32", "shape": "[2, 1]"}]
 
 
-def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_network(tmp_path: Path) -> None:
-    """Two hosts of two ranks; the second of the tensors that go together says nothing of its own."""
+def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_network(
+    tmp_path: Path,
+) -> None:
+    """Two hosts of two ranks; the second of the tensors that go together says nothing of its
+    own.
+    """
 
     def body(engine: Engine) -> None:
-        for handle in [engine.submit([entry(name, np.ones(30_000, np.float32)) for name in ("one", "two")])]:
+        for handle in [
+            engine.submit([entry(name, np.ones(30_000, np.float32)) for name in ("one", "two")])
+        ]:
             handle.wait()
 
     traced(4, tmp_path / "t.json", body, lambda n, fn: threads(n, two_levels(n), fn))
@@ -447,7 +505,9 @@ def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_ne
         events = whole(f"{tmp_path}/t.json.rank{rank}")
         names = [name for phase, name in of(events, "one") if phase == "X" and not name.isdigit()]
         assert sorted(names) == ["NETWORK_ALLREDUCE", "SHM_ALLGATHER", "SHM_REDUCESCATTER"]
-        assert [name for phase, name in of(events, "two") if phase == "X" and not name.isdigit()] == []
+        assert [
+            name for phase, name in of(events, "two") if phase == "X" and not name.isdigit()
+        ] == []
 
 
 def test_ticks_tell_when_each_rank_was_ready_although_a_third_is_late(tmp_path: Path) -> None:
@@ -469,7 +529,11 @@ def test_ticks_tell_when_each_rank_was_ready_although_a_third_is_late(tmp_path: 
         events = whole(f"{tmp_path}/t.json.rank{rank}")
         begin = events[0]["farandole"]["begin"]
         pid = tensors(events)["a"]
-        ticks = {int(each["name"]): each["ts"] + begin for each in events if each["ph"] == "X" and each["pid"] == pid}
+        ticks = {
+            int(each["name"]): each["ts"] + begin
+            for each in events
+            if each["ph"] == "X" and each["pid"] == pid
+        }
         order = [ready[0], ticks[0] / 1e6, ready[1], ticks[1] / 1e6, ready[2], ticks[2] / 1e6]
         assert order == sorted(order)
 
@@ -492,7 +556,9 @@ def test_ranks_without_a_timeline_take_part(tmp_path: Path) -> None:
         return total
 
     assert ranks(2, body) == [30.0, 30.0]
-    assert Counter(of(whole(tmp_path / "t.json"), "a")) == Counter(5 * life("ALLREDUCE", "INPROC", 2))
+    assert Counter(of(whole(tmp_path / "t.json"), "a")) == Counter(
+        5 * life("ALLREDUCE", "INPROC", 2)
+    )
 
 
 def test_several_files_one_after_the_other(tmp_path: Path) -> None:
@@ -514,12 +580,16 @@ def test_several_files_one_after_the_other(tmp_path: Path) -> None:
     for turn in range(3):
         names = tensors(whole(tmp_path / f"t{turn}.json"))
         assert f"inside{turn}" in names
-        assert not any(name in names for name in (f"inside{turn + 1}", f"inside{turn - 1}", f"between{turn}"))
+        assert not any(
+            name in names for name in (f"inside{turn + 1}", f"inside{turn - 1}", f"between{turn}")
+        )
     assert not [each for each in threading.enumerate() if each.name == "farandole-timeline"]
 
 
 def test_taking_records_costs_little(tmp_path: Path) -> None:
-    """A step of 3 buckets takes 4 rounds or so. 3 % of a step of 20 ms are 600 us, here for writing and all."""
+    """A step of 3 buckets takes 4 rounds or so. 3 % of a step of 20 ms are 600 us, here for writing
+    and all.
+    """
     named = [(f"bucket.{i}", REQUEST._replace(name=f"bucket.{i}")) for i in range(3)]
     names = [name for name, _ in named]
     noting, everything = [], []
@@ -560,7 +630,8 @@ def test_one_clock_for_two_hosts() -> None:
 
     assert abs(ahead(ask, "mine", mine) - 77.0) < 0.001
     assert ahead(lambda: (now[0] + 77.0, "mine"), "mine", mine) == 0.0
-    assert ahead(lambda: (5.0, ""), "", lambda: 2.0) == 3.0  # clocks without a name are not known to be one
+    # clocks without a name are not known to be one
+    assert ahead(lambda: (5.0, ""), "", lambda: 2.0) == 3.0
 
 
 def test_the_store_tells_the_time() -> None:
@@ -583,7 +654,9 @@ def test_the_store_tells_the_time() -> None:
 # Merging.
 
 
-def test_the_timelines_of_all_ranks_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_timelines_of_all_ranks_become_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def body(engine: Engine) -> None:
         for name in ("a", "b"):
             engine.run([entry(name, np.ones(1000, np.float32))])
@@ -594,9 +667,9 @@ def test_the_timelines_of_all_ranks_become_one(tmp_path: Path, capsys: pytest.Ca
     merged = json.loads((tmp_path / "all.json").read_text())
     assert f"2 timelines, {len(merged)} events" in capsys.readouterr().out
     check(merged)
-    assert {each["pid"]: each["args"]["name"] for each in merged if each["name"] == "process_name"} == {
-        0: "rank 0", 1: "rank 1"
-    }  # fmt: skip
+    assert {
+        each["pid"]: each["args"]["name"] for each in merged if each["name"] == "process_name"
+    } == {0: "rank 0", 1: "rank 1"}
     for rank in range(2):
         names = {
             each["args"]["name"]: each["tid"]
@@ -614,12 +687,17 @@ def test_the_timelines_of_all_ranks_become_one(tmp_path: Path, capsys: pytest.Ca
     assert times == sorted(times)
     begins = [each["ts"] for each in merged if (each["ph"], each["name"]) == ("B", "ALLREDUCE")]
     ends = [each["ts"] for each in merged if (each["ph"], each["name"]) == ("E", "ALLREDUCE")]
-    assert max(sorted(begins)[:2]) < min(sorted(ends)[:2])  # both ranks are in "a" at once: it is one clock
+    # both ranks are in "a" at once: it is one clock
+    assert max(sorted(begins)[:2]) < min(sorted(ends)[:2])
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("[", "is not a timeline"), ("[]", "is not a timeline of one rank"), ('[{"ph": "M"}]', "which rank's it is")],
+    [
+        ("[", "is not a timeline"),
+        ("[]", "is not a timeline of one rank"),
+        ('[{"ph": "M"}]', "which rank's it is"),
+    ],
 )
 def test_what_is_no_timeline_is_not_merged(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(content)
@@ -636,6 +714,8 @@ def test_a_rank_is_merged_once() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["join"], ["merge", "x"], ["merge", "-o", "y"]])
-def test_the_command_says_what_is_missing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_is_missing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["timeline", *arguments]) == 2
     assert "farandole: " in capsys.readouterr().err

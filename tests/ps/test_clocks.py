@@ -1,4 +1,6 @@
-"""Decisions of a parameter server, from random schedules and replayed events: no connection, no thread."""
+"""Decisions of a parameter server, from random schedules and replayed events: no connection, no
+thread.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_nobody_is_more_than_the_bound_ahead_in_a_thousand_random_schedules() ->
                 waiting.discard(other)
                 pulled[other] = clocks.version
             computing = [other for other in range(ranks) if left[other] and other not in waiting]
-            assert all(clocks.clocks[other] - clocks.slowest() <= bound for other in computing), seed
+            assert all(clocks.clocks[other] - clocks.slowest() <= bound for other in computing), (
+                seed
+            )
         assert left == [0] * ranks, (seed, "somebody waits for ever")
 
 
@@ -49,7 +53,9 @@ def test_a_step_waits_for_all_but_the_backups_and_drops_what_comes_later() -> No
     assert (clocks.ready(2), clocks.version) == (True, 1)
     assert clocks.push(1, 1, 0) == Decision(Fate.DROP, staleness=1, dropped=True)
     assert clocks.ready(1), "it goes on from the centre that is there"
-    assert clocks.push(1, 1, 0) == Decision(Fate.AGAIN, staleness=1, dropped=True), "the answer of the first time"
+    assert clocks.push(1, 1, 0) == Decision(Fate.AGAIN, staleness=1, dropped=True), (
+        "the answer of the first time"
+    )
     assert clocks.push(1, 2, 1) == Decision(Fate.COLLECT)
     assert clocks.push(1, 2, 1) == Decision(Fate.AGAIN)
 
@@ -72,9 +78,17 @@ def test_ranks_that_join_or_leave_do_not_hold_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "shows"),
-    [(Rule(sync=True), 1), (Rule(sync=True, backup=1), 1), (Rule(bound=0), 1), (Rule(bound=2), 3), (Rule(), 0)],
+    [
+        (Rule(sync=True), 1),
+        (Rule(sync=True, backup=1), 1),
+        (Rule(bound=0), 1),
+        (Rule(bound=2), 3),
+        (Rule(), 0),
+    ],
 )
-def test_a_rank_that_goes_on_where_another_has_moved_after_fewer_pushes_strays(rule: Rule, shows: int) -> None:
+def test_a_rank_that_goes_on_where_another_has_moved_after_fewer_pushes_strays(
+    rule: Rule, shows: int
+) -> None:
     """``shows``: after so many pushes more; 0: only when it is late, or when all flush."""
     clocks = Clocks(range(2), rule)
     for rank in range(2):
@@ -116,7 +130,9 @@ def test_the_first_push_after_a_join_brings_all_back() -> None:
     clocks.leave(0, for_good=False)
     assert clocks.push(1, 1, 1) == Decision(Fate.COLLECT), "the others are expected again"
     assert clocks.awaited(1) == [0, 2]
-    assert set(clocks.clocks.values()) == {1, 2}, "nobody is waited for because of what it has missed"
+    assert set(clocks.clocks.values()) == {1, 2}, (
+        "nobody is waited for because of what it has missed"
+    )
 
 
 @pytest.mark.parametrize("event", [(1, 3, 0), (1, 1, 1), (1, 1, -1)])
@@ -125,7 +141,9 @@ def test_events_that_cannot_be(event: tuple[int, int, int]) -> None:
         Clocks(range(2), Rule()).push(*event)
 
 
-@pytest.mark.parametrize("told", [[], ["x"] * 7, [False, 0, -1, False, "sgdd", 1.0, 0.9], {"a": 1}, 7])
+@pytest.mark.parametrize(
+    "told", [[], ["x"] * 7, [False, 0, -1, False, "sgdd", 1.0, 0.9], {"a": 1}, 7]
+)
 def test_what_is_no_rule(told: Any) -> None:
     with pytest.raises(WireError, match="rule"):
         Rule.told(told if told else 7)
@@ -134,14 +152,18 @@ def test_what_is_no_rule(told: Any) -> None:
 def test_staleness_is_what_others_have_done_since_the_pull_and_scales_when_asked() -> None:
     for damp, end in ((False, 8.0), (True, 7.0)):
         centre = Centre(Clocks(range(3), Rule(damp=damp)), [np.zeros(2)])
-        seen = [centre.push(rank, number, pulled, [np.full(2, 2.0)]).staleness
-                for rank, number, pulled in [(0, 1, 0), (1, 1, 0), (2, 1, 0), (0, 2, 3)]]  # fmt: skip
+        seen = [
+            centre.push(rank, number, pulled, [np.full(2, 2.0)]).staleness
+            for rank, number, pulled in [(0, 1, 0), (1, 1, 0), (2, 1, 0), (0, 2, 3)]
+        ]
         assert seen == [0, 1, 2, 0]
         assert centre.values[0].tolist() == [end] * 2  # 2 + 2 + 2 / 2 + 2
 
 
 def test_a_synchronous_step_is_the_mean_of_those_that_came_and_statistics_too() -> None:
-    centre = Centre(Clocks(range(3), Rule(sync=True, backup=1)), [np.zeros(1), np.full(1, 9.0)], statistics=1)
+    centre = Centre(
+        Clocks(range(3), Rule(sync=True, backup=1)), [np.zeros(1), np.full(1, 9.0)], statistics=1
+    )
     centre.push(0, 1, 0, [np.array([1.0]), np.array([3.0])])
     centre.push(2, 1, 0, [np.array([3.0]), np.array([5.0])])
     assert [value.tolist() for value in centre.values] == [[2.0], [4.0]]
@@ -164,7 +186,9 @@ def _stepped(optimizer: str, value: Any, gradient: Any, kept: dict[str, Any], st
     if optimizer == "adam":
         kept["m"] = m * kept.get("m", 0) + (1 - m) * gradient
         kept["s"] = 0.999 * kept.get("s", 0) + 0.001 * gradient**2
-        return value - lr * (kept["m"] / (1 - m**step)) / (np.sqrt(kept["s"] / (1 - 0.999**step)) + 1e-8)
+        return value - lr * (kept["m"] / (1 - m**step)) / (
+            np.sqrt(kept["s"] / (1 - 0.999**step)) + 1e-8
+        )
     return value - (lr if optimizer == "sgd" else 1.0) * gradient
 
 
@@ -187,13 +211,19 @@ def test_tensors_are_spread_by_size_and_large_ones_in_pieces() -> None:
     assert sum(loads) == sum(sizes)
     assert max(loads) - min(loads) < 1000
     for tensor, size in enumerate(sizes):
-        places = sorted((begin, end) for own in found for which, begin, end in own if which == tensor)
-        assert [number for begin, end in places for number in (begin, end)][1:-1:2] == [b for b, _ in places[1:]]
+        places = sorted(
+            (begin, end) for own in found for which, begin, end in own if which == tensor
+        )
+        assert [number for begin, end in places for number in (begin, end)][1:-1:2] == [
+            b for b, _ in places[1:]
+        ]
         assert (places[-1][1] if places else 0) == size
 
 
 def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> None:
-    """The primary tells the replica of an event, does it, and answers: killed before, between, and after."""
+    """The primary tells the replica of an event, does it, and answers: killed before, between, and
+    after.
+    """
     events = [(rank, number) for number in range(1, 5) for rank in range(2)]
     for crash in range(len(events)):
         for told, answered in ((False, False), (True, False), (True, True)):
@@ -211,7 +241,8 @@ def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> N
                     if place == crash:
                         now = replica
                     if now is replica and not (place == crash and answered):
-                        now.push(rank, number, pulled, [change[0].copy()])  # asked anew, if it heard no answer
+                        # asked anew, if it heard no answer
+                        now.push(rank, number, pulled, [change[0].copy()])
                     alone.push(rank, number, expected[rank], [change[0].copy()])
                     for other in range(2):
                         if now.clocks.ready(other):
@@ -221,8 +252,12 @@ def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> N
 
 
 @pytest.mark.parametrize("optimizer", ["add", "momentum", "adagrad", "adam"])
-def test_ways_outside_of_the_steps_are_added_and_are_no_step_of_the_servers_optimizer(optimizer: str) -> None:
-    """``average_weights``, before each evaluation: the centre stays where it is if no rank has gone anywhere."""
+def test_ways_outside_of_the_steps_are_added_and_are_no_step_of_the_servers_optimizer(
+    optimizer: str,
+) -> None:
+    """``average_weights``, before each evaluation: the centre stays where it is if no rank has gone
+    anywhere.
+    """
     centre = Centre(Clocks(range(2), Rule(optimizer=optimizer, lr=0.1)), [np.ones(2)])
     centre.push(0, 1, 0, [np.array([1.0, -2.0])])
     value, kept = centre.values[0].copy(), [array.copy() for (array,) in centre._kept]

@@ -28,7 +28,12 @@ def coded(spec: str) -> PushCodec:
 
 
 def group_of(
-    servers: Servers, n: int, rule: Rule, own: list[Any], by: PushCodec | None, statistics: list[Any] | None = None
+    servers: Servers,
+    n: int,
+    rule: Rule,
+    own: list[Any],
+    by: PushCodec | None,
+    statistics: list[Any] | None = None,
 ) -> Group:
     names = [f"w{number}" for number in range(len(own))]
     return servers.group("test.weights.1", range(n), rule, "spec", own, names, statistics or [], by)
@@ -63,12 +68,17 @@ def model(n: int, steps: int) -> tuple[list[Any], list[list[Any]]]:
 def kept(by: PushCodec, place: int) -> Any:
     """What the codec keeps of a tensor, flat."""
     state = by.state_dict()
-    found = [state[f"residual/push/0/w{place}/{begin}"] for begin in range(0, int(np.prod(SHAPES[place])), PIECE)]
+    found = [
+        state[f"residual/push/0/w{place}/{begin}"]
+        for begin in range(0, int(np.prod(SHAPES[place])), PIECE)
+    ]
     return np.concatenate([np.zeros(0), *found])
 
 
 def test_synchronous_ranks_are_their_model_also_when_a_primary_dies() -> None:
-    """The replica has what the primary made of the pushes, and each rank what it has not sent; a flush brings that."""
+    """The replica has what the primary made of the pushes, and each rank what it has not sent; a
+    flush brings that.
+    """
     with serving(count=2, replicas=2) as ranks:
 
         def fn(rank: int, servers: Servers) -> Any:
@@ -109,7 +119,10 @@ def test_of_a_push_that_comes_too_late_nothing_is_kept() -> None:
     with serving() as ranks:
         rule, clients = Rule(sync=True, backup=1), [ranks.client(rank) for rank in (0, 1)]
         codecs = [coded("topk:0.5") for _ in clients]
-        first, late = (group_of(each, 2, rule, [np.zeros(2)], by) for each, by in zip(clients, codecs, strict=True))
+        first, late = (
+            group_of(each, 2, rule, [np.zeros(2)], by)
+            for each, by in zip(clients, codecs, strict=True)
+        )
         first.push([np.zeros(2)], [np.array([1.0, 2.0])])
         assert kept_alone(codecs[0]) == [1.0, 0.0]
         pushed = [np.array([5.0, 4.0])]
@@ -151,8 +164,12 @@ def interrupted(*args: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the codec left of it would be all that the rank had left of its changes, which nobody has counted."""
+def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the codec left of it would be all that the rank had left of its changes, which nobody
+    has counted.
+    """
     from farandole.ps import client as client_module
     from farandole.ps import server as server_module
 
@@ -160,7 +177,10 @@ def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(monkeypatch
     with serving() as ranks:
         rule, clients = Rule(sync=True, backup=1), [ranks.client(rank) for rank in (0, 1)]
         codecs = [coded("topk:0.5") for _ in clients]
-        first, late = (group_of(each, 2, rule, [np.zeros(2)], by) for each, by in zip(clients, codecs, strict=True))
+        first, late = (
+            group_of(each, 2, rule, [np.zeros(2)], by)
+            for each, by in zip(clients, codecs, strict=True)
+        )
         first.push([np.zeros(2)], [np.array([1.0, 2.0])])
         with monkeypatch.context() as patch:
             patch.setattr(client_module, "receive", interrupted)
@@ -193,14 +213,19 @@ def test_what_servers_cannot_unpack() -> None:
             self.spec = spec
 
     with serving() as ranks:
-        for spec, text in (("mine", "there is no codec 'mine'"), ("sign", "codec='sign' does not compress pushes")):
+        for spec, text in (
+            ("mine", "there is no codec 'mine'"),
+            ("sign", "codec='sign' does not compress pushes"),
+        ):
             with pytest.raises(ValueError, match=text):
                 group_of(ranks.client(0), 1, Rule(), [np.zeros(2)], Own(spec))  # type: ignore[arg-type]
     held = facts([0], Rule(), "spec", [], [["<f4", 9], ["<f8", 2]], 1, "topk:0.5")
     group = ServerGroup(held)
     (payload,) = group.payloads([16])
     payload.view(np.uint32)[:] = [1, 9, 0, 0]
-    with pytest.raises(WireError, match=r"a push cannot be unpacked by topk:0\.5: index 9 is out of"):
+    with pytest.raises(
+        WireError, match=r"a push cannot be unpacked by topk:0\.5: index 9 is out of"
+    ):
         group.unpack([payload], group.arrays())
     for wrong in ([], [8, 8], [-1], [True], [1 << 20], ["8"]):
         with pytest.raises(WireError, match=r"payloads of .* bytes came where at most"):

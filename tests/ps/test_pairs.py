@@ -8,8 +8,12 @@ from farandole.ps.pairs import SharedWeights
 
 
 def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
-    """Ranks agree on a mean; one of them goes on, and averages with this one before it has the mean."""
-    one, other = (SharedWeights([np.full(2, value), np.full(1, value)], statistics=1) for value in (2.0, 6.0))
+    """Ranks agree on a mean; one of them goes on, and averages with this one before it has the
+    mean.
+    """
+    one, other = (
+        SharedWeights([np.full(2, value), np.full(1, value)], statistics=1) for value in (2.0, 6.0)
+    )
     for shared in (one, other):
         shared.take([np.zeros(2), shared.flat[0][2:].copy()])
     other.correct([np.full(2, -2.0)], [np.full(1, 4.0)])

@@ -1,4 +1,6 @@
-"""Averages in pairs: their numbers by themselves, and ranks with real sockets, in threads of one process."""
+"""Averages in pairs: their numbers by themselves, and ranks with real sockets, in threads of one
+process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_any_order_of_events_keeps_the_sum_of_what_ranks_have_learned() -> None:
     for seed in range(300):
         random = Random(seed)
         n = random.randint(2, 5)
-        ranks = [SharedWeights([np.full(2, float(rank)), np.zeros((), dtype="f4")]) for rank in range(n)]
+        ranks = [
+            SharedWeights([np.full(2, float(rank)), np.zeros((), dtype="f4")]) for rank in range(n)
+        ]
         wanted = sum(range(n))
         lent: dict[int, tuple[int, Any]] = {}  # by the rank that asks: whom, and what is under way
         for _ in range(40):
@@ -54,7 +58,11 @@ def test_any_order_of_events_keeps_the_sum_of_what_ranks_have_learned() -> None:
 
 def test_averages_come_to_one_mind_and_types_statistics_and_damping_go_along() -> None:
     def one(rank: int) -> SharedWeights:
-        first = [np.full((2, 3), rank, dtype="f4"), np.full(2, 4.0 * rank), np.full((), rank, dtype="f4")]
+        first = [
+            np.full((2, 3), rank, dtype="f4"),
+            np.full(2, 4.0 * rank),
+            np.full((), rank, dtype="f4"),
+        ]
         return SharedWeights(first, statistics=1)
 
     ranks = [one(rank) for rank in range(4)]
@@ -73,7 +81,8 @@ def test_averages_come_to_one_mind_and_types_statistics_and_damping_go_along() -
         assert np.allclose(given[1], 6.0 + 3 / seen)
     last = [np.zeros((2, 3), dtype="f4"), np.zeros(2), np.full((), 9.0, dtype="f4")]
     assert ranks[0].take(last) == 0
-    assert last[2] == pytest.approx(9.0)  # nobody has averaged since: what this rank has is what it shows
+    # nobody has averaged since: what this rank has is what it shows
+    assert last[2] == pytest.approx(9.0)
     assert ranks[0].parts == [("<f4", 7), ("<f8", 2)]
 
 
@@ -82,7 +91,10 @@ class Ranks:
 
     def __init__(self, n: int, tls: bool = False) -> None:
         self.secret, self.ended = new_secret(tls=tls), set[int]()
-        self.servers = [PeerServer(rank, self.secret, ["127.0.0.1"], self.ended.__contains__) for rank in range(n)]
+        self.servers = [
+            PeerServer(rank, self.secret, ["127.0.0.1"], self.ended.__contains__)
+            for rank in range(n)
+        ]
 
     def group(self, rank: int, first: Sequence[Any]) -> PeerGroup:
         addresses = [server.address for server in self.servers]
@@ -115,7 +127,10 @@ def run(n: int, fn: Callable[[int], Any]) -> list[Any]:
 @pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
 def test_ranks_that_all_ask_at_once_keep_the_sum_and_come_to_one_mind(tls: bool) -> None:
     with serving(4, tls) as ranks:
-        groups = [ranks.group(rank, [np.full(shape, float(rank)) for shape in SHAPES]) for rank in range(4)]
+        groups = [
+            ranks.group(rank, [np.full(shape, float(rank)) for shape in SHAPES])
+            for rank in range(4)
+        ]
 
         def stepped(rank: int, change: float) -> list[Any]:
             given = [np.full(shape, change) for shape in SHAPES]
@@ -148,19 +163,25 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
         ranks.servers[2].close()  # it was not told that this one ended
         groups[0].ask([1, 2])
         groups[0].rest(60)
-        with pytest.raises(PeerLostError, match=r"rank 2 cannot be reached any more, to average weights") as raised:
+        with pytest.raises(
+            PeerLostError, match=r"rank 2 cannot be reached any more, to average weights"
+        ) as raised:
             groups[0].take([np.zeros(2)])
         assert raised.value.rank == 2
 
 
-def test_a_partner_that_hangs_up_on_its_caller_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partner_that_hangs_up_on_its_caller_is_called_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A process that was killed may still have taken the call: it is lost, and not silent."""
     calls = []
 
     def hangs_up_once(*given: Any) -> Any:
         calls.append(given)
         if len(calls) == 1:
-            raise UnfinishedHandshakeError("handshake on the weights socket failed: connection reset by peer")
+            raise UnfinishedHandshakeError(
+                "handshake on the weights socket failed: connection reset by peer"
+            )
         return dial(*given)
 
     with serving(2) as ranks:
@@ -169,7 +190,9 @@ def test_a_partner_that_hangs_up_on_its_caller_is_called_again(monkeypatch: pyte
         monkeypatch.setattr(peer_module, "dial", hangs_up_once)
         groups[0].ask([1])
         groups[0].rest(60)
-        with pytest.raises(PeerLostError, match=r"rank 1 cannot be reached any more, to average weights"):
+        with pytest.raises(
+            PeerLostError, match=r"rank 1 cannot be reached any more, to average weights"
+        ):
             groups[0].take([np.zeros(2)])
 
 
@@ -178,7 +201,8 @@ def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is
 ) -> None:
     with serving(3) as ranks:
         groups = [ranks.group(rank, [np.full(2 + (rank == 2), float(rank))]) for rank in range(3)]
-        with groups[1]._changed, monkeypatch.context() as patch:  # it has accepted, and does nothing
+        # it has accepted, and does nothing
+        with groups[1]._changed, monkeypatch.context() as patch:
             patch.setattr(peer_module, "SILENCE", 0.2)
             groups[0].ask([1])
             groups[0].rest(60)
@@ -187,7 +211,10 @@ def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is
         groups[0].ask([1, 2])
         groups[0].rest(60)
         for place in (0, 2):
-            with pytest.raises(ValueError, match=r"same model, but rank 0 has weights .* and rank 2 has \[\['<f8', 3"):
+            with pytest.raises(
+                ValueError,
+                match=r"same model, but rank 0 has weights .* and rank 2 has \[\['<f8', 3",
+            ):
                 groups[place].take([np.zeros(2 + (place == 2))])
         with pytest.raises(ValueError, match="grown or shrunk needs a new optimizer"):
             groups[1].take([np.zeros(9)])
@@ -222,4 +249,7 @@ def test_one_that_is_engaged_is_busy_and_nothing_is_left_open() -> None:
         given = [np.zeros(2)]
         assert groups[1].take(given) == 1
         assert given[0].tolist() == [0.5, 0.5]
-    until(lambda: not [each for each in threading.enumerate() if each.name == "farandole-pairs"], "the end of threads")
+    until(
+        lambda: not [each for each in threading.enumerate() if each.name == "farandole-pairs"],
+        "the end of threads",
+    )

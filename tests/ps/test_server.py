@@ -35,7 +35,11 @@ class Ranks:
         for _ in range(count):
             own: list[ParameterServer] = []
             for place in range(replicas):
-                own.append(ParameterServer(self.secret, ["127.0.0.1"], self._ended, self._others(own, place)))
+                own.append(
+                    ParameterServer(
+                        self.secret, ["127.0.0.1"], self._ended, self._others(own, place)
+                    )
+                )
             self.servers.append(own)
 
     def _ended(self, scope: str, rank: int) -> str:
@@ -61,7 +65,11 @@ class Ranks:
 
             def close(self) -> None: ...
 
-        return threads(n, lambda rank: Wire(self.client(rank)), lambda wire: fn(wire.servers.rank, wire.servers))
+        return threads(
+            n,
+            lambda rank: Wire(self.client(rank)),
+            lambda wire: fn(wire.servers.rank, wire.servers),
+        )
 
 
 @contextmanager
@@ -78,12 +86,20 @@ def weights(dtype: str = "f8") -> list[Any]:
     return [np.ones(shape, dtype=dtype) for shape in SHAPES]
 
 
-def group_of(servers: Servers, n: int, rule: Rule, own: Sequence[Any], statistics: Sequence[Any] = ()) -> Group:
+def group_of(
+    servers: Servers, n: int, rule: Rule, own: Sequence[Any], statistics: Sequence[Any] = ()
+) -> Group:
     names = [f"w{number}" for number in range(len(own))]
     return servers.group("test.weights.1", range(n), rule, "spec", own, names, statistics)
 
 
-def trained(servers: Servers, n: int, rule: Rule, steps: int, each: Callable[[int], None] = lambda step: None) -> Any:
+def trained(
+    servers: Servers,
+    n: int,
+    rule: Rule,
+    steps: int,
+    each: Callable[[int], None] = lambda step: None,
+) -> Any:
     """Each step of rank r adds r + 1; what the rank has in the end."""
     anchors = weights()
     for one in anchors[1:]:
@@ -98,7 +114,9 @@ def trained(servers: Servers, n: int, rule: Rule, steps: int, each: Callable[[in
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
-def test_synchronous_ranks_have_the_same_centre_and_asynchronous_ones_all_that_was_pushed(tls: bool) -> None:
+def test_synchronous_ranks_have_the_same_centre_and_asynchronous_ones_all_that_was_pushed(
+    tls: bool,
+) -> None:
     with serving(count=2, tls=tls) as ranks:
 
         def fn(rank: int, servers: Servers) -> Any:
@@ -196,7 +214,9 @@ def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
 
             if rank:
                 turns[rank - 1].wait(60)
-            with pytest.raises(ValueError, match=r"rank 2 has w1 of shape \(4,\) .* where rank 0 has w1 of shape"):
+            with pytest.raises(
+                ValueError, match=r"rank 2 has w1 of shape \(4,\) .* where rank 0 has w1 of shape"
+            ):
                 both()
 
         ranks.run(3, fn)
@@ -250,7 +270,9 @@ def test_ranks_that_never_came_and_have_left_are_let_go(monkeypatch: pytest.Monk
         client.close()
 
 
-def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Rank 0 flushes while rank 1 is about to get the answer to its push of the same step."""
     until = ParameterServer.until
 
@@ -311,7 +333,9 @@ def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_n
             servers.close()
 
 
-def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "GRACE", 30.0)
     with serving() as ranks:
         (server,) = ranks.servers[0]
@@ -415,7 +439,9 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
             zeros, into = [np.zeros(1)], [np.ones(1)]
             centre = group_of(servers, 2, Rule(sync=True), zeros)
             met.wait(60)
-            assert rank or all(looks.acquire(timeout=60.0) for _ in range(4)), "two to connect, two while rank 1 waits"
+            assert rank or all(looks.acquire(timeout=60.0) for _ in range(4)), (
+                "two to connect, two while rank 1 waits"
+            )
             centre.push(zeros, into)
             assert not replica._promoted
             met.wait(60)
@@ -435,7 +461,9 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         servers.close()
 
 
-def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(replicas_module, "ANSWER", 0.1)
     with serving(replicas=2) as ranks:
         servers = ranks.client(0)
@@ -451,7 +479,9 @@ def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(monkeypatch: 
         servers.close()
 
 
-def test_a_rank_that_has_ended_is_let_go_however_busy_other_groups_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_has_ended_is_let_go_however_busy_other_groups_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "LOOK", 0.1)
     with serving() as ranks:
         ranks.left = {0: "bye"}
@@ -484,10 +514,13 @@ def test_arrays_that_are_not_those_of_the_beginning_are_refused() -> None:
         zeros = [np.zeros(1), np.zeros(2)]
         centre = group_of(servers, 1, Rule(), zeros)
         with pytest.raises(
-            ValueError, match=r"^test: 3 weights and statistics were given .* hold 2; .* new optimizer$"
+            ValueError,
+            match=r"^test: 3 weights and statistics were given .* hold 2; .* new optimizer$",
         ):
             centre.push([*zeros, np.zeros(1)], [*zeros, np.zeros(1)])
-        with pytest.raises(ValueError, match="array 1 has 3 numbers where the parameter servers hold 2"):
+        with pytest.raises(
+            ValueError, match="array 1 has 3 numbers where the parameter servers hold 2"
+        ):
             centre.push(zeros, [np.zeros(1), np.zeros(3)])
         with pytest.raises(ValueError, match="1 weights and statistics"):
             centre.pull(zeros[:1])

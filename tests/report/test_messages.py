@@ -10,11 +10,16 @@ def test_a_text_is_cut() -> None:
 
 
 def test_only_numbers_are_progress() -> None:
-    data = b'{"epoch": 2, "rate": 17.5, "step": Infinity, "a": NaN, "b": "x", "c": [1], "d": 1e400, "e": null}'
+    data = (
+        b'{"epoch": 2, "rate": 17.5, "step": Infinity, "a": NaN, "b": "x", "c": [1], "d": 1e400,'
+        b' "e": null}'
+    )
     assert Message.parsed("progress", 0, data).progress == {"epoch": 2, "rate": 17.5}
 
 
-@pytest.mark.parametrize(("kind", "data"), [("progress", b"{"), ("progress", b"[]"), ("progress", b"\xff"), ("x", b"")])
+@pytest.mark.parametrize(
+    ("kind", "data"), [("progress", b"{"), ("progress", b"[]"), ("progress", b"\xff"), ("x", b"")]
+)
 def test_what_is_none(kind: str, data: bytes) -> None:
     with pytest.raises(ValueError):
         Message.parsed(kind, 0, data)

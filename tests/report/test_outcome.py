@@ -10,7 +10,9 @@ from farandole.handshake import new_secret
 from farandole.report.outcome import Outcome
 from farandole.store import StoreServer
 
-VICTIM = Outcome(status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0")
+VICTIM = Outcome(
+    status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0"
+)
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -32,14 +34,24 @@ class TestOutcome:
         assert Outcome.of(raised(error)).status == "victim"
 
     def test_a_victim_that_raised_something_else(self) -> None:
-        assert Outcome.of(raised(RuntimeError("training failed"), PeerLostError("gone", 3))).lost == 3
+        assert (
+            Outcome.of(raised(RuntimeError("training failed"), PeerLostError("gone", 3))).lost == 3
+        )
 
     def test_a_victim_of_which_a_framework_tells(self) -> None:
-        text = "Got the following error when running the callback: {}: rank 0 has left\n\nAt:\n  a.py(1): f"
-        for kind, status in (("PeerLostError", "victim"), ("ShutDownError", "victim"), ("MismatchError", "error")):
+        text = (
+            "Got the following error when running the callback: {}: rank 0 has left\n\nAt:\n "
+            " a.py(1): f"
+        )
+        for kind, status in (
+            ("PeerLostError", "victim"),
+            ("ShutDownError", "victim"),
+            ("MismatchError", "error"),
+        ):
             assert Outcome.of(raised(RuntimeError(text.format(kind)))).status == status
         of_xla = (
-            f"INTERNAL: HorovodInternalError: rank 1, allreduce(): {ShutDownError('(Rank 0 shut down.)')} [failure 1]"
+            "INTERNAL: HorovodInternalError: rank 1, allreduce():"
+            f" {ShutDownError('(Rank 0 shut down.)')} [failure 1]"
         )
         assert Outcome.of(raised(RuntimeError(of_xla))).status == "victim"
 
@@ -81,10 +93,17 @@ class TestOutcome:
     @pytest.mark.parametrize(
         "data",
         [
-            b"", b"{", b"null", b"[1]", b'{"status": "ok"}', VICTIM.to_bytes().replace(b'"victim"', b'"weary"'),
-            VICTIM.to_bytes().replace(b'"lost": ', b'"lost": "1", "x": '), b"\xff\xfe", b"[" * 100_000,
+            b"",
+            b"{",
+            b"null",
+            b"[1]",
+            b'{"status": "ok"}',
+            VICTIM.to_bytes().replace(b'"victim"', b'"weary"'),
+            VICTIM.to_bytes().replace(b'"lost": ', b'"lost": "1", "x": '),
+            b"\xff\xfe",
+            b"[" * 100_000,
         ],
-    )  # fmt: skip
+    )
     def test_what_is_none_is_an_error(self, data: bytes) -> None:
         with pytest.raises(ValueError):
             Outcome.from_bytes(data)
@@ -111,7 +130,10 @@ reporter.install(client, 3)
         ("client.close(); raise ValueError('boom')", "error", 1),
         ("sys.excepthook = lambda *_: None; raise ValueError('boom')", "error", 1),
         (
-            "import os\nif os.fork() == 0: raise KeyError('a child of ours')\nos.wait(); raise ValueError('boom')",
+            (
+                "import os\nif os.fork() == 0: raise KeyError('a child of ours')\nos.wait(); raise"
+                " ValueError('boom')"
+            ),
             "error",
             1,
         ),

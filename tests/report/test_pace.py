@@ -54,7 +54,13 @@ def test_rows_and_the_loss_of_the_epoch_before() -> None:
     told.epoch(2, 3, 100, rows=256, loss=0.12345)
     told.report(0.0)
     counter.steps += 40
-    assert described(told.report(4.0)) == ["epoch 2/3", "step 40/100", "loss 0.1235", "2,560 rows/s", "0:00:16 left"]
+    assert described(told.report(4.0)) == [
+        "epoch 2/3",
+        "step 40/100",
+        "loss 0.1235",
+        "2,560 rows/s",
+        "0:00:16 left",
+    ]
 
 
 def test_epochs_of_unknown_length() -> None:
@@ -67,7 +73,9 @@ def test_epochs_of_unknown_length() -> None:
 
 
 @pytest.mark.parametrize(("watched", "rank"), [("", "0"), ("1", "1")])
-def test_no_thread_where_nobody_looks(monkeypatch: pytest.MonkeyPatch, watched: str, rank: str) -> None:
+def test_no_thread_where_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, watched: str, rank: str
+) -> None:
     monkeypatch.setattr(pace, "_thread", None)
     monkeypatch.setenv(STATUS, watched)
     monkeypatch.setenv("FARANDOLE_RANK", rank)

@@ -16,9 +16,18 @@ async def asynchronous() -> int:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (asynchronous, "the result of 'f': it is a coroutine, of which nothing has run: call asyncio.run"),
-        (lambda: (n for n in range(3)), "the result of 'f': it is a generator, which yields its values in its own"),
-        (lambda: {"rows": [(n for n in range(3))]}, "the result of 'f': its ['rows'][0] is a generator"),
+        (
+            asynchronous,
+            "the result of 'f': it is a coroutine, of which nothing has run: call asyncio.run",
+        ),
+        (
+            lambda: (n for n in range(3)),
+            "the result of 'f': it is a generator, which yields its values in its own",
+        ),
+        (
+            lambda: {"rows": [(n for n in range(3))]},
+            "the result of 'f': its ['rows'][0] is a generator",
+        ),
     ],
     ids=["coroutine", "generator", "inside"],
 )

@@ -16,14 +16,18 @@ RUNNING, STOPPED = SimpleNamespace(_jsc="jvm"), SimpleNamespace(_jsc=None)
 def pyspark(monkeypatch: pytest.MonkeyPatch, connects: bool, **names: Any) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(**names))
     monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "pyspark.sql.utils", SimpleNamespace(is_remote=lambda: connects))
+    monkeypatch.setitem(
+        sys.modules, "pyspark.sql.utils", SimpleNamespace(is_remote=lambda: connects)
+    )
 
 
 @pytest.mark.parametrize(
     ("connects", "active", "expected"),
     [(False, RUNNING, RUNNING), (False, STOPPED, None), (False, None, None), (True, RUNNING, None)],
 )
-def test_a_context_runs_or_not(monkeypatch: pytest.MonkeyPatch, connects: bool, active: Any, expected: Any) -> None:
+def test_a_context_runs_or_not(
+    monkeypatch: pytest.MonkeyPatch, connects: bool, active: Any, expected: Any
+) -> None:
     pyspark(monkeypatch, connects, SparkContext=SimpleNamespace(_active_spark_context=active))
     assert session.context() is expected
 
@@ -41,7 +45,9 @@ def test_a_look_imports_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_is_started_only_where_it_has_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = SimpleNamespace(builder=SimpleNamespace(getOrCreate=lambda: SimpleNamespace(sparkContext=RUNNING)))
+    made = SimpleNamespace(
+        builder=SimpleNamespace(getOrCreate=lambda: SimpleNamespace(sparkContext=RUNNING))
+    )
     for connects, expected in ((False, RUNNING), (True, None)):
         pyspark(monkeypatch, connects, SparkContext=SimpleNamespace(_active_spark_context=None))
         monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=made))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("FARANDOLE_TEST", uuid.uuid4().hex)  # tools.MARK, which the first JVM passes on to all others
+# tools.MARK, which the first JVM passes on to all others
+os.environ.setdefault("FARANDOLE_TEST", uuid.uuid4().hex)
 # Tests start dozens of JVMs, each for seconds: what they would compile well, they would hardly use.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

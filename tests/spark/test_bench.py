@@ -19,12 +19,27 @@ for package in ("torch", "pandas", "pyarrow"):
 
 
 def test_all_contenders_take_part(tmp_path: Path) -> None:
-    """In a process of its own: one that is ended too late would leave this one's JVM in the middle of a call."""
-    command = [sys.executable, "-m", "benchmarks", "start", "--launcher", "spark", "--quick", "--json"]
+    """In a process of its own: one that is ended too late would leave this one's JVM in the middle
+    of a call.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "start",
+        "--launcher",
+        "spark",
+        "--quick",
+        "--json",
+    ]
     done = subprocess.run(
-        [*command, str(tmp_path / "runs.json")], cwd=ROOT, timeout=500, stdin=subprocess.DEVNULL, capture_output=True,
+        [*command, str(tmp_path / "runs.json")],
+        cwd=ROOT,
+        timeout=500,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     [case] = json.loads((tmp_path / "runs.json").read_text())["cases"]
     medians = {name: each["median"] for name, each in case["contenders"].items()}

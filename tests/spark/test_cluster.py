@@ -1,4 +1,6 @@
-"""HorovodRunner and run on two executors: results, output, messages, what Spark's UI shows, how long it takes."""
+"""HorovodRunner and run on two executors: results, output, messages, what Spark's UI shows, how
+long it takes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def torch_model(steps: int, lr: float) -> list[float]:
     y = x.sum(dim=1, keepdim=True)
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x[hvd.rank() :: hvd.size()]), y[hvd.rank() :: hvd.size()]).backward()
+        torch.nn.functional.mse_loss(
+            model(x[hvd.rank() :: hvd.size()]), y[hvd.rank() :: hvd.size()]
+        ).backward()
         optimizer.step()
     return [*model.weight.flatten().tolist(), model.bias.item()]
 
@@ -62,17 +66,23 @@ def keras_model(backend: str) -> tuple[list[Any], list[Any]]:
 
     def trained(rank: int, size: int, optimizer: Any, callbacks: list[Any]) -> list[Any]:
         keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)]
+        )
         model.compile(optimizer, "mse")
         x = np.sin(np.arange(96, dtype="float32")).reshape(24, 4)[rank::size]
         y = x.sum(axis=1, keepdims=True)
-        model.fit(x, y, batch_size=12 // size, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        model.fit(
+            x, y, batch_size=12 // size, epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+        )
         return [np.asarray(each) for each in model.get_weights()]
 
     hvd.init()
     assert keras.backend.backend() == backend
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogCallback(per_batch_log=True)]
-    together = trained(hvd.rank(), hvd.size(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), callbacks)
+    together = trained(
+        hvd.rank(), hvd.size(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), callbacks
+    )
     return together, trained(0, 1, keras.optimizers.SGD(0.1), [])
 
 
@@ -89,22 +99,31 @@ class TestResults:
         assert spark == driver
 
     def test_keras(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """On JAX, which is loaded fastest; the notebook trains on PyTorch, tests of Keras on all backends."""
+        """On JAX, which is loaded fastest; the notebook trains on PyTorch, tests of Keras on all
+        backends.
+        """
         together, alone = HorovodRunner(np=2).run(keras_model, backend="jax")
         said = capsys.readouterr().out.splitlines()
         for one, two in zip(together, alone, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-4)
         assert [re.sub(r"\d[\d.e+-]*", "N", line) for line in said] == [
-            "Epoch N begins", *["Epoch N batch N, loss=N"] * 2, "Epoch N ended after N s, loss=N, N steps/s",
-        ] * 2  # fmt: skip
+            "Epoch N begins",
+            *["Epoch N batch N, loss=N"] * 2,
+            "Epoch N ended after N s, loss=N, N steps/s",
+        ] * 2
 
     def test_in_rank_order_with_the_arguments_of_horovod(self) -> None:
         def work(a: int, *, b: int) -> tuple[int, ...]:
             names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
             return (a + b, *(int(os.environ[f"HOROVOD_{name}"]) for name in names))
 
-        assert farandole.spark.run(work, (1,), {"b": 2}, num_proc=2) == [(3, 0, 2, 0, 2, 0, 1), (3, 1, 2, 1, 2, 0, 1)]
-        assert farandole.run(work, (1,), {"b": 2}, np=1, launcher="spark") == [(3, 0, 1, 0, 1, 0, 1)]
+        assert farandole.spark.run(work, (1,), {"b": 2}, num_proc=2) == [
+            (3, 0, 2, 0, 2, 0, 1),
+            (3, 1, 2, 1, 2, 0, 1),
+        ]
+        assert farandole.run(work, (1,), {"b": 2}, np=1, launcher="spark") == [
+            (3, 0, 1, 0, 1, 0, 1)
+        ]
 
     def test_as_many_as_sparks_parallelism_by_default(self) -> None:
         assert farandole.spark.run(lambda: int(os.environ["HOROVOD_RANK"])) == [0, 1]
@@ -113,7 +132,9 @@ class TestResults:
         with pytest.warns(DeprecationWarning, match="np=0"):
             assert HorovodRunner(np=0).run(lambda: os.environ["HOROVOD_SIZE"]) == "2"
 
-    def test_in_another_thread_and_with_a_timeline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_in_another_thread_and_with_a_timeline(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "timeline.json"))
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(HorovodRunner(np=2).run(summed)))
@@ -124,15 +145,22 @@ class TestResults:
 
 
 class TestEnvironment:
-    def test_the_drivers_variables_stay_with_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_drivers_variables_stay_with_the_driver(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("MINE", "driver")
         monkeypatch.setenv("KERAS_BACKEND", "jax")
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7.5")
 
         def read() -> list[str | None]:
-            return [os.environ.get(name) for name in ("MINE", "ASKED", "KERAS_BACKEND", "HOROVOD_CYCLE_TIME")]
+            return [
+                os.environ.get(name)
+                for name in ("MINE", "ASKED", "KERAS_BACKEND", "HOROVOD_CYCLE_TIME")
+            ]
 
-        assert farandole.spark.run(read, num_proc=1, env={"ASKED": "yes"}) == [[None, "yes", "jax", "7.5"]]
+        assert farandole.spark.run(read, num_proc=1, env={"ASKED": "yes"}) == [
+            [None, "yes", "jax", "7.5"]
+        ]
         assert HorovodRunner(np=1).run(read) == [None, None, "jax", "7.5"]
 
     def test_no_secret_where_spark_shows_it(self, cluster: Any) -> None:
@@ -147,7 +175,9 @@ class TestEnvironment:
         python = tmp_path / "python"
         python.write_text(f'#!/bin/sh\nMINE=other exec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        assert farandole.spark.run(lambda: os.environ["MINE"], num_proc=1, executable=str(python)) == ["other"]
+        assert farandole.spark.run(
+            lambda: os.environ["MINE"], num_proc=1, executable=str(python)
+        ) == ["other"]
         with pytest.raises(farandole.errors.JobFailedError, match="/no/python cannot be started"):
             farandole.spark.run(print, num_proc=1, executable="/no/python")
 
@@ -187,7 +217,9 @@ class TestOutput:
         lines = out.getvalue().splitlines()
         for rank in (0, 1):
             mine = [line for line in lines if line.startswith(f"[{rank}]<stdout>:")]
-            assert mine == [f"[{rank}]<stdout>:{rank} says {number}: {'x' * 40}" for number in range(LINES)]
+            assert mine == [
+                f"[{rank}]<stdout>:{rank} says {number}: {'x' * 40}" for number in range(LINES)
+            ]
         assert len(lines) == 2 * LINES
 
     def test_it_appears_while_the_ranks_run(self, tmp_path: Path) -> None:
@@ -206,7 +238,11 @@ class TestOutput:
 
         def watch() -> None:
             read_pids(tmp_path, 2, 100.0)
-            seen.append(wait_until(lambda: out.getvalue().count("before") == out.getvalue().count("message") == 2))
+            seen.append(
+                wait_until(
+                    lambda: out.getvalue().count("before") == out.getvalue().count("message") == 2
+                )
+            )
             (tmp_path / "go").touch()
 
         thread = threading.Thread(target=watch)
@@ -235,8 +271,12 @@ class TestOutput:
             files = [path.read_text(errors="replace") for path in tools.WORK.glob("app-*/*/stderr")]
             return [text for text in files if token in text]
 
-        assert wait_until(lambda: len(logs()) == 1), "the output of both ranks is in one executor's log"
-        assert wait_until(lambda: all(f"[{rank}]<stdout>:unique-{token}-{rank}" in logs()[0] for rank in (0, 1)))
+        assert wait_until(lambda: len(logs()) == 1), (
+            "the output of both ranks is in one executor's log"
+        )
+        assert wait_until(
+            lambda: all(f"[{rank}]<stdout>:unique-{token}-{rank}" in logs()[0] for rank in (0, 1))
+        )
 
     def test_streams_of_ones_own(self) -> None:
         out, err = io.StringIO(), io.StringIO()
@@ -245,9 +285,16 @@ class TestOutput:
             print("out")
             print("err", file=sys.stderr)
 
-        _, said = printed(lambda: farandole.spark.run(
-            shout, num_proc=1, stdout=out, stderr=err, verbose=0, prefix_output_with_timestamp=True
-        ))  # fmt: skip
+        _, said = printed(
+            lambda: farandole.spark.run(
+                shout,
+                num_proc=1,
+                stdout=out,
+                stderr=err,
+                verbose=0,
+                prefix_output_with_timestamp=True,
+            )
+        )
         assert re.fullmatch(r"\w{3} \w{3} .* \d{4}\[0\]<stdout>:out\n", out.getvalue())
         assert re.fullmatch(r"\w{3} \w{3} .* \d{4}\[0\]<stderr>:err\n", err.getvalue())
         assert said == ""
@@ -256,7 +303,10 @@ class TestOutput:
         images = np.zeros(12_000_000, dtype="uint8")
         HorovodRunner(np=1).run(lambda: images.sum())
         [said] = caplog.messages
-        assert "is 12.0 MB pickled, and every rank fetches it; the largest parts are variable 'images' (numpy" in said
+        assert (
+            "is 12.0 MB pickled, and every rank fetches it; the largest parts are variable 'images'"
+            " (numpy" in said
+        )
 
 
 class TestSpark:
@@ -264,8 +314,8 @@ class TestSpark:
         def train() -> None: ...
 
         _, err = printed(lambda: HorovodRunner(np=2).run(train))
-        assert err == (
-            "farandole: 2 Spark tasks for HorovodRunner: train; "
+        assert (
+            err == "farandole: 2 Spark tasks for HorovodRunner: train; "
             "local-cluster[2,1,1024] has 2 task slots on 2 executors\n"
         )
 
@@ -295,14 +345,18 @@ class TestSpark:
         assert description == "HorovodRunner: train on 2 ranks (Farandole)"
         assert group.startswith("farandole-")
 
-    def test_who_cancels_the_callers_job_group_ends_the_job(self, cluster: Any, tmp_path: Path) -> None:
+    def test_who_cancels_the_callers_job_group_ends_the_job(
+        self, cluster: Any, tmp_path: Path
+    ) -> None:
         def train(folder: str) -> None:
             (Path(folder) / f"{os.environ['HOROVOD_RANK']}.pid").write_text(f"{os.getpid()}\n")
             threading.Event().wait()
 
         context = cluster.sparkContext
         context.setJobGroup("mine", "my own")
-        cancel = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), context.cancelJobGroup("mine")))
+        cancel = threading.Thread(
+            target=lambda: (read_pids(tmp_path, 2, 100.0), context.cancelJobGroup("mine"))
+        )
         try:
             cancel.start()
             with tools.Clean(cluster), pytest.raises(JobFailedError, match="cancelled"):
@@ -319,10 +373,19 @@ class TestSpark:
 
         def look(tasks: Any) -> Any:
             list(tasks)
-            yield os.getpid(), len(os.listdir("/proc/self/fd")), sorted(each.name for each in threading.enumerate())
+            yield (
+                os.getpid(),
+                len(os.listdir("/proc/self/fd")),
+                sorted(each.name for each in threading.enumerate()),
+            )
 
         def found() -> list[Any]:
-            return sorted(cluster.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(look).collect())
+            return sorted(
+                cluster.sparkContext.parallelize(range(2), 2)
+                .barrier()
+                .mapPartitions(look)
+                .collect()
+            )
 
         HorovodRunner(np=2).run(int)
         before = found()

@@ -19,9 +19,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 def train(command: list[str], *arguments: str) -> str:
     done = subprocess.run(
-        [*command, str(ROOT / "examples" / "spark_mnist.py"), *arguments], capture_output=True, text=True, timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [*command, str(ROOT / "examples" / "spark_mnist.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,6 @@
-"""Whatever goes wrong on the cluster: one clear error in time, nothing left anywhere, and the next job runs."""
+"""Whatever goes wrong on the cluster: one clear error in time, nothing left anywhere, and the next
+job runs.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def wait_for_the_others(folder: str) -> None:
     context.init()
     values = numpy.ones(4)
     path = Path(folder) / f"{rank()}.tmp"
-    path.with_suffix(".agent").write_text(f"{parent_of(parent_of(os.getppid()))}\n")  # above reaper and guard
+    # above reaper and guard
+    path.with_suffix(".agent").write_text(f"{parent_of(parent_of(os.getppid()))}\n")
     path.write_text(f"{os.getpid()}\n")
     path.rename(path.with_suffix(".pid"))
     for _ in range(10_000):
@@ -71,7 +74,9 @@ class TestOfTheFunction:
                 raise ValueError("boom")
             time.sleep(1000)
 
-        with pytest.raises(JobFailedError, match=r"^Rank 1 on \S+ failed: ValueError: boom") as caught:
+        with pytest.raises(
+            JobFailedError, match=r"^Rank 1 on \S+ failed: ValueError: boom"
+        ) as caught:
             run(train)
         text = str(caught.value)
         assert 'raise ValueError("boom")' in text
@@ -86,7 +91,10 @@ class TestOfTheFunction:
         def train() -> None:
             raise ValueError("boom")
 
-        words = r"boom[^$]*\nHorovod detected that one or more processes exited .*\nProcess name: 0\nExit code: 1$"
+        words = (
+            r"boom[^$]*\nHorovod detected that one or more processes exited .*\nProcess name:"
+            r" 0\nExit code: 1$"
+        )
         with pytest.raises(RuntimeError, match=words):
             horovod.spark.run(train, num_proc=1, verbose=0)
 
@@ -108,7 +116,9 @@ class TestOfTheFunction:
 
     def test_what_cannot_be_pickled(self) -> None:
         lock = threading.Lock()
-        with pytest.raises(SettingsError, match=r"variable 'lock' is a _thread.lock, which cannot be pickled"):
+        with pytest.raises(
+            SettingsError, match=r"variable 'lock' is a _thread.lock, which cannot be pickled"
+        ):
             run(lambda: lock.acquire())
 
     def test_a_result_that_cannot_be_pickled(self) -> None:
@@ -119,7 +129,10 @@ class TestOfTheFunction:
         assert run(lambda: (i for i in range(3)) if rank() else 5) == 5
 
     def test_a_module_that_is_not_there(self) -> None:
-        with pytest.raises(JobFailedError, match=r"Rank \d on \S+ failed: ModuleNotFoundError: No module named 'nowhe"):
+        with pytest.raises(
+            JobFailedError,
+            match=r"Rank \d on \S+ failed: ModuleNotFoundError: No module named 'nowhe",
+        ):
             run(lambda: __import__("nowhere"))
 
     def test_ranks_that_refuse_to_end(self) -> None:
@@ -141,12 +154,17 @@ class TestOfTheCluster:
         with pytest.raises(SettingsError) as caught:
             HorovodRunner(np=3).run(print)
         text = str(caught.value)
-        assert "np=3 ranks need 3 task slots at the same time; local-cluster[2,1,1024] has 2 task slots on 2" in text
+        assert (
+            "np=3 ranks need 3 task slots at the same time; local-cluster[2,1,1024] has 2 task"
+            " slots on 2" in text
+        )
         assert "Use np=2 or less" in text
         assert "spark.executor.cores" in text
 
     def test_the_job_is_cancelled_in_sparks_ui(self, cluster: Any, tmp_path: Path) -> None:
-        thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), cluster.sparkContext.cancelAllJobs()))
+        thread = threading.Thread(
+            target=lambda: (read_pids(tmp_path, 2, 100.0), cluster.sparkContext.cancelAllJobs())
+        )
         thread.start()
         with pytest.raises(JobFailedError, match=r"Job \d+ cancelled"):
             run(wait_for_the_others, folder=str(tmp_path))
@@ -174,7 +192,9 @@ class TestOfTheCluster:
         assert len(running) >= 2, "what Clean looks for can be found"
 
     def test_random_kills(self, tmp_path: Path) -> None:
-        """A rank, the process of its task, or its executor, at some moment while both ranks train."""
+        """A rank, the process of its task, or its executor, at some moment while both ranks
+        train.
+        """
         dice = random.Random(5)
         victims = [SAYS[turn % len(SAYS)] for turn in range(KILLS)]
         dice.shuffle(victims)
@@ -189,12 +209,16 @@ class TestOfTheCluster:
             assert time.monotonic() - killer.at < tools.LIMIT
             assert str(caught.value.rank) == who
             assert str(caught.value).count("\n") < 6, caught.value
-            assert tools.wait_until(lambda: not tools.left(), tools.LIMIT), f"{turn}: {victim}: left behind"
+            assert tools.wait_until(lambda: not tools.left(), tools.LIMIT), (
+                f"{turn}: {victim}: left behind"
+            )
 
 
 class TestOfAFit:
     def test_its_executor_is_killed(self, cluster: Any, tmp_path: Path) -> None:
-        """One error, checkpoints, and no data are left; ``run_id`` goes on after the last of them."""
+        """One error, checkpoints, and no data are left; ``run_id`` goes on after the last of
+        them.
+        """
         pytest.importorskip("torch")
         from farandole.data import Store
         from farandole.estimators import Callback
@@ -213,15 +237,27 @@ class TestOfAFit:
 
                 hvd.barrier()  # so that rank 0 has written its checkpoint
                 if hvd.rank() == 1:
-                    killing = epoch == 2 and "2" not in (began.read_text().split() if began.exists() else ())
+                    killing = epoch == 2 and "2" not in (
+                        began.read_text().split() if began.exists() else ()
+                    )
                     with began.open("a") as file:
                         file.write(f"{epoch}\n")
                     if killing:
-                        next(each for each in psutil.Process().parents() if each.name() == "java").kill()
-                        signal.pause()  # this rank outlives its executor for a moment, and would end the epoch
+                        next(
+                            each for each in psutil.Process().parents() if each.name() == "java"
+                        ).kill()
+                        # this rank outlives its executor for a moment, and would end the epoch
+                        signal.pause()
 
         rows = frame(cluster)
-        made = estimator(num_proc=2, callbacks=[Killing()], epochs=4, store=store, run_id="killed", validation=0.2)
+        made = estimator(
+            num_proc=2,
+            callbacks=[Killing()],
+            epochs=4,
+            store=store,
+            run_id="killed",
+            validation=0.2,
+        )
         with pytest.raises(JobFailedError, match=f"^Rank 1 on .*{LOST}ExecutorLostFailure"):
             made.fit(rows)
         assert names(tmp_path / "store") == ["epoch-0.ckpt", "epoch-1.ckpt"]
@@ -236,7 +272,9 @@ def names(folder: Path) -> list[str]:
 
 
 class Killer(threading.Thread):
-    """Kills the process of a rank, of its task, or its executor, some time after both ranks train."""
+    """Kills the process of a rank, of its task, or its executor, some time after both ranks
+    train.
+    """
 
     def __init__(self, folder: Path, victim: str, who: str, delay: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Tasks in the driver's own JVM, ``local[2]``: the whole way without a cluster, and a session that is stopped."""
+"""Tasks in the driver's own JVM, ``local[2]``: the whole way without a cluster, and a session that
+is stopped.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_more_ranks_than_cores(spark: Any) -> None:
 
 
 def test_hosts_are_the_clusters_business(spark: Any) -> None:
-    with pytest.raises(SettingsError, match="with launcher 'spark', the cluster says where ranks run"):
+    with pytest.raises(
+        SettingsError, match="with launcher 'spark', the cluster says where ranks run"
+    ):
         farandole.run(print, np=2, launcher="spark", hosts="a:2")
 
 
@@ -80,7 +84,9 @@ def test_tasks_that_do_not_get_their_turn_in_time(spark: Any, tmp_path: Path) ->
             time.sleep(0.05)
         return iter(())
 
-    thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect())
+    thread = threading.Thread(
+        target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect()
+    )
     thread.start()
     assert tools.wait_until((tmp_path / "busy").exists)
     try:
@@ -92,16 +98,23 @@ def test_tasks_that_do_not_get_their_turn_in_time(spark: Any, tmp_path: Path) ->
     assert str(caught.value).startswith(
         "Timed out waiting for Spark tasks to start (0 of 2 Spark tasks started). Please "
     )
-    assert "You may need to increase the start_timeout parameter to a larger value" in str(caught.value)
+    assert "You may need to increase the start_timeout parameter to a larger value" in str(
+        caught.value
+    )
     with tools.Clean(spark):
         assert HorovodRunner(np=2).run(exchanged, scale=1.0)[2] == 3.0
 
 
 def test_a_failure_and_an_interrupt_leave_the_session_usable(spark: Any, tmp_path: Path) -> None:
-    with tools.Clean(spark), pytest.raises(JobFailedError, match="ZeroDivisionError: division by zero"):
+    with (
+        tools.Clean(spark),
+        pytest.raises(JobFailedError, match="ZeroDivisionError: division by zero"),
+    ):
         HorovodRunner(np=2).run(lambda: 1 / 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), os.kill(os.getpid(), signal.SIGINT)))
+    thread = threading.Thread(
+        target=lambda: (read_pids(tmp_path, 2, 100.0), os.kill(os.getpid(), signal.SIGINT))
+    )
     try:
         thread.start()
         with tools.Clean(spark), pytest.raises(KeyboardInterrupt):
@@ -120,7 +133,9 @@ def test_an_interrupt_before_the_tasks_have_started(spark: Any, tmp_path: Path) 
             time.sleep(0.05)
         return iter(())
 
-    other = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect())
+    other = threading.Thread(
+        target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect()
+    )
     other.start()
     assert tools.wait_until((tmp_path / "busy").exists)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -163,11 +178,14 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
         os.utime(part, (1, 1))  # as if it were overwritten
         with written("id as x", "-id as y") as later:
             assert later.path != one.path
-        mixed = [spark.read.parquet(str(folder)).crossJoin(spark.range(2).toDF("n")) for _ in range(2)]
+        mixed = [
+            spark.read.parquet(str(folder)).crossJoin(spark.range(2).toDF("n")) for _ in range(2)
+        ]
         with from_spark(mixed[0], labels="n") as three, from_spark(mixed[1], labels="n") as four:
             assert three.path != four.path  # not of files alone: nobody knows whether it changed
         check_that_no_others_are_found(spark, folder)
-        os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))  # its own handle would tell, too
+        # its own handle would tell, too
+        os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def check_that_no_others_are_found(spark: Any, folder: Path) -> None:
@@ -195,7 +213,10 @@ def check_that_no_others_are_found(spark: Any, folder: Path) -> None:
     other.unlink()
     plus = F.udf(lambda number: number + 1, "bigint")
     for column in (plus("id"), F.unix_timestamp(F.current_timestamp())):
-        with from_spark(files.select(column.alias("id"))) as one, from_spark(files.select(column.alias("id"))) as two:
+        with (
+            from_spark(files.select(column.alias("id"))) as one,
+            from_spark(files.select(column.alias("id"))) as two,
+        ):
             assert one.path != two.path
 
 
@@ -203,12 +224,20 @@ def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
     """Written once, opened where ranks read it, gone afterwards, whatever happens."""
     from pyspark.ml.linalg import Vectors
 
-    rows = [(row, Vectors.sparse(3, {1: row}) if row % 2 else Vectors.dense(row, 1, 2), [float(row)] * 2, "text")
-            for row in range(101)]  # fmt: skip
+    rows = [
+        (
+            row,
+            Vectors.sparse(3, {1: row}) if row % 2 else Vectors.dense(row, 1, 2),
+            [float(row)] * 2,
+            "text",
+        )
+        for row in range(101)
+    ]
     frame = spark.createDataFrame(rows, ["id", "vector", "array", "other"]).repartition(3)
     spark.conf.set("spark.farandole.data.dir", str(tmp_path))
     front = f"farandole-data-{socket.gethostname()}-{2**22 + 1}-1"
-    dead = tmp_path / f"{front}-{os.stat('/proc/self/ns/pid').st_ino}-0"  # of a driver that was killed
+    # of a driver that was killed
+    dead = tmp_path / f"{front}-{os.stat('/proc/self/ns/pid').st_ino}-0"
     unknown = tmp_path / f"{front}-1-0"  # of another container's, perhaps
     dead.mkdir()
     unknown.mkdir()
@@ -247,14 +276,18 @@ def test_a_driver_without_pyarrow_writes_and_cannot_read(
         monkeypatch.setitem(sys.modules, name, None)
     with from_spark(spark.range(3), parent=str(tmp_path)) as data:
         assert list(tmp_path.iterdir()) == [Path(data.path)]
-        with pytest.raises(ImportError, match=r"reading Parquet needs pyarrow, .*: pip install pyarrow$"):
+        with pytest.raises(
+            ImportError, match=r"reading Parquet needs pyarrow, .*: pip install pyarrow$"
+        ):
             data.numpy(8)
 
 
 def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
     spark.conf.set("spark.farandole.data.dir", str(tmp_path))
     frame = spark.createDataFrame([(1, None), (2, 3)], "a int, b int")
-    with pytest.raises(DataError, match=r"Label column c does not exist in the DataFrame \(it has a, b\)"):
+    with pytest.raises(
+        DataError, match=r"Label column c does not exist in the DataFrame \(it has a, b\)"
+    ):
         from_spark(frame, features="a", labels="c")
     with tools.Clean(spark), pytest.raises(Exception, match="no such row"):
         from_spark(frame.selectExpr("if(a = 2, raise_error('no such row'), a) as a"))
@@ -262,8 +295,13 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
         from_spark(frame)
     with pytest.raises(DataError, match="the DataFrame has no rows"):
         from_spark(frame.where("a > 5"))
-    for url, why in (("s3a://b", "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"), ("s3://b", 'scheme "s3"')):
-        with pytest.raises(DataError, match=f"Spark cannot write to {url}: .*{why}. Give Spark the file system"):
+    for url, why in (
+        ("s3a://b", "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"),
+        ("s3://b", 'scheme "s3"'),
+    ):
+        with pytest.raises(
+            DataError, match=f"Spark cannot write to {url}: .*{why}. Give Spark the file system"
+        ):
             from_spark(frame.select("a"), parent=url)
     assert [*tmp_path.iterdir()] == []
     left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
@@ -275,7 +313,9 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> None:
-    """Read as they lie in its folder, or in one above it: some are of rows that have been deleted."""
+    """Read as they lie in its folder, or in one above it: some are of rows that have been
+    deleted.
+    """
     table = tmp_path / "all of them" / "table"
     spark.range(3).selectExpr("id", "1 as day").write.partitionBy("day").parquet(f"file://{table}")
     above = spark.read.option("recursiveFileLookup", "true")
@@ -284,7 +324,9 @@ def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> No
     (table / "_delta_log").mkdir()
     part = next((table / "day=1").glob("*.parquet"))
     for path, reader in ((table, spark.read), (table / "day=1", spark.read), (table.parent, above)):
-        with pytest.raises(DataError, match=r"of the Delta table file:/.*/all of them/table: .*\.format\('delta'\)"):
+        with pytest.raises(
+            DataError, match=r"of the Delta table file:/.*/all of them/table: .*\.format\('delta'\)"
+        ):
             from_spark(spark.range(1).union(reader.parquet(str(path)).select("id")))
     with from_spark(spark.read.parquet(str(part))) as data:  # which are those that the log names
         assert data.rows < 4
@@ -292,7 +334,9 @@ def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> No
 
 def test_spark_connect_has_no_tasks_for_ranks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its server may be in this process
-    with pytest.raises(SettingsError, match="a Spark Connect session has none: use the cluster's own driver"):
+    with pytest.raises(
+        SettingsError, match="a Spark Connect session has none: use the cluster's own driver"
+    ):
         HorovodRunner(np=2).run(print)
 
 
@@ -301,7 +345,9 @@ def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), spark.stop()))
     thread.start()
     began = time.monotonic()
-    with pytest.raises(JobFailedError, match="its Spark task was lost: the Spark session was stopped"):
+    with pytest.raises(
+        JobFailedError, match="its Spark task was lost: the Spark session was stopped"
+    ):
         HorovodRunner(np=2).run(wait, folder=str(tmp_path))
     assert time.monotonic() - began < tools.LIMIT
     thread.join()

@@ -1,4 +1,6 @@
-"""In a notebook: the worked example from beginning to end, the live status, and an interrupted cell."""
+"""In a notebook: the worked example from beginning to end, the live status, and an interrupted
+cell.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Kernel:
     """A notebook's kernel; the messages of the last cell."""
 
     def __init__(self) -> None:
-        env = {**os.environ, "SPARK_MASTER": "local[2]"}  # one JVM; docs/spark.md has a program on executors
+        # one JVM; docs/spark.md has a program on executors
+        env = {**os.environ, "SPARK_MASTER": "local[2]"}
         self.manager, self.client = manager.start_new_kernel(kernel_name="python3", env=env)
         self.messages: list[Any] = []
 
@@ -36,7 +39,11 @@ class Kernel:
         return "".join(each["content"]["text"] for each in self.of("stream"))
 
     def stdout(self) -> str:
-        return "".join(each["content"]["text"] for each in self.of("stream") if each["content"]["name"] == "stdout")
+        return "".join(
+            each["content"]["text"]
+            for each in self.of("stream")
+            if each["content"]["name"] == "stdout"
+        )
 
     def of(self, kind: str) -> list[Any]:
         return [each for each in self.messages if each["msg_type"] == kind]
@@ -59,12 +66,11 @@ def fresh() -> Iterator[Kernel]:
 def kernel(fresh: Kernel) -> Kernel:
     """With a session, and what the cells import."""
     fresh.run(
-        "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\n"
-        "import time\nfrom pathlib import Path\nfrom pyspark.sql import SparkSession\n"
-        "from sparkdl import HorovodRunner\nfrom sparkdl.horovod import log_to_driver\n"
-        "from farandole.spark import LoopLog\n"
-        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-        "spark.sparkContext.setLogLevel('OFF')"
+        "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\nimport time\nfrom pathlib"
+        " import Path\nfrom pyspark.sql import SparkSession\nfrom sparkdl import"
+        " HorovodRunner\nfrom sparkdl.horovod import log_to_driver\nfrom farandole.spark import"
+        " LoopLog\nspark = SparkSession.builder.master('local[2]').config('spark.ui.enabled',"
+        " 'false').getOrCreate()\nspark.sparkContext.setLogLevel('OFF')"
     )
     assert not fresh.of("error")
     return fresh
@@ -81,7 +87,13 @@ def test_the_example_runs_from_beginning_to_end(fresh: Kernel) -> None:
     for name in ("two", "cluster"):
         lines = printed[name].splitlines()
         assert [line for line in lines if line == "Epoch 9 begins"] == ["Epoch 9 begins"]
-        assert sum(bool(re.fullmatch(r"Epoch \d ended after .* s, loss=.*, .* steps/s", line)) for line in lines) == 10
+        assert (
+            sum(
+                bool(re.fullmatch(r"Epoch \d ended after .* s, loss=.*, .* steps/s", line))
+                for line in lines
+            )
+            == 10
+        )
         assert sorted(line for line in lines if "% right" in line)[1].startswith("rank 1 of 2: 9")
     failure = printed["def wrong"]
     assert failure.startswith("Rank 1 on ")
@@ -108,8 +120,12 @@ def test_a_live_status_in_the_cell(kernel: Kernel) -> None:
     [first] = kernel.of("display_data")
     updates = kernel.of("update_display_data")
     shown = [each["content"]["data"]["text/plain"] for each in (first, *updates)]
-    assert any(re.fullmatch(r"2 of 2 ranks running on \S+:2, epoch 7, step \d+, [\d.]+ steps/s, 0:0\d:\d\d", each)
-               for each in shown), shown  # fmt: skip
+    assert any(
+        re.fullmatch(
+            r"2 of 2 ranks running on \S+:2, epoch 7, step \d+, [\d.]+ steps/s, 0:0\d:\d\d", each
+        )
+        for each in shown
+    ), shown
     assert re.fullmatch(r"ended on \S+:2, epoch 7, step \d+, [\d.]+ steps/s, 0:0\d:\d\d", shown[-1])
     assert len({each["content"]["transient"]["display_id"] for each in (first, *updates)}) == 1
 
@@ -143,6 +159,8 @@ def test_an_interrupted_cell_ends_the_job_everywhere(kernel: Kernel, tmp_path: P
     )
     thread.join()
     assert [each["content"]["ename"] for each in kernel.of("error")] == ["KeyboardInterrupt"]
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), tools.LIMIT)
+    assert wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), tools.LIMIT
+    )
     assert wait_until(lambda: not tools.left(), tools.LIMIT)
     assert kernel.run("print(HorovodRunner(np=2).run(lambda: 'usable'))").endswith("usable\n")

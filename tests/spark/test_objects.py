@@ -25,18 +25,31 @@ def made(spark: Any) -> dict[str, Any]:
 
     frame = spark.range(3)
     return {
-        "frame": frame, "rdd": spark.sparkContext.parallelize([1]), "session": spark, "context": spark.sparkContext,
-        "accumulator": spark.sparkContext.accumulator(0), "udf": udf(lambda x: x, "int"), "column": frame.id + 1,
+        "frame": frame,
+        "rdd": spark.sparkContext.parallelize([1]),
+        "session": spark,
+        "context": spark.sparkContext,
+        "accumulator": spark.sparkContext.accumulator(0),
+        "udf": udf(lambda x: x, "int"),
+        "column": frame.id + 1,
         "transformer": VectorAssembler(inputCols=["id"], outputCol="f"),
-    }  # fmt: skip
+    }
 
 
 SAYS = {
     "frame": r"a Spark DataFrame, .* collect what is small before the job \(df.toPandas\(\)\)",
     "rdd": r"a Spark RDD, .* collect what is small before the job \(rdd.collect\(\)\)",
-    "session": "a SparkSession, the driver's Spark session, and ranks have none: do what needs Spark before",
-    "context": "a SparkContext, the driver's Spark session, and ranks have none: do what needs Spark before",
-    "accumulator": "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers",
+    "session": (
+        "a SparkSession, the driver's Spark session, and ranks have none: do what needs Spark"
+        " before"
+    ),
+    "context": (
+        "a SparkContext, the driver's Spark session, and ranks have none: do what needs Spark"
+        " before"
+    ),
+    "accumulator": (
+        "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers"
+    ),
     "udf": r"a Spark UDF, .* use the Python function that it was made from \(its attribute .func\)",
     "column": "a Spark Column, ",
     "transformer": "an object of Spark's JVM, which cannot leave the driver",
@@ -70,10 +83,20 @@ def test_broadcast_variables_files_and_rows_are_there(spark: Any, tmp_path: Path
 
     (tmp_path / "vocabulary.txt").write_text("hello")
     spark.sparkContext.addFile(str(tmp_path / "vocabulary.txt"))
-    table, row, vector = spark.sparkContext.broadcast({"w": [1, 2]}), spark.range(3).first(), Vectors.dense([1.0])
+    table, row, vector = (
+        spark.sparkContext.broadcast({"w": [1, 2]}),
+        spark.range(3).first(),
+        Vectors.dense([1.0]),
+    )
 
     def train(other: Any) -> Any:
-        return table.value["w"], other.value, row.id, vector[0], Path(SparkFiles.get("vocabulary.txt")).read_text()
+        return (
+            table.value["w"],
+            other.value,
+            row.id,
+            vector[0],
+            Path(SparkFiles.get("vocabulary.txt")).read_text(),
+        )
 
     for np in (-1, 2):
         got = HorovodRunner(np=np).run(train, other=spark.sparkContext.broadcast(7))
@@ -94,6 +117,8 @@ def test_a_rank_starts_no_spark_of_its_own(spark: Any) -> None:
     for np, train in ((2, by_session), (-1, by_context)):
         with (
             tools.Clean(spark),
-            pytest.raises(JobFailedError, match=r"RuntimeError: a rank has no Spark session: .*after it"),
+            pytest.raises(
+                JobFailedError, match=r"RuntimeError: a rank has no Spark session: .*after it"
+            ),
         ):
             HorovodRunner(np=np).run(train)

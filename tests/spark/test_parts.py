@@ -1,4 +1,6 @@
-"""What needs no cluster: GPUs, the archive for the executors, what Spark's exceptions say, the weight of a pickle."""
+"""What needs no cluster: GPUs, the archive for the executors, what Spark's exceptions say, the
+weight of a pickle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from farandole.launch.contract import Request
 from farandole.launch.launchers.spark import Spark, cluster
 from farandole.launch.launchers.spark.cluster import Cluster, reason
 from farandole.report import messages, pickling
-from farandole.spark import HorovodRunner, LoopLog, get_available_devices, log_to_driver, run, run_elastic
+from farandole.spark import (
+    HorovodRunner,
+    LoopLog,
+    get_available_devices,
+    log_to_driver,
+    run,
+    run_elastic,
+)
 
 
 class TestGpus:
@@ -118,10 +127,19 @@ class TestBundle:
 
 class TestEnvironment:
     def test_of_a_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        own = {"HOME": "/h", "HOROVOD_CYCLE_TIME": "5", "PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin"}
+        own = {
+            "HOME": "/h",
+            "HOROVOD_CYCLE_TIME": "5",
+            "PYTHON_WORKER_FACTORY_SECRET": "s",
+            "PATH": "/bin",
+        }
         monkeypatch.setattr(sys, "path", ["/lib", "/unpacked", ""])
         env = environment(own, "/unpacked", cluster.PRIVATE)
-        assert env == {"HOME": "/h", "PATH": "/bin", "PYTHONPATH": os.pathsep.join(["/unpacked", "/lib"])}
+        assert env == {
+            "HOME": "/h",
+            "PATH": "/bin",
+            "PYTHONPATH": os.pathsep.join(["/unpacked", "/lib"]),
+        }
 
     def test_a_place_is_where_memory_can_be_shared(self) -> None:
         assert place() == place()
@@ -130,7 +148,7 @@ class TestEnvironment:
 
 LOST = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully.
 ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited with code 137
-Driver stacktrace:"""  # noqa: E501
+Driver stacktrace:"""
 PYTHON = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 0) finished unsuccessfully.
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "worker.py", line 5, in main
@@ -138,20 +156,30 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
 farandole.errors.RendezvousError: no job's store answers at 10.0.0.1:1 (timed out)
 
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
-Caused by: java.lang.RuntimeException: not this"""  # noqa: E501
+Caused by: java.lang.RuntimeException: not this"""
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (LOST, "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited "
-               "with code 137"),
+        (
+            LOST,
+            (
+                "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason:"
+                " Command exited with code 137"
+            ),
+        ),
         (PYTHON, "RendezvousError: no job's store answers at 10.0.0.1:1 (timed out)"),
-        ("[SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job group farandole-1 SQLSTATE: XXKDA",
-         "Job 5 cancelled part of cancelled job group farandole-1 SQLSTATE: XXKDA"),
+        (
+            (
+                "[SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job group farandole-1"
+                " SQLSTATE: XXKDA"
+            ),
+            "Job 5 cancelled part of cancelled job group farandole-1 SQLSTATE: XXKDA",
+        ),
         ("something else\nand more", "something else"),
     ],
-)  # fmt: skip
+)
 def test_what_spark_says_is_told_without_its_stack(text: str, says: str) -> None:
     assert reason(Exception(text)) == says
 
@@ -204,7 +232,9 @@ class TestSlots:
     ) -> None:
         """A minute passes with every look."""
         now = iter(range(0, 100_000, 60))
-        monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+        monkeypatch.setattr(
+            cluster, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None)
+        )
         assert Cluster(Context("yarn", [0, 0, 1, 1, 1, 1, 1, 1, 2], 1)).await_slots(2, 600.0) == 2
         assert caplog.messages == [
             f"waiting for executors: np=2 ranks need as many task slots, and yarn has {slots} "
@@ -212,7 +242,8 @@ class TestSlots:
             for slots, executors in (("0 task slots", "0 executors"), ("1 task slot", "1 executor"))
         ]
         with pytest.raises(
-            SettingsError, match=r"at the same time; yarn has 1 task slot on 1 executor after 600 s\. Use"
+            SettingsError,
+            match=r"at the same time; yarn has 1 task slot on 1 executor after 600 s\. Use",
         ):
             Cluster(Context("yarn", [1], 1)).await_slots(2, 600.0)
 
@@ -235,7 +266,10 @@ class TestSlots:
         monkeypatch.setattr(found, "addresses", lambda: ("127.0.0.1", ""))
         for options, says in (
             ({}, r"increase HOROVOD_SPARK_START_TIMEOUT \(seconds; now 0\) to"),
-            ({"setting": "the start_timeout parameter"}, "increase the start_timeout parameter to a larger value"),
+            (
+                {"setting": "the start_timeout parameter"},
+                "increase the start_timeout parameter to a larger value",
+            ),
         ):
             launcher = Spark(start_timeout=0.0, **options)
             launcher._cluster = found
@@ -257,20 +291,25 @@ class TestSlots:
         assert seen == [600.0, 900.0, 5.0]
 
     def test_what_can_never_be_is_said_at_once(self) -> None:
-        two = Cluster(Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2"))
+        two = Cluster(
+            Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2")
+        )
         with pytest.raises(SettingsError) as caught:
             two.await_slots(5, 60.0)
-        assert str(caught.value) == (
-            "np=5 ranks need 5 task slots at the same time; yarn has 4 task slots on 2 executors. Use np=4 or less, or "
-            "a larger cluster: more workers, spark.executor.instances, spark.executor.cores or spark.cores.max raised, "
-            "or spark.task.cpus and spark.task.resource.gpu.amount lowered, when the session starts (now: "
-            "spark.executor.instances=2, spark.executor.cores=2)"
+        assert (
+            str(caught.value)
+            == "np=5 ranks need 5 task slots at the same time; yarn has 4 task slots on 2"
+            " executors. Use np=4 or less, or a larger cluster: more workers,"
+            " spark.executor.instances, spark.executor.cores or spark.cores.max raised, or"
+            " spark.task.cpus and spark.task.resource.gpu.amount lowered, when the session"
+            " starts (now: spark.executor.instances=2, spark.executor.cores=2)"
         )
 
     @pytest.mark.parametrize(
         ("master", "conf"),
         [
-            ("local-cluster[2,3,512]", {"spark__task__cpus": "2"}),  # one task each, and a core to spare
+            # one task each, and a core to spare
+            ("local-cluster[2,3,512]", {"spark__task__cpus": "2"}),
             ("spark://h:1", {"spark__cores__max": "2"}),
             (
                 "yarn",
@@ -296,19 +335,24 @@ class TestSlots:
     def test_where_the_driver_listens(self) -> None:
         assert Cluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")
         assert Cluster(Context("yarn", [4], 1, spark__driver__host="h")).addresses() == ("h", "h")
-        found = Context("k8s://x", [4], 1, spark__driver__host="svc", spark__driver__bindAddress="10.1.1.1")
+        found = Context(
+            "k8s://x", [4], 1, spark__driver__host="svc", spark__driver__bindAddress="10.1.1.1"
+        )
         assert Cluster(found).addresses() == ("10.1.1.1", "svc")
 
 
 class TestWithoutASession:
     def test_a_function_that_was_called(self) -> None:
         with pytest.raises(
-            SettingsError, match=r"not 3; pass the function itself \(train, not train\(\)\), .* by name"
+            SettingsError,
+            match=r"not 3; pass the function itself \(train, not train\(\)\), .* by name",
         ):
             HorovodRunner(np=1).run(3)  # type: ignore[arg-type]
 
     def test_run_says_so_in_horovods_words(self) -> None:
-        with pytest.raises(SettingsError, match=r"^Could not find an active SparkContext, are you running in a"):
+        with pytest.raises(
+            SettingsError, match=r"^Could not find an active SparkContext, are you running in a"
+        ):
             run(print, num_proc=2)
 
     @pytest.mark.parametrize(
@@ -325,7 +369,9 @@ class TestWithoutASession:
             run(print, **options)
 
     def test_elastic_comes_later(self) -> None:
-        with pytest.raises(NotImplementedError, match=r"run_elastic is not available: .* elastic jobs yet"):
+        with pytest.raises(
+            NotImplementedError, match=r"run_elastic is not available: .* elastic jobs yet"
+        ):
             run_elastic(print, num_proc=2)
 
     def test_a_message_without_a_job_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +393,9 @@ def test_what_is_large_in_a_function_is_named() -> None:
     assert "few" not in text
 
 
-def test_a_loop_reports(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_reports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loop(**options: bool) -> list[str]:
         log = LoopLog(**options)
         log.epoch_begin(0)

@@ -1,5 +1,6 @@
-"""A standalone master and two workers, as on a cluster: authenticated and encrypted, with GPUs from Spark's resource
-API, and with executors whose Python has no Farandole, or another one."""
+"""A standalone master and two workers, as on a cluster: authenticated and encrypted, with GPUs from
+Spark's resource API, and with executors whose Python has no Farandole, or another one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,32 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FARANDOLE_SP"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "FARANDOLE_SP"))
+        }
         options = f"-Dspark.authenticate=true -Dspark.authenticate.secret='{SECRET}'"
-        self.env = {**kept, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": options}
+        self.env = {
+            **kept,
+            "SPARK_HOME": str(HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_JAVA_OPTS": options,
+        }
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str, kind: str, *arguments: str) -> None:
         command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes.append(subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder))
+            self.processes.append(
+                subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder)
+            )
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def registered(self, name: str) -> bool:
+        return "Successfully registered" in self.log(name)
 
     @property
     def url(self) -> str:
@@ -64,24 +80,44 @@ class Cluster:
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("standalone")
     cluster = Cluster(folder)
-    cluster.start("master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    cluster.start(
+        "master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
+    )
     try:
-        assert wait_until(lambda: "I have been elected leader" in cluster.log("master"), 90), cluster.log("master")
+        assert wait_until(lambda: "I have been elected leader" in cluster.log("master"), 90), (
+            cluster.log("master")
+        )
         for index in range(2):
             discover = folder / f"gpu{index}.sh"
-            discover.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{5 - index}"]}}\'\n')
+            discover.write_text(
+                f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{5 - index}"]}}\'\n'
+            )
             discover.chmod(0o755)
             properties = folder / f"worker{index}.conf"
             properties.write_text(
-                f"spark.worker.resource.gpu.amount 1\nspark.worker.resource.gpu.discoveryScript {discover}\n"
+                "spark.worker.resource.gpu.amount 1\nspark.worker.resource.gpu.discoveryScript"
+                f" {discover}\n"
             )
             cluster.start(
-                f"worker{index}", "worker.Worker", cluster.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
-                "--webui-port", "0", "--work-dir", str(folder / f"work{index}"), "--properties-file", str(properties),
-            )  # fmt: skip
+                f"worker{index}",
+                "worker.Worker",
+                cluster.url,
+                "--host",
+                "127.0.0.1",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+                "--work-dir",
+                str(folder / f"work{index}"),
+                "--properties-file",
+                str(properties),
+            )
         for index in range(2):
             name = f"worker{index}"
-            assert wait_until(lambda: "Successfully registered" in cluster.log(name), 90), cluster.log(name)  # noqa: B023
+            assert wait_until(partial(cluster.registered, name), 90), cluster.log(name)
         yield cluster
     finally:
         cluster.stop()
@@ -89,7 +125,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def python(machines: Cluster) -> str:
-    """The executors' interpreter: that of this environment. The second machine's has packages of another version."""
+    """The executors' interpreter: that of this environment. The second machine's has packages of
+    another version.
+    """
     old = machines.folder / "old"
     for name in ("farandole", "cloudpickle"):
         (old / name).mkdir(parents=True)
@@ -106,10 +144,15 @@ def python(machines: Cluster) -> str:
 @pytest.fixture(scope="module")
 def spark(machines: Cluster, python: str) -> Iterator[Any]:
     conf = {
-        "spark.authenticate": "true", "spark.authenticate.secret": SECRET, "spark.network.crypto.enabled": "true",
-        "spark.io.encryption.enabled": "true", "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m",
-        "spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1",
-    }  # fmt: skip
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": SECRET,
+        "spark.network.crypto.enabled": "true",
+        "spark.io.encryption.enabled": "true",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executor.resource.gpu.amount": "1",
+        "spark.task.resource.gpu.amount": "1",
+    }
     with tools.session(machines.url, python, **conf) as found:
         yield found
 
@@ -125,11 +168,20 @@ def who() -> tuple[int, str, list[str], list[str | None]]:
     return context.rank(), os.environ["CUDA_VISIBLE_DEVICES"], get_available_devices(), files
 
 
-def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_gpus_and_packages_that_are_sent_along(
+    spark: Any, machines: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     script = "import importlib.util as util; print(util.find_spec('farandole'))"
-    assert subprocess.run(
-        [sys.executable, "-c", script], env=machines.env, cwd="/", capture_output=True, text=True
-    ).stdout == "None\n", "the executors' Python has no Farandole of its own"  # fmt: skip
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=machines.env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+        ).stdout
+        == "None\n"
+    ), "the executors' Python has no Farandole of its own"
     with tools.Clean(spark):
         results = run(who, num_proc=2)
     assert [rank for rank, *_ in results] == [0, 1]
@@ -142,9 +194,10 @@ def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster, ca
             assert file is not None
             assert "/farandole-" in file, "the driver's, unpacked in a folder of Spark's"
     [said] = [each for each in caplog.messages if "another" in each]
-    assert said == (
-        f"{socket.gethostname()} has another farandole ({machines.folder / 'old' / 'farandole'}); its rank runs the "
-        "driver's, which was sent along"
+    assert (
+        said == f"{socket.gethostname()} has another farandole"
+        f" ({machines.folder / 'old' / 'farandole'}); its rank runs the driver's, which was sent"
+        " along"
     )
 
 
@@ -200,7 +253,10 @@ def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> N
             os.kill(pid, 9)
         time.sleep(1000)
 
-    with tools.Clean(spark), pytest.raises(JobFailedError, match=r"Rank 1 on .* its Spark task was lost: .*137"):
+    with (
+        tools.Clean(spark),
+        pytest.raises(JobFailedError, match=r"Rank 1 on .* its Spark task was lost: .*137"),
+    ):
         HorovodRunner(np=2).run(work, folder=str(tmp_path))
     with tools.Clean(spark):
         assert HorovodRunner(np=2).run(who)[0] == 0
@@ -223,6 +279,9 @@ def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), spark.stop()))
     thread.start()
-    with tools.Clean(spark), pytest.raises(JobFailedError, match="its Spark task was lost: the Spark session was stop"):
+    with (
+        tools.Clean(spark),
+        pytest.raises(JobFailedError, match="its Spark task was lost: the Spark session was stop"),
+    ):
         HorovodRunner(np=2).run(wait, folder=str(tmp_path))
     thread.join()

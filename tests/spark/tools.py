@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from tests.launch.tools import wait_until as wait_until
 
 LIMIT = 90.0  # seconds in which every failure must be over
-MARK = "FARANDOLE_TEST"  # in the environment of a session's JVM, of its executors and of their ranks
+# in the environment of a session's JVM, of its executors and of their ranks
+MARK = "FARANDOLE_TEST"
 WORK = Path(pyspark.__file__).parent / "work"  # where local-cluster keeps what executors write
 
 
@@ -50,7 +51,10 @@ def processes(words: str, where: str) -> list[int]:
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                ours = mark in (folder / "environ").read_bytes() and words.encode() in (folder / where).read_bytes()
+                ours = (
+                    mark in (folder / "environ").read_bytes()
+                    and words.encode() in (folder / where).read_bytes()
+                )
                 if ours and state not in "ZX":
                     found.append(int(folder.name))
     return found
@@ -67,7 +71,9 @@ def kill(pid: int) -> None:
 
 
 class Clean:
-    """``with Clean(spark):`` a job may do what it likes inside; afterwards nothing of it may be left anywhere."""
+    """``with Clean(spark):`` a job may do what it likes inside; afterwards nothing of it may be
+    left anywhere.
+    """
 
     def __init__(self, spark: SparkSession, seconds: float = 100.0) -> None:
         self.spark, self.seconds = spark, seconds
@@ -80,20 +86,25 @@ class Clean:
     def __exit__(self, *_: object) -> None:
         took = time.monotonic() - self.began
         assert took < self.seconds, f"it took {took:.1f} s"
-        assert wait_until(lambda: not left(), LIMIT), f"processes are left: {[command(pid) for pid in left()]}"
+        assert wait_until(lambda: not left(), LIMIT), (
+            f"processes are left: {[command(pid) for pid in left()]}"
+        )
         context = self.spark.sparkContext
         if context._jsc is not None:
             tracker = context.statusTracker()
             assert wait_until(lambda: not tracker.getActiveJobsIds(), LIMIT), "a Spark job is left"
-        assert wait_until(lambda: threads() <= self.threads, LIMIT), f"threads are left: {threads() - self.threads}"
+        assert wait_until(lambda: threads() <= self.threads, LIMIT), (
+            f"threads are left: {threads() - self.threads}"
+        )
         assert wait_until(lambda: len(files()) <= len(self.files), LIMIT), (
             f"open files before: {self.files}; now: {files()}"
         )
 
 
 def files() -> dict[int, str]:
-    """Open files and sockets of this process, but for what connects it with Spark's JVM: one for each thread that
-    called it, and one for accumulators."""
+    """Open files and sockets of this process, but for what connects it with Spark's JVM: one for
+    each thread that called it, and one for accumulators.
+    """
     gateway = SparkContext._gateway
     theirs = psutil.Process(gateway.proc.pid).net_connections("tcp") if gateway else []
     ports = {each.laddr.port for each in theirs}
@@ -113,5 +124,7 @@ def threads() -> set[str]:
 
 def command(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+        return (
+            f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+        )
     return str(pid)

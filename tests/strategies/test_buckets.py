@@ -38,7 +38,9 @@ def deal(counts: list[int], limit: int, order: Any = None, groups: Any = ()) -> 
         ([1, 1, 1], 1 << 30, [[0, 1, 2]]),
     ],
 )
-def test_a_bucket_is_closed_when_it_is_full(counts: list[int], limit: int, wanted: list[list[int]]) -> None:
+def test_a_bucket_is_closed_when_it_is_full(
+    counts: list[int], limit: int, wanted: list[list[int]]
+) -> None:
     assert deal(counts, limit) == wanted
 
 
@@ -64,11 +66,15 @@ def test_one_device_each() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([DType.FLOAT32, DType.FLOAT16, DType.FLOAT64]))),
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([DType.FLOAT32, DType.FLOAT16, DType.FLOAT64]))
+    ),
     st.integers(0, 64),
     st.randoms(use_true_random=False),
 )
-def test_every_gradient_is_in_one_bucket_of_its_type(kinds: list[Any], limit: int, random: Any) -> None:
+def test_every_gradient_is_in_one_bucket_of_its_type(
+    kinds: list[Any], limit: int, random: Any
+) -> None:
     gradients: list[Any] = [Fake(*kind) for kind in kinds]
     order = list(range(len(kinds)))
     random.shuffle(order)
@@ -80,7 +86,10 @@ def test_every_gradient_is_in_one_bucket_of_its_type(kinds: list[Any], limit: in
     assert ends == sorted(ends)
     for bucket in buckets:
         if not set(bucket) & {index for group in groups for index in group}:
-            nbytes = sum(gradients[index].count for index in bucket[:-1]) * gradients[bucket[0]].dtype.itemsize
+            nbytes = (
+                sum(gradients[index].count for index in bucket[:-1])
+                * gradients[bucket[0]].dtype.itemsize
+            )
             assert nbytes < limit or len(bucket) == 1
 
 

@@ -33,7 +33,9 @@ def test_two_pieces_take_turns_and_no_third_is_wanted() -> None:
     lending, pieces = BufferPool(), [np.zeros(4096, np.uint8) for _ in range(2)]
     for piece in pieces:
         lending.add(piece)
-    assert [place(lending.lend(100, turn)[0]) for turn in range(4)] == [place(pieces[turn % 2]) for turn in range(4)]
+    assert [place(lending.lend(100, turn)[0]) for turn in range(4)] == [
+        place(pieces[turn % 2]) for turn in range(4)
+    ]
     kept = [lending.lend(100, turn) for turn in range(4)]
     assert [wanting for _, wanting in kept] == [False] * 4
     assert not any(np.shares_memory(one, piece) for one, _ in kept[2:] for piece in pieces)

@@ -1,4 +1,6 @@
-"""What every mode does when a rank is killed, or has another strategy, codec or model than the others."""
+"""What every mode does when a rank is killed, or has another strategy, codec or model than the
+others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ from farandole.strategies.weights import WeightExchange
 from tests.job import job
 from tests.pool import Died
 
-WITH_WEIGHTS = ["local_sgd:1", "bmuf:1", "diloco:1", "easgd:1", "ps", "ps_async", "ssp:1", "gossip", "gossip_async"]
+WITH_WEIGHTS = [
+    "local_sgd:1",
+    "bmuf:1",
+    "diloco:1",
+    "easgd:1",
+    "ps",
+    "ps_async",
+    "ssp:1",
+    "gossip",
+    "gossip_async",
+]
 
 
 def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
@@ -29,7 +41,10 @@ def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
     weights = [np.zeros(8)]
     if spec in ("allreduce", "adasum"):
         op = hvd.Adasum if spec == "adasum" else hvd.Average
-        return lambda step: np.copyto(weights[0], hvd.allreduce(np.ones(8), op=op, name="w")), hvd.barrier
+        return (
+            lambda step: np.copyto(weights[0], hvd.allreduce(np.ones(8), op=op, name="w")),
+            hvd.barrier,
+        )
     exchange = WeightExchange("test", GradientOptions(), strategy_of(spec))  # type: ignore[arg-type]
     slots = exchange.slots(weights)
 
@@ -135,5 +150,7 @@ def test_another_strategy_and_another_model_are_told_on_all_ranks_in_every_mode(
             assert "test: all ranks must use the same strategy, but rank" in texts[2 * place], spec
             assert repr(spec)[:-1] in texts[2 * place], spec
             assert "all ranks must" in texts[2 * place + 1], (spec, texts[2 * place + 1])
-            assert "weight 1" in texts[2 * place + 1] or "number 1" in texts[2 * place + 1], texts[2 * place + 1]
+            assert "weight 1" in texts[2 * place + 1] or "number 1" in texts[2 * place + 1], texts[
+                2 * place + 1
+            ]
         assert "with the codec int8" in texts[-1]

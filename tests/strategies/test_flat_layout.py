@@ -1,4 +1,6 @@
-"""Arrays in flat buffers: what went in comes out, each begins where TensorFlow wants it, and the rest is zero."""
+"""Arrays in flat buffers: what went in comes out, each begins where TensorFlow wants it, and the
+rest is zero.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ from farandole.strategies.flat_layout import LARGE, flat_layout, separate, write
 from farandole.types import DType
 
 shapes = st.lists(st.integers(0, 40), max_size=2).map(tuple)
-lists = st.lists(st.tuples(shapes, st.sampled_from(["float64", "float32", "float16", "int8", "bool"])), max_size=8)
+lists = st.lists(
+    st.tuples(shapes, st.sampled_from(["float64", "float32", "float16", "int8", "bool"])),
+    max_size=8,
+)
 
 
 @given(lists, st.booleans())
-def test_what_goes_in_comes_out(described: list[tuple[tuple[int, ...], str]], in_place: bool) -> None:
+def test_what_goes_in_comes_out(
+    described: list[tuple[tuple[int, ...], str]], in_place: bool
+) -> None:
     random = np.random.default_rng(0)
     arrays = [np.array(random.integers(0, 2, shape), dtype) for shape, dtype in described]
     layout = flat_layout(arrays, None, None, in_place)
@@ -27,7 +34,8 @@ def test_what_goes_in_comes_out(described: list[tuple[tuple[int, ...], str]], in
         assert one.dtype == two.dtype
         np.testing.assert_array_equal(one, two)
     assert all(
-        begin * layout.sizes[number][0].itemsize % ALIGNMENT == 0 for number, begin, _ in filter(None, layout.places)
+        begin * layout.sizes[number][0].itemsize % ALIGNMENT == 0
+        for number, begin, _ in filter(None, layout.places)
     )
     ends = sum(int(flat.astype("float64").sum()) for flat in flats)
     assert ends == sum(int(each.astype("float64").sum()) for each in arrays)
@@ -38,7 +46,8 @@ def test_large_arrays_travel_for_themselves_where_they_may_be_written_to() -> No
     assert flat_layout(arrays, None, None, False).alone() == []
     layout = flat_layout(arrays, None, None, True)
     assert (layout.alone(), layout.sizes) == ([0, 2], [(DType.FLOAT32, 16)])
-    assert flat_layout(arrays, None, DType.FLOAT16, True).alone() == []  # on their way they are smaller
+    # on their way they are smaller
+    assert flat_layout(arrays, None, DType.FLOAT16, True).alone() == []
 
 
 def test_lists_that_differ_have_other_digests() -> None:
@@ -47,7 +56,10 @@ def test_lists_that_differ_have_other_digests() -> None:
     assert known == flat_layout(arrays, ["a", "b"], None, True).digest
     assert known != flat_layout(arrays, ["a", "c"], None, False).digest
     assert known != flat_layout(arrays[::-1], ["a", "b"], None, False).digest
-    for dtype, cure in (("complex64", "Keep its real and imaginary parts"), ("uint32", "Cast it first")):
+    for dtype, cure in (
+        ("complex64", "Keep its real and imaginary parts"),
+        ("uint32", "Cast it first"),
+    ):
         with pytest.raises(RequestError, match=rf"array 'b' has type {dtype}, .*\. {cure}"):
             flat_layout([arrays[0], arrays[1].astype(dtype)], ["a", "b"], None, False)
 

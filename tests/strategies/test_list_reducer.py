@@ -36,7 +36,11 @@ def total(n: int, step: int = 0) -> list[Any]:
 
 def close(one: Any, two: Any) -> bool:
     tolerance = 2e-2 if one.dtype == np.float16 else 1e-5
-    return one.shape == two.shape and one.dtype == two.dtype and np.allclose(one, two, rtol=tolerance, atol=tolerance)
+    return (
+        one.shape == two.shape
+        and one.dtype == two.dtype
+        and np.allclose(one, two, rtol=tolerance, atol=tolerance)
+    )
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -45,7 +49,10 @@ def close(one: Any, two: Any) -> bool:
 def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str, in_place: bool) -> None:
     def fn(rank: int) -> list[list[Any]]:
         reducer = GradientListReducer("test", SUM)
-        return [[each.copy() for each in reducer(arrays(rank, step), in_place=in_place)] for step in range(4)]
+        return [
+            [each.copy() for each in reducer(arrays(rank, step), in_place=in_place)]
+            for step in range(4)
+        ]
 
     for results in job(n, fn, wire=wire):
         for step, lists in enumerate(results):
@@ -55,9 +62,14 @@ def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str, in_plac
 def test_in_place_the_arrays_themselves_are_reduced() -> None:
     def fn(rank: int) -> bool:
         reducer = GradientListReducer("test", GradientOptions(prescale=2.0))
-        mine = [np.full(shape, rank + 1.0, dtype) for shape in (3, 70_000) for dtype in ("float32", "float16", "int32")]
+        mine = [
+            np.full(shape, rank + 1.0, dtype)
+            for shape in (3, 70_000)
+            for dtype in ("float32", "float16", "int32")
+        ]
         mine.append(mine[-1][:])  # one that is there twice
-        mine += [np.full((300, 200), rank + 1.0).T, np.full((300, 200), rank + 1.0)[:, ::2]]  # and other layouts
+        # and other layouts
+        mine += [np.full((300, 200), rank + 1.0).T, np.full((300, 200), rank + 1.0)[:, ::2]]
         given = reducer(mine, in_place=True)
         return all(one is two and (one == 3).all() for one, two in zip(mine, given, strict=True))
 
@@ -79,7 +91,9 @@ def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -
         other = reducer(mine)
         apart = not {*begins} & {*places(other)} and places(reducer(mine)) != begins
         unchanged = (
-            all((each == 0.5).all() for each in kept) and (other[0] == 2.5).all() and (mine[0] == rank + 2).all()
+            all((each == 0.5).all() for each in kept)
+            and (other[0] == 2.5).all()
+            and (mine[0] == rank + 2).all()
         )
         unchanged = unchanged and (mine[1] == rank).all()
         row = kept[1][1]
@@ -87,7 +101,8 @@ def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -
         still = places(reducer(mine)) != begins  # a view of a view is enough
         aligned = all(begin % ALIGNMENT == 0 for begin in [*begins, *places(other)])
         del row
-        turns = [places(reducer(mine)) for _ in range(6)]  # two pieces of memory, since one has not sufficed
+        # two pieces of memory, since one has not sufficed
+        turns = [places(reducer(mine)) for _ in range(6)]
         again = begins in turns and turns[:2] == turns[2:4] == turns[4:] and turns[0] != turns[1]
         return [apart, bool(unchanged), still, aligned, again]
 
@@ -124,7 +139,11 @@ def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
             dtype = wire
 
         reducer = GradientListReducer("test", SUM._replace(compression=Cast))
-        mine = [np.array([1.5, -2.0 * rank, 70000.0]), np.arange(3, dtype="int64"), np.ones(2, "float16")]
+        mine = [
+            np.array([1.5, -2.0 * rank, 70000.0]),
+            np.arange(3, dtype="int64"),
+            np.ones(2, "float16"),
+        ]
         large = [np.full(70_000, rank + 1.0), np.full(70_000, rank + 1.0, "float16")]
         results = reducer([*mine, *large], in_place=in_place)
         assert [(each.min(), each.max()) for each in results[3:]] == [(3.0, 3.0)] * 2
@@ -140,7 +159,9 @@ def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
 
 
 @pytest.mark.parametrize(("in_place", "times"), [(False, 1), (True, 1), (True, 10_000)])
-def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_place: bool, times: int) -> None:
+def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(
+    in_place: bool, times: int
+) -> None:
     def fn(rank: int) -> list[str]:
         reducer, said = GradientListReducer("gradients"), []
 
@@ -149,9 +170,11 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_
 
         good = [ones(3), ones(4)]
         bad = {
-            "count": good[:1], "shape": [ones(4), ones(3)], "size": [ones(3), ones(5)],
+            "count": good[:1],
+            "shape": [ones(4), ones(3)],
+            "size": [ones(3), ones(5)],
             "type": [ones(3), ones(4, "float64")],
-        }  # fmt: skip
+        }
         for round_ in range(2):
             for each in bad.values():
                 try:
@@ -159,7 +182,9 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_
                     reducer(each if rank == 1 else good, names, in_place=in_place)
                 except ValueError as error:
                     said.append(str(error))
-            said.append(str(reducer([ones(3), ones(4)], ["w", "b"], in_place=in_place)[0][:3].tolist()))
+            said.append(
+                str(reducer([ones(3), ones(4)], ["w", "b"], in_place=in_place)[0][:3].tolist())
+            )
             del round_
         return said
 
@@ -218,13 +243,18 @@ def test_with_a_codec_each_array_keeps_what_it_has_not_sent_and_whole_numbers_tr
 ) -> None:
     def fn(rank: int) -> tuple[list[list[Any]], dict[str, Any]]:
         reducer = GradientListReducer("test", SUM._replace(codec="topk:0.02"))
-        results = [[each.copy() for each in reducer(arrays(rank, step), in_place=in_place)] for step in range(3)]
+        results = [
+            [each.copy() for each in reducer(arrays(rank, step), in_place=in_place)]
+            for step in range(3)
+        ]
         assert reducer.codec is not None
         return results, reducer.codec.state_dict()
 
     (first, one), (second, two) = job(2, fn)
     assert all(
-        a.tobytes() == b.tobytes() for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+        a.tobytes() == b.tobytes()
+        for x, y in zip(first, second, strict=True)
+        for a, b in zip(x, y, strict=True)
     )
     for number, shape in enumerate(SHAPES * 2):
         given = sum(total(2, step)[number].astype("float64") for step in range(3))

@@ -15,7 +15,8 @@ from farandole.types import DType, ReduceOp
 def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
     assert predivided(ReduceOp.AVERAGE, 4.0) == (0.25, 4.0)
     assert predivided(ReduceOp.SUM, 1.0) == (1.0, 1.0)
-    assert [type(each) for each in predivided(ReduceOp.AVERAGE, np.float32(4))] == [float, float]  # they are sent
+    # they are sent
+    assert [type(each) for each in predivided(ReduceOp.AVERAGE, np.float32(4))] == [float, float]
 
 
 @pytest.mark.parametrize("factor", [0.0, -2.0, float("nan")])
@@ -24,19 +25,34 @@ def test_a_factor_that_is_not_positive(factor: float) -> None:
         predivided(ReduceOp.AVERAGE, factor)
 
 
-@pytest.mark.parametrize(("op", "name"), [(ReduceOp.SUM, "Sum"), (1, "Sum"), (2, "Adasum"), (77, "77")])
+@pytest.mark.parametrize(
+    ("op", "name"), [(ReduceOp.SUM, "Sum"), (1, "Sum"), (2, "Adasum"), (77, "77")]
+)
 def test_only_averages_are_predivided(op: int, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"not supported with op != Average .*=2\.0, op={name}\).*use op=hvd.Average"):
+    with pytest.raises(
+        ValueError,
+        match=rf"not supported with op != Average .*=2\.0, op={name}\).*use op=hvd.Average",
+    ):
         predivided(op, 2.0)
 
 
 def test_arguments_under_the_names_of_horovod() -> None:
     assert gradient_options() == GradientOptions()
     options = gradient_options(
-        ReduceOp.AVERAGE, 4.0, backward_passes_per_step=2, average_aggregated_gradients=True, groups=3,
-        sparse_as_dense=True, scale_local_gradients=False,
-    )  # fmt: skip
-    assert (options.prescale, options.postscale, options.passes, options.average_passes) == (0.25, 4.0, 2, True)
+        ReduceOp.AVERAGE,
+        4.0,
+        backward_passes_per_step=2,
+        average_aggregated_gradients=True,
+        groups=3,
+        sparse_as_dense=True,
+        scale_local_gradients=False,
+    )
+    assert (options.prescale, options.postscale, options.passes, options.average_passes) == (
+        0.25,
+        4.0,
+        2,
+        True,
+    )
     assert (options.groups, options.sparse_as_dense, options.scale_local) == (3, True, False)
     assert options.of_reduced()[:3] == (ReduceOp.AVERAGE, 1.0, 1.0)
     with pytest.warns(DeprecationWarning, match="`num_groups` has been replaced by `groups`"):
@@ -48,12 +64,30 @@ def test_arguments_under_the_names_of_horovod() -> None:
     [
         ({"op": 77}, "op=77 is not a reduction; use Average, Sum, "),
         ({"op": ReduceOp.MIN}, r"only supports Average, Sum and Adasum \(got op=Min\)"),
-        ({"op": ReduceOp.ADASUM, "ops": LINEAR}, r"op currently only supports Average and Sum \(got op=Adasum\)"),
-        ({"op": ReduceOp.ADASUM, "average_aggregated_gradients": True}, "Adasum does not support average_agg"),
-        ({"groups": -1}, r"groups should be a non-negative integer or a list of list of tf.Variable\. \(got -1\)"),
+        (
+            {"op": ReduceOp.ADASUM, "ops": LINEAR},
+            r"op currently only supports Average and Sum \(got op=Adasum\)",
+        ),
+        (
+            {"op": ReduceOp.ADASUM, "average_aggregated_gradients": True},
+            "Adasum does not support average_agg",
+        ),
+        (
+            {"groups": -1},
+            (
+                r"groups should be a non-negative integer or a list of list of tf.Variable\. \(got"
+                r" -1\)"
+            ),
+        ),
         ({"groups": True}, r"\(got True\)"),
-        ({"groups": ["a"], "tensor": "torch.Tensor"}, r"list of list of torch.Tensor\. \(got a list of str\)"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0, not 0: 1 exchanges"),
+        (
+            {"groups": ["a"], "tensor": "torch.Tensor"},
+            r"list of list of torch.Tensor\. \(got a list of str\)",
+        ),
+        (
+            {"backward_passes_per_step": 0},
+            "backward_passes_per_step must be > 0, not 0: 1 exchanges",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], text: str) -> None:

@@ -43,7 +43,9 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
                 assert all(parameter.grad is not None for parameter in model.parameters())
                 kept = [parameter.grad.clone() for parameter in model.parameters()]
                 total = hvd.grouped_allreduce(kept)
-                assert all(torch.equal(one, other) for one, other in zip(kept, total, strict=True)), "gradients stay"
+                assert all(
+                    torch.equal(one, other) for one, other in zip(kept, total, strict=True)
+                ), "gradients stay"
                 strategy = optimizer._farandole.reducer
                 seen.append((engine.bucketed, len(strategy._layout.buckets)))
                 memories.add(id(strategy._layout._memory))
@@ -66,14 +68,18 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
 
 
 def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> None:
-    """Accumulated gradients that are views of the old layout move out before the new one is laid over them."""
+    """Accumulated gradients that are views of the old layout move out before the new one is laid
+    over them.
+    """
 
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
         from farandole import context
 
         model = model_of()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2
+        )
         for step in range(4):
             if rank == 0:
                 engine = context.engine()
@@ -90,7 +96,9 @@ def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> No
         optimizer.zero_grad()
         for rank in range(2):
             for number in range(2):
-                (model(torch.full((2, 8), 0.1 * (step + number + rank))).square().mean() / 2).backward()
+                (
+                    model(torch.full((2, 8), 0.1 * (step + number + rank))).square().mean() / 2
+                ).backward()
         optimizer.step()
     for result in job(2, fn):
         for found, wanted in zip(result, model.parameters(), strict=True):
@@ -116,7 +124,12 @@ def test_autotune_moves_the_buckets() -> None:
         return sorted(sizes)
 
     one, other = job(
-        2, fn, autotune=True, autotune_steps_per_sample=2, autotune_warmup_samples=1, autotune_bayes_opt_max_samples=3
+        2,
+        fn,
+        autotune=True,
+        autotune_steps_per_sample=2,
+        autotune_warmup_samples=1,
+        autotune_bayes_opt_max_samples=3,
     )
     assert one == other
     assert len(one) > 1

@@ -1,4 +1,6 @@
-"""The barrier of the ranks of one host: threads here, and other ranks that have ended by what is said of them."""
+"""The barrier of the ranks of one host: threads here, and other ranks that have ended by what is
+said of them.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def test_all_go_on_when_the_last_one_is_there(job: str) -> None:
     ("ended", "more", "says"),
     [
         ([2, 3], {}, "ranks 2, 3 ended before init(): no process of them is left."),
-        ([3], {"size": 9, "hostname": "b"}, "local rank 3 on b ended before init(): no process of it is left."),
+        (
+            [3],
+            {"size": 9, "hostname": "b"},
+            "local rank 3 on b ended before init(): no process of it is left.",
+        ),
         ([], {}, "ranks 1, 2, 3 did not reach init() within 0 s."),
     ],
 )

@@ -1,4 +1,6 @@
-"""``mpirun python train.py`` without any command of ours: Open MPI for real, and what is said when that cannot be."""
+"""``mpirun python train.py`` without any command of ours: Open MPI for real, and what is said when
+that cannot be.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,12 @@ class TestOpenMpi:
     def test_a_job(self, tmp_path: Path) -> None:
         tools.check_success(tools.run(MPIRUN, tmp_path, TMPDIR=str(tmp_path)), 2, "mpi")
 
-    def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(self, tmp_path: Path) -> None:
-        tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1"))
+    def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(
+        self, tmp_path: Path
+    ) -> None:
+        tools.check_failure(
+            tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1")
+        )
 
     def test_rank_0_serves_parameters(self, tmp_path: Path) -> None:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_SERVERS": "2"}
@@ -75,80 +81,144 @@ class TestOpenMpi:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "600"}
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)
         assert done.returncode not in (0, None)
-        assert "RendezvousError: rank 1 ended before init(): no process of it is left." in done.stderr
+        assert (
+            "RendezvousError: rank 1 ended before init(): no process of it is left." in done.stderr
+        )
 
     @pytest.mark.parametrize(
         ("kind", "says"),
         [
-            ("split", [f"{r}: ({r}, 3, [0, 1, 2], {r}, 3, 3)" for r in (0, 1, 2)] + ["3: (0, 1, [3], 0, 1, 3)"]),
-            ("backwards", [f"{rank}: ({3 - rank}, 4, [3, 2, 1, 0], {3 - rank}, 4, 6)" for rank in range(4)]),
+            (
+                "split",
+                [f"{r}: ({r}, 3, [0, 1, 2], {r}, 3, 3)" for r in (0, 1, 2)]
+                + ["3: (0, 1, [3], 0, 1, 3)"],
+            ),
+            (
+                "backwards",
+                [f"{rank}: ({3 - rank}, 4, [3, 2, 1, 0], {3 - rank}, 4, 6)" for rank in range(4)],
+            ),
             ("list", ["0: (1, 2, [3, 0], 1, 2, 3)", "3: (0, 2, [3, 0], 0, 2, 3)"]),
         ],
-    )  # fmt: skip
-    def test_parts_of_its_processes_are_jobs_of_their_own(self, kind: str, says: list[str], tmp_path: Path) -> None:
-        """Those of a communicator, also of one process, and of a list; who is in none of them goes on without."""
+    )
+    def test_parts_of_its_processes_are_jobs_of_their_own(
+        self, kind: str, says: list[str], tmp_path: Path
+    ) -> None:
+        """Those of a communicator, also of one process, and of a list; who is in none of them goes
+        on without.
+        """
         script = tmp_path / "parts.py"
         script.write_text(PARTS)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)
+        }
         done = subprocess.run(
-            [*MPIRUN[:-1], "4", sys.executable, str(script), kind], env={**clean, "TMPDIR": str(tmp_path)},
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+            [*MPIRUN[:-1], "4", sys.executable, str(script), kind],
+            env={**clean, "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, says), done.stderr
 
-    def test_a_part_waits_in_mpi_for_processes_that_do_not_initialise_it(self, tmp_path: Path) -> None:
+    def test_a_part_waits_in_mpi_for_processes_that_do_not_initialise_it(
+        self, tmp_path: Path
+    ) -> None:
         script = tmp_path / "alone.py"
         script.write_text(
             "import os, signal\nimport farandole.numpy as hvd\n"
             'hvd.init(comm=[1]) if os.environ["OMPI_COMM_WORLD_RANK"] == "1" else signal.pause()\n'
         )
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)
+        }
         done = subprocess.run(
             [*MPIRUN, sys.executable, str(script)],
             env={
-                **clean, "TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "2",
-                "OMPI_MCA_btl_sm_backing_directory": str(tmp_path),  # Open MPI leaves memory of a killed rank
+                **clean,
+                "TMPDIR": str(tmp_path),
+                "FARANDOLE_START_TIMEOUT": "2",
+                # Open MPI leaves memory of a killed rank
+                "OMPI_MCA_btl_sm_backing_directory": str(tmp_path),
             },
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert done.returncode
-        assert "process 1 of mpirun took longer than 2 s: MPI waits for all processes of the part, and" in done.stderr
+        assert (
+            "process 1 of mpirun took longer than 2 s: MPI waits for all processes of the part, and"
+            in done.stderr
+        )
 
-    @pytest.mark.parametrize("imports", ["", "from mpi4py import MPI"], ids=["imported_later", "imported_before"])
-    def test_a_program_may_leave_it_to_horovod_to_initialise_mpi(self, imports: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "imports", ["", "from mpi4py import MPI"], ids=["imported_later", "imported_before"]
+    )
+    def test_a_program_may_leave_it_to_horovod_to_initialise_mpi(
+        self, imports: str, tmp_path: Path
+    ) -> None:
         script = tmp_path / "mixed.py"
         script.write_text(
-            f"import mpi4py, sys\nmpi4py.rc.initialize = False\n{imports}\nimport farandole.numpy as hvd\n"
-            "hvd.init()\nassert hvd.mpi_threads_supported()\nfrom mpi4py import MPI\n"
-            "sys.stdout.write(f'{MPI.COMM_WORLD.allgather(hvd.rank())}\\n')\n"
+            f"import mpi4py, sys\nmpi4py.rc.initialize = False\n{imports}\nimport farandole.numpy"
+            " as hvd\nhvd.init()\nassert hvd.mpi_threads_supported()\nfrom mpi4py import"
+            " MPI\nsys.stdout.write(f'{MPI.COMM_WORLD.allgather(hvd.rank())}\\n')\n"
         )
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)
+        }
         done = subprocess.run(
-            [*MPIRUN, sys.executable, str(script)], env={**clean, "TMPDIR": str(tmp_path)}, capture_output=True,
-            text=True, timeout=100, check=False,
-        )  # fmt: skip
+            [*MPIRUN, sys.executable, str(script)],
+            env={**clean, "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert (done.returncode, done.stdout) == (0, "[0, 1]\n[0, 1]\n"), done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("open_mpi")
 class TestTwoHosts(tools.TwoHosts):
-    """Encrypted, as only those ranks are that have the variable: Open MPI's mpirun hands on what it is told to."""
+    """Encrypted, as only those ranks are that have the variable: Open MPI's mpirun hands on what it
+    is told to.
+    """
 
     variables: ClassVar = ["-x", "PYTHONPATH", "-x", "FARANDOLE_TLS"]
-    command: ClassVar = [*MPIRUN[:2], "--bind-to", "none", *variables, "-np", "3", "--host", "a:2,b:1"]
+    command: ClassVar = [
+        *MPIRUN[:2],
+        "--bind-to",
+        "none",
+        *variables,
+        "-np",
+        "3",
+        "--host",
+        "a:2,b:1",
+    ]
     environment: ClassVar = {"PRTE_MCA_plm_ssh_agent": "{ssh}", "FARANDOLE_TLS": "1"}
 
     @pytest.mark.parametrize(
         ("rank", "timeout", "says"),
-        [("1", 600, "local rank 1 on a ended before init(): no process of it is left."),
-         ("2", 8, "rank 0: all ranks of a are in init(), but those of other hosts did not reach it within 8 s.")],
-    )  # fmt: skip
+        [
+            ("1", 600, "local rank 1 on a ended before init(): no process of it is left."),
+            (
+                "2",
+                8,
+                (
+                    "rank 0: all ranks of a are in init(), but those of other hosts did not reach"
+                    " it within 8 s."
+                ),
+            ),
+        ],
+    )
     def test_a_rank_that_ends_before_init(
         self, rank: str, timeout: int, says: str, two_hosts: Hosts, tmp_path: Path
     ) -> None:
         given = ["-x", f"FARANDOLE_START_TIMEOUT={timeout}"]
-        done = self.run(two_hosts, tmp_path, *self.command, *given, *tools.program(tmp_path, "without", rank))
+        done = self.run(
+            two_hosts, tmp_path, *self.command, *given, *tools.program(tmp_path, "without", rank)
+        )
         assert done.returncode not in (0, None)
         assert says in done.stderr, (done.returncode, done.stdout, done.stderr)
 
@@ -162,10 +232,17 @@ def test_a_list_of_ranks_that_makes_no_sense(ranks: list[int], tmp_path: Path) -
         f"mpi.part_of({ranks}, Placement(rank=0, size=4), 60.0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert f"ValueError: init(comm=[{ranks[0]}, {ranks[1]}]): this process is rank 0 of 4" in done.stderr
+        [sys.executable, "-c", program],
+        env={**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (
+        f"ValueError: init(comm=[{ranks[0]}, {ranks[1]}]): this process is rank 0 of 4"
+        in done.stderr
+    )
 
 
 def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +251,21 @@ def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.Mo
     with pytest.raises(SettingsError) as caught:
         mpi.Mpi().broadcast(Placement(rank=1, size=4), lambda: "", 1.0, NOBODY)
     assert (
-        "mpirun started this process as rank 1 of 4, but its ranks cannot find each other: mpi4py is not installed"
-        in (str(caught.value))
+        "mpirun started this process as rank 1 of 4, but its ranks cannot find each other: mpi4py"
+        " is not installed" in (str(caught.value))
     )
     assert "farandole run --launcher mpi" in str(caught.value)
 
 
-def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every process of it is alone."""
     pytest.importorskip("mpi4py")
-    if shutil.which("mpirun", path=str(BESIDE.parent)) is None or "OMPI_COMM_WORLD_SIZE" in os.environ:
+    if (
+        shutil.which("mpirun", path=str(BESIDE.parent)) is None
+        or "OMPI_COMM_WORLD_SIZE" in os.environ
+    ):
         pytest.skip("no Open MPI beside this Python")
 
     class World:
@@ -210,4 +292,6 @@ def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(monkeypatch: pytest.
     monkeypatch.setattr(mpi4py, "MPI", Library, raising=False)
     world, trouble = mpi.world_of(Placement(rank=1, size=4))
     assert world is None
-    assert trouble == "mpi4py, with Open MPI v5.0, is rank 0 of 1: it does not belong to this mpirun"
+    assert (
+        trouble == "mpi4py, with Open MPI v5.0, is rank 0 of 1: it does not belong to this mpirun"
+    )

@@ -1,4 +1,6 @@
-"""``mpiexec python train.py`` by MPICH, without mpi4py: the ranks agree by PMI-1. Also on two hosts, over ssh."""
+"""``mpiexec python train.py`` by MPICH, without mpi4py: the ranks agree by PMI-1. Also on two
+hosts, over ssh.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,14 @@ class TestTwoHosts(tools.TwoHosts):
     def test_a_rank_that_never_calls_init_does_not_keep_the_others(
         self, two_hosts: Hosts, tmp_path: Path, rank: int
     ) -> None:
-        lacking = f"if [ $PMI_RANK = {rank} ]; then exec sleep 1000; fi; exec {shlex.join(tools.program(tmp_path))}"
-        done = self.run(two_hosts, tmp_path, *self.command, "sh", "-c", lacking, FARANDOLE_START_TIMEOUT="3")
+        lacking = (
+            f"if [ $PMI_RANK = {rank} ]; then exec sleep 1000; fi; exec"
+            f" {shlex.join(tools.program(tmp_path))}"
+        )
+        done = self.run(
+            two_hosts, tmp_path, *self.command, "sh", "-c", lacking, FARANDOLE_START_TIMEOUT="3"
+        )
         assert done.returncode != 0
-        assert re.search(r"(did not|not all 3 ranks) reach(ed)? init\(\) within 3 s", done.stderr), done.stderr
+        assert re.search(
+            r"(did not|not all 3 ranks) reach(ed)? init\(\) within 3 s", done.stderr
+        ), done.stderr

@@ -26,7 +26,9 @@ class Manager:
         self._longest, self._barrier = longest, threading.Barrier(size)
         pairs = [socket.socketpair() for _ in range(size)]
         self.ours, self.theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        self.threads = [threading.Thread(target=self._serve, args=(sock,), daemon=True) for sock in self.ours]
+        self.threads = [
+            threading.Thread(target=self._serve, args=(sock,), daemon=True) for sock in self.ours
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -79,7 +81,9 @@ def manager_of() -> Iterator[Callable[..., Manager]]:
 
 
 @pytest.mark.parametrize("longest", [1024, 8], ids=["whole", "in parts"])
-def test_all_get_the_text_of_rank_0(longest: int, manager_of: Callable[..., Manager], monkeypatch) -> None:
+def test_all_get_the_text_of_rank_0(
+    longest: int, manager_of: Callable[..., Manager], monkeypatch
+) -> None:
     manager = manager_of(3, longest)
     fds = threading.local()
 
@@ -92,7 +96,9 @@ def test_all_get_the_text_of_rank_0(longest: int, manager_of: Callable[..., Mana
 
     def body(rank: int) -> None:
         fds.fd = manager.theirs[rank].fileno()
-        told[rank] = pmi.broadcast(Placement(rank=rank, size=3), lambda: f"host:5,5ec{'r' * 20}et-of-{rank}", 10.0)
+        told[rank] = pmi.broadcast(
+            Placement(rank=rank, size=3), lambda: f"host:5,5ec{'r' * 20}et-of-{rank}", 10.0
+        )
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -120,13 +126,19 @@ def manager_that_says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[byt
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        (b"cmd=response_to_init rc=-1\n", WireError, "answers 'init' with 'cmd=response_to_init rc=-1'"),
+        (
+            b"cmd=response_to_init rc=-1\n",
+            WireError,
+            "answers 'init' with 'cmd=response_to_init rc=-1'",
+        ),
         (b"cmd=who_are_you\n", WireError, "answers 'init' with 'cmd=who_are_you'"),
         (b"", HorovodInternalError, "process manager hung up .* only one may call init"),
     ],
     ids=["refusal", "another", "end"],
 )
-def test_an_answer_of_another_kind(answer: bytes, error: type, says: str, manager_that_says) -> None:
+def test_an_answer_of_another_kind(
+    answer: bytes, error: type, says: str, manager_that_says
+) -> None:
     manager_that_says(answer)
     with pytest.raises(error, match=says):
         pmi.broadcast(Placement(size=2), lambda: "x", 10.0)
@@ -135,7 +147,11 @@ def test_an_answer_of_another_kind(answer: bytes, error: type, says: str, manage
 def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setenv("PMI_FD", str(theirs.fileno()))
-    with ours, theirs, pytest.raises(RendezvousError, match=r"not all 4 ranks reached init\(\) within 0\.1 s"):
+    with (
+        ours,
+        theirs,
+        pytest.raises(RendezvousError, match=r"not all 4 ranks reached init\(\) within 0\.1 s"),
+    ):
         pmi.broadcast(Placement(rank=2, size=4), lambda: "x", 0.1)
 
 
@@ -151,11 +167,16 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
     ours, theirs = socket.socketpair()
     env = {**os.environ, "PMI_FD": str(theirs.fileno())}
     with (
-        ours, theirs,
+        ours,
+        theirs,
         subprocess.Popen(
-            [sys.executable, "-c", ENDS], env=env, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", ENDS],
+            env=env,
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process,
-    ):  # fmt: skip
+    ):
         assert process.stderr is not None
         select.select([process.stderr], [], [], 60)
         ours.settimeout(0.5)
@@ -166,7 +187,9 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
         assert ours.recv(100) == b"cmd=abort exitcode=1\n"
 
 
-def test_what_has_been_read_is_forwarded_before_the_job_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_been_read_is_forwarded_before_the_job_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """srun reads no more once it hears that a rank was killed."""
     done: list[object] = []
     ours, theirs = socket.socketpair()

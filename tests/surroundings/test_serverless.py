@@ -27,7 +27,9 @@ class Told:
     ends_together = False
     otherwise = ""
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
         return text()
 
     def siblings(self, placement: Placement, env: object) -> Siblings:
@@ -38,7 +40,9 @@ class Told:
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    with pytest.raises(RendezvousError, match=r"ranks 1, 2 did not reach init\(\) within 0\.2 s") as caught:
+    with pytest.raises(
+        RendezvousError, match=r"ranks 1, 2 did not reach init\(\) within 0\.2 s"
+    ) as caught:
         serverless.join(Told(), Placement(size=3, local_size=3), Settings(start_timeout=0.2))  # type: ignore[arg-type]
     assert caught.value.missing == (1, 2)
     assert serverless._stay is None
@@ -52,7 +56,9 @@ def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
         client = enter(reach([address], invitation, 10.0), 1)
         assert (client.address, client.secret) == (host.server.address, host._secret)
         client.close()
-        with pytest.raises(AuthenticationError, match="somebody else has used this job's invitation"):
+        with pytest.raises(
+            AuthenticationError, match="somebody else has used this job's invitation"
+        ):
             enter(reach([address], invitation, 10.0), 1)
     finally:
         host.hang_up()
@@ -61,10 +67,14 @@ def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
 @pytest.mark.parametrize("tls", [True, False])
 def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
     class Other(Told):
-        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+        def broadcast(
+            self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+        ) -> str:
             return f"127.0.0.1:1,{new_secret(tls=not tls)}"
 
-    with pytest.raises(SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"):
+    with pytest.raises(
+        SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"
+    ):
         serverless.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
 
@@ -73,13 +83,17 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
     host = Host(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
 
     class Other(Told):
-        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+        def broadcast(
+            self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+        ) -> str:
             host.server.set("node/0", b'["h", 0, 2]')
             threading.Thread(target=host.deal).start()
             return host.invitation()
 
     try:
-        with pytest.raises(SettingsError, match=r"rank 1 was started as one of 3 ranks, rank 0 as one of 2: "):
+        with pytest.raises(
+            SettingsError, match=r"rank 1 was started as one of 3 ranks, rank 0 as one of 2: "
+        ):
             serverless.join(Other(), Placement(rank=1, size=3), Settings(start_timeout=5.0))  # type: ignore[arg-type]
     finally:
         host.hang_up()
@@ -97,7 +111,9 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
 def test_all_hear_of_different_numbers_of_ranks(
     size: int, others: dict[int, int], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that agree with rank 0, those beyond its number, and rank 0 itself; the rest has no time to come."""
+    """Also those that agree with rank 0, those beyond its number, and rank 0 itself; the rest has
+    no time to come.
+    """
     monkeypatch.setattr(serverless, "SLACK", 1.0)
     host = Host(Placement(size=size, local_size=size), Settings(start_timeout=30.0))
     clients = {rank: StoreClient(host.server.address, host._secret) for rank in (0, *others)}

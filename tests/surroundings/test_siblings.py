@@ -62,7 +62,9 @@ class TestProcesses:
         assert found.ended() == [3]
 
     def test_ranks_of_another_job_with_the_same_variables(self, proc: Proc) -> None:
-        """MPICH gives two jobs nothing that tells them apart. What has no daemon above it may be ours."""
+        """MPICH gives two jobs nothing that tells them apart. What has no daemon above it may be
+        ours.
+        """
         found = proc.siblings()
         proc.remove(11)
         proc.remove(12)
@@ -72,7 +74,9 @@ class TestProcesses:
         proc.add(32, 1, "python", **STEP, SLURM_PROCID="3")
         assert found.ended() == []
 
-    def test_it_must_have_been_away_for_a_while(self, proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_must_have_been_away_for_a_while(
+        self, proc: Proc, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = proc.siblings()
         monkeypatch.setattr(siblings, "GONE", 1000.0)
         proc.remove(11)
@@ -113,7 +117,8 @@ class TestProcesses:
         assert proc.siblings().ended() == ended
 
     @pytest.mark.parametrize(
-        ("name", "state", "ended"), [("slurmstepd", "S", []), ("slurmstepd", "Z", [3]), ("ssh", "S", [3])]
+        ("name", "state", "ended"),
+        [("slurmstepd", "S", []), ("slurmstepd", "Z", [3]), ("ssh", "S", [3])],
     )
     def test_what_the_daemon_has_just_forked_may_be_the_rank(
         self, proc: Proc, name: str, state: str, ended: list[int]
@@ -149,7 +154,9 @@ class Told:
     def siblings(self, placement: Placement, env: object) -> Ended:
         return self.seen[placement.rank]
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Ended) -> str:
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Ended
+    ) -> str:
         if placement.rank == 0:
             self.text = text()
             self.there.set()
@@ -161,7 +168,9 @@ class Told:
 
 
 @pytest.mark.parametrize("seen", [0, 2])
-def test_all_hear_of_a_rank_that_ended_before_init(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hear_of_a_rank_that_ended_before_init(
+    seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever sees it; and nobody is told that a driver has ended."""
     cluster = Told()
     cluster.seen = {0: Ended(), 2: Ended(), seen: Ended(1, 2)}
@@ -169,7 +178,9 @@ def test_all_hear_of_a_rank_that_ended_before_init(seen: int, monkeypatch: pytes
 
     def enter(rank: int) -> None:
         try:
-            serverless.join(cluster, Placement(rank=rank, size=3, local_size=3), Settings(start_timeout=600.0))  # type: ignore[arg-type]
+            serverless.join(
+                cluster, Placement(rank=rank, size=3, local_size=3), Settings(start_timeout=600.0)
+            )  # type: ignore[arg-type]
         except RendezvousError as error:
             told[rank] = str(error)
 
@@ -197,18 +208,27 @@ def test_all_hear_of_a_rank_that_ended_before_init(seen: int, monkeypatch: pytes
     for thread in threads:
         thread.join(60)
     assert set(told) == {0, 2}
-    assert all(text.startswith("rank 1 ended before init(): no process of it is left.") for text in told.values())
+    assert all(
+        text.startswith("rank 1 ended before init(): no process of it is left.")
+        for text in told.values()
+    )
 
 
-def test_tasks_on_other_nodes_hear_that_rank_0_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_on_other_nodes_hear_that_rank_0_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slurm, "LOOK", 0.0)
     path = tmp_path / "home" / "77-0"
     heard: list[str] = []
-    elsewhere = threading.Thread(target=lambda: heard.append(slurm.read(path, Placement(rank=2, size=3), 600.0)))
+    elsewhere = threading.Thread(
+        target=lambda: heard.append(slurm.read(path, Placement(rank=2, size=3), 600.0))
+    )
     monkeypatch.setattr(slurm, "TOLD", 0.0)
     elsewhere.start()
     unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path, **options: (elsewhere.join(60), unlink(path, **options)))
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **options: (elsewhere.join(60), unlink(path, **options))
+    )
     assert slurm.read(path, Placement(rank=1, size=3), 600.0, Ended(0)) == slurm.ENDED  # type: ignore[arg-type]
     assert heard == [slurm.ENDED]
     assert not path.exists()
@@ -225,7 +245,9 @@ hvd.init()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["none", "pmi2"])
-def test_a_step_of_slurm_whose_rank_0_ends_before_init(slurm_cluster: kit.Cluster, tmp_path: Path, way: str) -> None:
+def test_a_step_of_slurm_whose_rank_0_ends_before_init(
+    slurm_cluster: kit.Cluster, tmp_path: Path, way: str
+) -> None:
     command = ["srun", f"--mpi={way}", "-N2", "-n3", sys.executable, "-c", PROGRAM]
     done = slurm_cluster.run(command, HOME=str(tmp_path), FARANDOLE_START_TIMEOUT="600")
     assert done.returncode != 0

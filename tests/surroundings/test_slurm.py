@@ -1,4 +1,6 @@
-"""``srun python train.py`` in an allocation: a real Slurm with two nodes, and the file by which tasks agree."""
+"""``srun python train.py`` in an allocation: a real Slurm with two nodes, and the file by which
+tasks agree.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,23 @@ from tests.surroundings import tools
 
 
 @pytest.mark.slow
-def test_a_step_on_two_nodes_agrees_by_a_file_also_with_tls(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
-    done = slurm_cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path), FARANDOLE_TLS="1")
+def test_a_step_on_two_nodes_agrees_by_a_file_also_with_tls(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
+    done = slurm_cluster.run(
+        ["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path), FARANDOLE_TLS="1"
+    )
     lines = tools.check_hosts_of_two_and_one(done)
-    assert [line[7:11] for line in lines] == [["0", "3", "0", "2"], ["1", "3", "1", "2"], ["2", "3", "0", "1"]]
+    assert [line[7:11] for line in lines] == [
+        ["0", "3", "0", "2"],
+        ["1", "3", "1", "2"],
+        ["2", "3", "0", "1"],
+    ]
     assert {line[13] for line in lines} == {"slurm"}
     assert {line[-1] for line in lines} == {"True"}
-    assert list(tmp_path.rglob("test-*")) == [], "the file with the secret is gone once all have read it"
+    assert list(tmp_path.rglob("test-*")) == [], (
+        "the file with the secret is gone once all have read it"
+    )
 
 
 @pytest.mark.slow
@@ -58,7 +70,9 @@ class TestFile:
         path = tmp_path / "home" / "77-0"
         slurm.write(path, "host:1,5ec")
         path.chmod(0o640)
-        with pytest.raises(AuthenticationError, match="has the mode 640: the job's secret is in it"):
+        with pytest.raises(
+            AuthenticationError, match="has the mode 640: the job's secret is in it"
+        ):
             slurm.read(path, Placement(rank=1, size=2), 10.0)
         path.parent.chmod(0o755)
         with pytest.raises(AuthenticationError, match="has the mode 755"):
@@ -78,12 +92,19 @@ class TestFile:
 
     def test_no_two_steps_have_the_same(self) -> None:
         step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_CLUSTER_NAME": "a/b"}
-        others = [{}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_CLUSTER_NAME": "c"}]
+        others = [
+            {},
+            {"SLURM_STEP_ID": "1"},
+            {"SLURM_RESTART_COUNT": "1"},
+            {"SLURM_CLUSTER_NAME": "c"},
+        ]
         paths = {slurm.meeting_point({**step, **other}) for other in others}
         assert len(paths) == 4
         assert {path.parent.name for path in paths} == {"slurm"}
 
-    def test_a_user_without_a_home_is_told_what_to_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_user_without_a_home_is_told_what_to_use(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def none() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
@@ -92,11 +113,16 @@ class TestFile:
             slurm.meeting_point({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     step = {"HOME": str(tmp_path / "file"), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     for name, value in step.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PMI_FD", raising=False)
-    with pytest.raises(SettingsError, match=r"rank 0 cannot write .*7-0-0 \(Not a directory\): set HOME to a folder"):
+    with pytest.raises(
+        SettingsError,
+        match=r"rank 0 cannot write .*7-0-0 \(Not a directory\): set HOME to a folder",
+    ):
         slurm.Slurm().broadcast(Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NOBODY)

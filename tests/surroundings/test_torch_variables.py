@@ -42,15 +42,27 @@ group()
 @contextmanager
 def ranks(command: list[str], *numbers: int, **env: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of a job of two; they are killed if the test fails."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "TORCHELASTIC"))}
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((*OURS, "TORCHELASTIC"))
+    }
+    job = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     with ExitStack() as stack:
         started = []
         for rank in numbers:
             process = subprocess.Popen(
-                command, env={**clean, **job, "RANK": str(rank), **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                command,
+                env={**clean, **job, "RANK": str(rank), **env},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
-            )  # fmt: skip
+            )
             stack.callback(process.communicate)
             stack.callback(process.kill)
             started.append(process)
@@ -81,7 +93,9 @@ def test_groups_of_torch_distributed_meet_at_the_same_place(order: str, tmp_path
 @pytest.mark.parametrize(
     ("rank", "words"), [(0, "rank 1 did not reach init() within 1 s"), (1, "found no rank 0 there")]
 )
-def test_one_that_the_others_leave_alone_says_what_to_set(rank: int, words: str, tmp_path: Path) -> None:
+def test_one_that_the_others_leave_alone_says_what_to_set(
+    rank: int, words: str, tmp_path: Path
+) -> None:
     with ranks(program(tmp_path), rank, FARANDOLE_START_TIMEOUT="1") as (process,):
         _, err = process.communicate(timeout=200)
     assert words in err

@@ -12,7 +12,18 @@ from typing import ClassVar
 from tests.kits.hosts import Hosts
 from tests.kits.patience import PATIENT
 
-OURS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMI", "MPI_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+OURS = (
+    "FARANDOLE_",
+    "HOROVOD_",
+    "OMPI_",
+    "PMI",
+    "MPI_",
+    "SLURM",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+)
 PROGRAM = """
 import os, sys
 import numpy as np
@@ -58,20 +69,27 @@ def program(folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(script), *arguments]
 
 
-def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str], folder: Path, *arguments: str, **env: str
+) -> subprocess.CompletedProcess[str]:
     """The end of ``PROGRAM``, started by ``command``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
-        [*command, *program(folder, *arguments)], env={**clean, **PATIENT, **env}, capture_output=True,
-        text=True, timeout=200, check=False,
-    )  # fmt: skip
+        [*command, *program(folder, *arguments)],
+        env={**clean, **PATIENT, **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 def lines_of(size: int, launcher: str) -> list[str]:
     """What ``PROGRAM`` prints on one host, by rank."""
     total = [float(size)] * 3
     return [
-        f"{rank} {rank} 0 True {total} {rank} {size} {rank} {size} {rank} {size} {launcher} 127.0.0.1 True"
+        f"{rank} {rank} 0 True {total} {rank} {size} {rank} {size} {rank} {size} {launcher}"
+        " 127.0.0.1 True"
         for rank in range(size)
     ]
 
@@ -82,11 +100,14 @@ def check_success(done: subprocess.CompletedProcess[str], size: int, launcher: s
 
 
 def check_served(done: subprocess.CompletedProcess[str], size: int) -> None:
-    """After three steps of rank + 1: the mean of all ranks has come by servers and in the background, their sum by
-    servers that take each push."""
+    """After three steps of rank + 1: the mean of all ranks has come by servers and in the
+    background, their sum by servers that take each push.
+    """
     assert done.returncode == 0, done.stderr
     total = 3.0 * size * (size + 1) / 2
-    assert done.stdout.splitlines() == [str([total / size, total, total / size])] * size, done.stderr
+    assert done.stdout.splitlines() == [str([total / size, total, total / size])] * size, (
+        done.stderr
+    )
 
 
 def check_failure(done: subprocess.CompletedProcess[str]) -> None:
@@ -112,34 +133,64 @@ def check_hosts_of_two_and_one(done: subprocess.CompletedProcess[str]) -> list[l
 
 
 class TwoHosts:
-    """What an mpirun does on hosts that it reaches by ssh. ``command``: of three ranks, two on the first host."""
+    """What an mpirun does on hosts that it reaches by ssh. ``command``: of three ranks, two on the
+    first host.
+    """
 
     command: ClassVar[list[str]]
     environment: ClassVar[dict[str, str]]
     """Variables by which mpirun is told of its ssh, whose path takes the place of ``{ssh}``."""
 
-    def run(self, made: Hosts, folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, made: Hosts, folder: Path, *command: str, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         ssh = folder / "ssh"
         ssh.write_text(f'#!/bin/sh\nexec ssh -F {made.config} "$@"\n')
         ssh.chmod(0o755)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        # Open MPI's daemons name folders by their numbers, which are the same on hosts that are made anew
+        # Open MPI's daemons name folders by their numbers, which are the same on hosts that are
+        # made anew
         session = {"PRTE_MCA_prte_tmpdir_base": str(folder)}
         return subprocess.run(
-            made[0].command(*command), env={**clean, **own, **session, "PATH": path, **more}, capture_output=True,
-            text=True, timeout=200, check=False,
-        )  # fmt: skip
+            made[0].command(*command),
+            env={**clean, **own, **session, "PATH": path, **more},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
 
     def test_the_ranks_find_their_places_and_rank_0(self, two_hosts: Hosts, tmp_path: Path) -> None:
         done = self.run(two_hosts, tmp_path, *self.command, *program(tmp_path))
         lines = check_hosts_of_two_and_one(done)
-        assert {line[-2] for line in lines} == {two_hosts[0].address}, "of torch.distributed's master"
+        assert {line[-2] for line in lines} == {two_hosts[0].address}, (
+            "of torch.distributed's master"
+        )
 
     def test_the_launcher_starts_agents_there(self, two_hosts: Hosts, tmp_path: Path) -> None:
-        ours = [sys.executable, "-m", "farandole", "run", "-np", "3", "-v", "--launcher", "mpi", "-H", "a:2,b:1"]
-        done = self.run(two_hosts, tmp_path, *ours, "sh", "-c", "echo $(hostname) $HOROVOD_RANK $HOROVOD_CROSS_RANK")
+        ours = [
+            sys.executable,
+            "-m",
+            "farandole",
+            "run",
+            "-np",
+            "3",
+            "-v",
+            "--launcher",
+            "mpi",
+            "-H",
+            "a:2,b:1",
+        ]
+        done = self.run(
+            two_hosts,
+            tmp_path,
+            *ours,
+            "sh",
+            "-c",
+            "echo $(hostname) $HOROVOD_RANK $HOROVOD_CROSS_RANK",
+        )
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.splitlines()) == [
             "[0]<stdout>:a 0 0",

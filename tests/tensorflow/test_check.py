@@ -1,4 +1,6 @@
-"""Ranks that train different models with TensorFlow, or read the same data, are told; others are left in peace."""
+"""Ranks that train different models with TensorFlow, or read the same data, are told; others are
+left in peace.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,21 @@ v1 = tf.compat.v1
 
 def fresh(seed: int, model: str) -> list[Any]:
     random = np.random.default_rng(seed)
-    return [tf.Variable(random.normal(size=shape).astype(np.float32), name=f"{model}/{name}") for name, shape in
-            (("kernel", (6, 3)), ("bias", (3,)))]  # fmt: skip
+    return [
+        tf.Variable(random.normal(size=shape).astype(np.float32), name=f"{model}/{name}")
+        for name, shape in (("kernel", (6, 3)), ("bias", (3,)))
+    ]
 
 
 def train(
-    rank: int, variables: list[Any], steps: int, *, function: bool = False, own_data: bool = True,
+    rank: int,
+    variables: list[Any],
+    steps: int,
+    *,
+    function: bool = False,
+    own_data: bool = True,
     before: Callable[[int], Any] = lambda step: None,
-) -> None:  # fmt: skip
+) -> None:
     kernel, bias = variables
 
     def take(x: Any, y: Any) -> None:
@@ -54,8 +63,15 @@ def test_tapes(function: bool) -> None:
 
     def late_load(rank: int) -> None:
         variables = alike(rank, "b")
-        train(rank, variables, 9, function=function,
-              before=lambda step: variables[1].assign_add([1.0] * 3) if (rank, step) == (0, 6) else None)  # fmt: skip
+        train(
+            rank,
+            variables,
+            9,
+            function=function,
+            before=lambda step: (
+                variables[1].assign_add([1.0] * 3) if (rank, step) == (0, 6) else None
+            ),
+        )
 
     def same_data(rank: int) -> None:
         train(rank, alike(rank, "c"), 2, function=function, own_data=False)
@@ -63,8 +79,15 @@ def test_tapes(function: bool) -> None:
     def broadcast_after_the_first_step(rank: int) -> None:
         """As Horovod's examples do, for optimizers make their variables in it."""
         variables = fresh(rank, "d")
-        train(rank, variables, 9, function=function,
-              before=lambda step: hvd.broadcast_variables(variables, root_rank=0) if step == 2 else None)  # fmt: skip
+        train(
+            rank,
+            variables,
+            9,
+            function=function,
+            before=lambda step: (
+                hvd.broadcast_variables(variables, root_rank=0) if step == 2 else None
+            ),
+        )
 
     def well(rank: int) -> None:
         train(rank, alike(rank, "e"), 9, function=function)
@@ -76,14 +99,18 @@ def test_tapes(function: bool) -> None:
     assert [len(texts) for texts in (start, drift, data)] == [1, 1, 1], (start, drift, data)
     assert "began to train with different weights" in start[0]
     assert "in 2 of 2 parameters, first in a/kernel" in start[0]
-    assert "in 1 of 2 parameters, first in b/bias. They were alike at step 4, and are not at step 8" in drift[0]
+    assert (
+        "in 1 of 2 parameters, first in b/bias. They were alike at step 4, and are not at step 8"
+        in drift[0]
+    )
     assert "another learning rate" in drift[0]  # a tape knows of none
     assert "computed the same gradients" in data[0]
 
 
 def test_variables_keep_still_while_they_are_compared() -> None:
-    """Rows of a table are exchanged for themselves: they must not change it while the dense ones are still under way,
-    and neither may weights decay then."""
+    """Rows of a table are exchanged for themselves: they must not change it while the dense ones
+    are still under way, and neither may weights decay then.
+    """
 
     def program(rank: int) -> None:
         table, bias = tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([2]))
@@ -98,10 +125,21 @@ def test_variables_keep_still_while_they_are_compared() -> None:
             bias.assign_sub(dense)
 
         made = tf.function(step, autograph=False).get_concrete_function().graph.get_operations()
-        begin, end = (next(op for op in made if "exchange_of" in op.name and op.type == kind)
-                      for kind in ("EagerPyFunc", "PyFunc"))  # fmt: skip
-        writes = [op for op in made if op.type in ("AssignSubVariableOp", "AssignAddVariableOp", "ResourceScatterSub")]
-        assert [op.type[:9] for op in writes] == ["AssignSub", "AssignAdd", "ResourceS", "AssignSub"]
+        begin, end = (
+            next(op for op in made if "exchange_of" in op.name and op.type == kind)
+            for kind in ("EagerPyFunc", "PyFunc")
+        )
+        writes = [
+            op
+            for op in made
+            if op.type in ("AssignSubVariableOp", "AssignAddVariableOp", "ResourceScatterSub")
+        ]
+        assert [op.type[:9] for op in writes] == [
+            "AssignSub",
+            "AssignAdd",
+            "ResourceS",
+            "AssignSub",
+        ]
         assert writes[0] in before(begin)
         assert [end in before(op) for op in writes] == [False, True, True, True]
 
@@ -129,7 +167,10 @@ def fit(rank: int, wrapped: bool) -> None:
     optimizer = tf_keras.optimizers.SGD(0.1)
     model.compile(hvd_keras.DistributedOptimizer(optimizer) if wrapped else optimizer, "mse")
     random = np.random.default_rng(rank)
-    callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback()]
+    callbacks = [
+        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd_keras.callbacks.MetricAverageCallback(),
+    ]
     data = random.normal(size=(16, 6)), random.normal(size=(16, 3))
     model.fit(*data, batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
 
@@ -137,7 +178,10 @@ def fit(rank: int, wrapped: bool) -> None:
 def test_an_epoch_of_keras_2_without_an_exchange() -> None:
     (told, again), _ = heard(2, lambda rank: fit(rank, False), lambda rank: fit(rank, False))
     [text] = told
-    assert "model.fit ran an epoch with SGD and exchanged nothing, so the 2 ranks of this job train 2 models" in text
+    assert (
+        "model.fit ran an epoch with SGD and exchanged nothing, so the 2 ranks of this job train 2"
+        " models" in text
+    )
     assert again == []
     assert heard(2, lambda rank: fit(rank, True)) == [[[]], [[]]]
 
@@ -177,11 +221,15 @@ def test_settings_of_optimizers_and_sessions() -> None:
         with tf.Graph().as_default(), v1.Session() as session:
             kernel = v1.get_variable("kernel", initializer=np.ones((6, 3), np.float32))
             x = v1.placeholder(tf.float32, (4, 6))
-            optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1 * (1 + rank)))
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(0.1 * (1 + rank))
+            )
             step = optimizer.minimize(tf.reduce_mean(tf.tanh(x @ kernel)))
             session.run(v1.global_variables_initializer())
             for number in range(2):
-                session.run(step, {x: np.random.default_rng(10 * number + rank).normal(size=(4, 6))})
+                session.run(
+                    step, {x: np.random.default_rng(10 * number + rank).normal(size=(4, 6))}
+                )
 
     (first, second), _ = heard(2, keras_2, session)
     assert "learning_rate is 0.1" in first[0]

@@ -26,7 +26,10 @@ def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:
                 assert np.array_equal(call(mine, **options), [1, -1, 1, 0, 0])
         for call in (gradient, tf.function(gradient)):
             # momentum: 2, 0.5, -4.25 times mine
-            votes = [call(factor * mine, codec="sign:0.5").numpy().tolist() for factor in (4.0, -1.0, -9.0)]
+            votes = [
+                call(factor * mine, codec="sign:0.5").numpy().tolist()
+                for factor in (4.0, -1.0, -9.0)
+            ]
             assert votes == [[1, -1, 1, 0, 0], [1, -1, 1, 0, 0], [-1, 1, -1, 0, 0]]
         topk = [gradient(mine, codec="topk:0.2").numpy() for _ in range(3)]
         assert np.count_nonzero(topk[0]) == 1  # the third everywhere
@@ -37,7 +40,9 @@ def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:
             def update(values: Any) -> Any:
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(variable * values)
-                return hvd.DistributedGradientTape(tape, codec="topk:0.4").gradient(loss, [variable])[0]
+                return hvd.DistributedGradientTape(tape, codec="topk:0.4").gradient(
+                    loss, [variable]
+                )[0]
 
             return update
 

@@ -16,9 +16,12 @@ PROGRAMS = Path(__file__).parent / "horovod"
 
 
 @pytest.mark.parametrize(
-    ("script", "command"), [("tensorflow2_mnist.py", HOROVODRUN), ("tensorflow_mnist.py", FARANDOLE)]
+    ("script", "command"),
+    [("tensorflow2_mnist.py", HOROVODRUN), ("tensorflow_mnist.py", FARANDOLE)],
 )
-def test_a_program_learns_and_keeps_ranks_alike(script: str, command: list[str], tmp_path: Path) -> None:
+def test_a_program_learns_and_keeps_ranks_alike(
+    script: str, command: list[str], tmp_path: Path
+) -> None:
     output = program(command, "-W", "ignore", PROGRAMS / script, tmp_path)
     found = re.findall(r"rank \d loss ([\d.]+) same (\w+)$", output, re.M)
     assert [same for _, same in found] == ["True", "True"], output
@@ -37,41 +40,52 @@ def test_an_elastic_program_runs_in_a_job_of_fixed_size() -> None:
 
 
 def test_names_basics_and_small_things() -> None:
-    """One process: all that the migration page lists is there, and all that farandole.tensorflow has, under Horovod's
-    names; importing it loads no Keras; variables of a Keras optimizer may be called, as in Keras 2."""
+    """One process: all that the migration page lists is there, and all that farandole.tensorflow
+    has, under Horovod's names; importing it loads no Keras; variables of a Keras optimizer may be
+    called, as in Keras 2.
+    """
     known = [(row[0].strip("`"), name, row[2]) for row in ROWS for name in names(row)]
-    known = [each for each in known if each[0].startswith("horovod.tensorflow") and ".keras" not in each[0]]
+    known = [
+        each
+        for each in known
+        if each[0].startswith("horovod.tensorflow") and ".keras" not in each[0]
+    ]
     assert len(known) > 60
     assert code(
-        "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd, tensorflow as tf\n"
-        "print('farandole.keras' in sys.modules)\n"
-        f"for module, name, status in {known}:\n"
-        "    value = getattr(importlib.import_module(module), name)\n"
-        "    if status == 'later':\n"
-        "        try:\n            value(print)\n        except NotImplementedError:\n            continue\n"
-        "        raise SystemExit(f'{module}.{name} did not raise')\n"
-        "print([name for name in ours.__all__ if getattr(hvd, name) is not getattr(ours, name)])\n"
-        "from horovod.tensorflow import util\n"
-        "hvd.init()\n"
-        "basics = hvd.mpi_ops._basics\n"
-        "print(basics._get_process_set_ids_and_ranks(), basics.size(), hvd.is_homogeneous())\n"
-        "print(hvd.handle_average_backwards_compatibility(None, None), hvd.check_num_rank_power_of_2(6))\n"
-        "v = tf.Variable(1.0)\n"
-        "print(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v, util._executing_eagerly())\n"
-        "print(util._make_subgraph(lambda x: x + 1)(1).numpy(), hvd.Average, int(hvd.nccl_built()))\n"
-        "print({each.__name__.partition('.')[0] for each in (hvd.elastic, hvd.mpi_ops, hvd.compression)})\n"
-        "import keras, horovod.keras, horovod.tensorflow.keras\n"
-        "print(horovod.keras.elastic.run is horovod.tensorflow.keras.elastic.run is hvd.elastic.run)\n"
-        "print(hvd.util is util, hvd._executing_eagerly(), hvd.functions.broadcast_object is hvd.broadcast_object)\n"
-        "v = keras.Variable([1.0, 2.0])\n"
-        "for optimizer in (keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.SGD(momentum=0.9)),\n"
-        "                  keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n"
-        "    optimizer.build([v])\n"
-        "    print(len(optimizer.variables) > 1, optimizer.variables() == optimizer.variables)\n"
+        "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd,"
+        " tensorflow as tf\nprint('farandole.keras' in sys.modules)\nfor module, name, status in"
+        f" {known}:\n    value = getattr(importlib.import_module(module), name)\n    if status =="
+        " 'later':\n        try:\n            value(print)\n        except NotImplementedError:\n "
+        "           continue\n        raise SystemExit(f'{module}.{name} did not"
+        " raise')\nprint([name for name in ours.__all__ if getattr(hvd, name) is not getattr(ours,"
+        " name)])\nfrom horovod.tensorflow import util\nhvd.init()\nbasics ="
+        " hvd.mpi_ops._basics\nprint(basics._get_process_set_ids_and_ranks(), basics.size(),"
+        " hvd.is_homogeneous())\nprint(hvd.handle_average_backwards_compatibility(None, None),"
+        " hvd.check_num_rank_power_of_2(6))\nv ="
+        " tf.Variable(1.0)\nprint(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v,"
+        " util._executing_eagerly())\nprint(util._make_subgraph(lambda x: x + 1)(1).numpy(),"
+        " hvd.Average, int(hvd.nccl_built()))\nprint({each.__name__.partition('.')[0] for each in"
+        " (hvd.elastic, hvd.mpi_ops, hvd.compression)})\nimport keras, horovod.keras,"
+        " horovod.tensorflow.keras\nprint(horovod.keras.elastic.run is"
+        " horovod.tensorflow.keras.elastic.run is hvd.elastic.run)\nprint(hvd.util is util,"
+        " hvd._executing_eagerly(), hvd.functions.broadcast_object is hvd.broadcast_object)\nv ="
+        " keras.Variable([1.0, 2.0])\nfor optimizer in (keras.optimizers.Adam(),"
+        " hvd.DistributedOptimizer(keras.optimizers.SGD(momentum=0.9)),\n                 "
+        " keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n   "
+        " optimizer.build([v])\n    print(len(optimizer.variables) > 1, optimizer.variables() =="
+        " optimizer.variables)\n"
     ).splitlines() == [
-        "False", "['elastic', 'mpi_ops']", "{0: [0]} 1 True", "0 False", "True True", "2 0 0", "{'horovod'}", "True",
-        "True True True", *["True True"] * 3,
-    ]  # fmt: skip
+        "False",
+        "['elastic', 'mpi_ops']",
+        "{0: [0]} 1 True",
+        "0 False",
+        "True True",
+        "2 0 0",
+        "{'horovod'}",
+        "True",
+        "True True True",
+        *["True True"] * 3,
+    ]
 
 
 PRIVATE = """
@@ -104,14 +118,23 @@ def test_functions_that_are_private_by_their_names(tmp_path: Path) -> None:
     script = tmp_path / "private.py"
     script.write_text(PRIVATE)
     lines = program(HOROVODRUN, "-W", "ignore", script).splitlines()
-    assert sorted(lines) == sorted(2 * [
-        "[array([3.], dtype=float32), array([3.], dtype=float32)]", "[3.]", "[3.]", "[1.5, None, [0.5, 1.0]]",
-        "[1.5, None, [0.5, 1.0]]", "2.0",
-    ])  # fmt: skip
+    assert sorted(lines) == sorted(
+        2
+        * [
+            "[array([3.], dtype=float32), array([3.], dtype=float32)]",
+            "[3.]",
+            "[3.]",
+            "[1.5, None, [0.5, 1.0]]",
+            "[1.5, None, [0.5, 1.0]]",
+            "2.0",
+        ]
+    )
 
 
 def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same program as for Keras 3, and all names of the migration page, when ``tf.keras`` is ``tf_keras``."""
+    """The same program as for Keras 3, and all names of the migration page, when ``tf.keras`` is
+    ``tf_keras``.
+    """
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     script = PROGRAMS.parent.parent / "keras" / "horovod" / "tensorflow2_keras_mnist.py"
@@ -126,20 +149,23 @@ def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     known = [each for each in known if "keras" in each[0] and each[0].startswith("horovod.")]
     assert len(known) > 60
     assert code(
-        "import sys, importlib, tensorflow as tf\n"
-        f"for module, name in {known}:\n"
-        "    getattr(importlib.import_module(module), name)\n"
-        "import farandole.tensorflow.keras as ours, farandole.tensorflow as hvd\n"
-        "from farandole.spark.keras import LogCallback\n"
-        "print(all(hasattr(ours, each) for each in ours.__all__), 'keras' in sys.modules)\n"
-        "found = [ours.callbacks.MetricAverageCallback, ours.callbacks.BestModelCheckpoint, LogCallback]\n"
-        "print([issubclass(each, tf.keras.callbacks.Callback) for each in found])\n"
-        "print(issubclass(hvd.SyncBatchNormalization, tf.keras.layers.BatchNormalization))\n"
-        "hvd.init()\n"
-        "try:\n    ours.DistributedOptimizer(type('Adam', (), {'__module__': 'keras.optimizers'})())\n"
-        "except ValueError as error:\n    print(error)"
+        f"import sys, importlib, tensorflow as tf\nfor module, name in {known}:\n   "
+        " getattr(importlib.import_module(module), name)\nimport farandole.tensorflow.keras as"
+        " ours, farandole.tensorflow as hvd\nfrom farandole.spark.keras import"
+        " LogCallback\nprint(all(hasattr(ours, each) for each in ours.__all__), 'keras' in"
+        " sys.modules)\nfound = [ours.callbacks.MetricAverageCallback,"
+        " ours.callbacks.BestModelCheckpoint, LogCallback]\nprint([issubclass(each,"
+        " tf.keras.callbacks.Callback) for each in"
+        " found])\nprint(issubclass(hvd.SyncBatchNormalization,"
+        " tf.keras.layers.BatchNormalization))\nhvd.init()\ntry:\n   "
+        " ours.DistributedOptimizer(type('Adam', (), {'__module__':"
+        " 'keras.optimizers'})())\nexcept ValueError as error:\n    print(error)"
     ).splitlines() == [
-        "True False", "[True, True, True]", "True",
-        "keras.optimizers.Adam is not an optimizer of Keras 2 (tf_keras): for one of Keras 3 use farandole.keras, or "
-        "unset TF_USE_LEGACY_KERAS",
-    ]  # fmt: skip
+        "True False",
+        "[True, True, True]",
+        "True",
+        (
+            "keras.optimizers.Adam is not an optimizer of Keras 2 (tf_keras): for one of Keras 3"
+            " use farandole.keras, or unset TF_USE_LEGACY_KERAS"
+        ),
+    ]

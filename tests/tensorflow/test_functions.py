@@ -26,7 +26,10 @@ def run(mode: str, build: Any, *inputs: Any) -> Any:
             places = [tf.compat.v1.placeholder(each.dtype) for each in tensors]
             feed = {place: np.asarray(each) for place, each in zip(places, tensors, strict=True)}
             return session.run(build(*places), feed)
-    signature = [tf.TensorSpec(None if mode == "unknown shapes" else each.shape, each.dtype) for each in tensors]
+    signature = [
+        tf.TensorSpec(None if mode == "unknown shapes" else each.shape, each.dtype)
+        for each in tensors
+    ]
     function = tf.function(build, input_signature=signature)
     first = tf.nest.map_structure(np.asarray, function(*tensors))
     second = tf.nest.map_structure(np.asarray, function(*tensors))
@@ -43,18 +46,33 @@ def mine(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
 def test_reductions_of_every_type(mode: str) -> None:
     def body(rank: int) -> None:
         for dtype, (op, reduce) in itertools.product(
-            DTYPES, [(hvd.Sum, sum), (hvd.Min, min), (hvd.Max, max), (hvd.Product, np.prod), (hvd.Average, np.mean)]
+            DTYPES,
+            [
+                (hvd.Sum, sum),
+                (hvd.Min, min),
+                (hvd.Max, max),
+                (hvd.Product, np.prod),
+                (hvd.Average, np.mean),
+            ],
         ):
             if op == hvd.Average and not tf.as_dtype(dtype).is_floating:
                 continue
             every = [np.asarray(tf.cast(mine(each, (2, 3), dtype), "float64")) for each in range(2)]
-            expected = reduce(every) if op in (hvd.Sum,) else {
-                hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply,
-                hvd.Average: lambda one, other: (one + other) / 2,
-            }[op](*every)  # fmt: skip
+            expected = (
+                reduce(every)
+                if op in (hvd.Sum,)
+                else {
+                    hvd.Min: np.minimum,
+                    hvd.Max: np.maximum,
+                    hvd.Product: np.multiply,
+                    hvd.Average: lambda one, other: (one + other) / 2,
+                }[op](*every)
+            )
             got = run(mode, lambda x, op=op: hvd.allreduce(x, op=op), mine(rank, (2, 3), dtype))
             assert got.dtype == tf.as_dtype(dtype).as_numpy_dtype
-            np.testing.assert_array_equal(got.astype(np.float64), expected, err_msg=f"{dtype} {op!r}")
+            np.testing.assert_array_equal(
+                got.astype(np.float64), expected, err_msg=f"{dtype} {op!r}"
+            )
         got = run(mode, lambda x: hvd.allreduce(x, op=hvd.Max), tf.constant([rank == 0, False]))
         assert got.tolist() == [True, False]
 
@@ -66,13 +84,17 @@ def test_what_moves_moves_any_type(mode: str) -> None:
     def body(rank: int) -> None:
         for dtype in [*DTYPES, "bool", "uint16", "uint32", "uint64", "complex64"]:
             x = tf.cast(mine(rank, (rank + 1, 2), "int32"), dtype)
-            every = [np.asarray(tf.cast(mine(each, (each + 1, 2), "int32"), dtype)) for each in range(2)]
+            every = [
+                np.asarray(tf.cast(mine(each, (each + 1, 2), "int32"), dtype)) for each in range(2)
+            ]
             np.testing.assert_array_equal(run(mode, hvd.allgather, x), np.concatenate(every))
             same = tf.cast(mine(rank, (2, 2), "int32"), dtype)
             root = np.asarray(tf.cast(mine(1, (2, 2), "int32"), dtype))
             np.testing.assert_array_equal(run(mode, lambda x: hvd.broadcast(x, 1), same), root)
             rows, splits = run(mode, lambda x: hvd.alltoall(x, [1, 1]), same)
-            other = [np.asarray(tf.cast(mine(each, (2, 2), "int32"), dtype))[rank] for each in range(2)]
+            other = [
+                np.asarray(tf.cast(mine(each, (2, 2), "int32"), dtype))[rank] for each in range(2)
+            ]
             np.testing.assert_array_equal(rows, np.stack(other))
             assert splits.tolist() == [1, 1]
             assert splits.dtype == np.int32
@@ -85,17 +107,30 @@ def test_shapes(mode: str) -> None:
     def body(rank: int) -> None:
         for shape in [(), (0,), (1,), (3, 0, 2), (17, 5)]:
             x = tf.ones(shape) * (rank + 1)
-            np.testing.assert_array_equal(run(mode, hvd.allreduce, x), np.full(shape, 1.5, np.float32))
-            np.testing.assert_array_equal(run(mode, lambda x: hvd.broadcast(x, 0), x), np.ones(shape, np.float32))
+            np.testing.assert_array_equal(
+                run(mode, hvd.allreduce, x), np.full(shape, 1.5, np.float32)
+            )
+            np.testing.assert_array_equal(
+                run(mode, lambda x: hvd.broadcast(x, 0), x), np.ones(shape, np.float32)
+            )
         if mode == "eager":  # of a single number of this type TensorFlow makes no array
             assert tf.cast(hvd.broadcast(tf.constant(rank + 1.0, tf.bfloat16), 1), "float32") == 2.0
-        part = run(mode, lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.reshape(tf.range(6.0), (3, 2)))
+        part = run(
+            mode, lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.reshape(tf.range(6.0), (3, 2))
+        )
         whole = np.arange(6.0).reshape(3, 2) * 2
         np.testing.assert_array_equal(part, whole[:2] if rank == 0 else whole[2:])
         rows = run(mode, lambda x: hvd.alltoall(x), tf.range(4) + 10 * rank)
         assert rows.tolist() == ([0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
-        rows, splits = run(mode, lambda x, s: hvd.alltoall(x, s), tf.range(3), tf.constant([3 * rank, 3 - 3 * rank]))
-        assert (rows.tolist(), splits.tolist()) == (([0, 1, 2], [0, 3]) if rank == 0 else ([0, 1, 2], [3, 0]))
+        rows, splits = run(
+            mode,
+            lambda x, s: hvd.alltoall(x, s),
+            tf.range(3),
+            tf.constant([3 * rank, 3 - 3 * rank]),
+        )
+        assert (rows.tolist(), splits.tolist()) == (
+            ([0, 1, 2], [0, 3]) if rank == 0 else ([0, 1, 2], [3, 0])
+        )
         rows = run(mode, lambda x: hvd.gather(x, 1), tf.range(2 + rank))
         assert rows.tolist() == ([0, 1, 0, 1, 2] if rank else [])
 
@@ -133,11 +168,16 @@ def test_factors_of_float64_are_float64(mode: str) -> None:
 def test_groups_factors_compression_and_sets(mode: str) -> None:
     def body(rank: int) -> None:
         x = tf.constant([1.0, 2.0]) * (rank + 1)
-        whole, factors = tf.constant([4, 9 - rank]), {"prescale_factor": 0.5, "postscale_factor": 1.5}
+        whole, factors = (
+            tf.constant([4, 9 - rank]),
+            {"prescale_factor": 0.5, "postscale_factor": 1.5},
+        )
         for op, expected in ((hvd.Max, [3, 6]), (hvd.Min, [3, 6])):
             got = run(mode, lambda x, op=op: hvd.allreduce(x, op=op, **factors), whole)
             assert got.tolist() == expected
-            pair = run(mode, lambda x, y, op=op: hvd.grouped_allreduce([x, y], op=op, **factors), whole, x)
+            pair = run(
+                mode, lambda x, y, op=op: hvd.grouped_allreduce([x, y], op=op, **factors), whole, x
+            )
             assert pair[0].tolist() == expected
             assert pair[1].tolist() == [[1.5, 3.0], [0.75, 1.5]][op == hvd.Min]
         slices = [tf.constant([[1.0 + rank]]), tf.constant([2 * rank], tf.int64)]
@@ -155,24 +195,37 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         assert [each.tolist() for each in gathered] == [[1.0, 2.0, 2.0, 4.0], [1.0, 2.0]]
         parts = run(mode, lambda x: hvd.grouped_reducescatter([x, x * 2.0], op=hvd.Sum), x)
         assert [each.tolist() for each in parts] == [[3.0 * (rank + 1)], [6.0 * (rank + 1)]]
-        assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), x).tolist(
-        ) == [18.0, 36.0]  # fmt: skip
+        assert run(
+            mode,
+            lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0),
+            x,
+        ).tolist() == [18.0, 36.0]
 
         def averaged(values: Any, indices: Any) -> Any:
-            mean = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([9, 1])), op=hvd.Average)
+            mean = hvd.allreduce(
+                tf.IndexedSlices(values, indices, tf.constant([9, 1])), op=hvd.Average
+            )
             return tf.scatter_nd(mean.indices[:, None], mean.values, [9, 1])
 
         ones = tf.constant([[3], [-3], [100], [1 + rank]], tf.int8)
         mean = run(mode, averaged, ones, tf.constant([5, 2, 8, 2 * rank], tf.int64))
         assert mean.dtype == np.int8
-        assert mean[:, 0].tolist() == [0, 0, -2, 0, 0, 3, 0, 0, 100], "added up before it is divided and truncated"
+        assert mean[:, 0].tolist() == [0, 0, -2, 0, 0, 3, 0, 0, 100], (
+            "added up before it is divided and truncated"
+        )
         large = tf.constant([[2**62 + rank], [-(2**63) + rank], [-3 + rank]], tf.int64)
         mean = run(mode, averaged, large, tf.constant([5, 2, 8], tf.int64))
-        assert mean[[5, 2, 8], 0].tolist() == [2**62, -(2**63) + 1, -2], "the sum alone does not fit"
-        with pytest.raises(Exception, match=r"tensor of shape \[3, 1\], but .* tensor of shape \[4, 1\]"):
+        assert mean[[5, 2, 8], 0].tolist() == [2**62, -(2**63) + 1, -2], (
+            "the sum alone does not fit"
+        )
+        with pytest.raises(
+            Exception, match=r"tensor of shape \[3, 1\], but .* tensor of shape \[4, 1\]"
+        ):
             run(
                 mode,
-                lambda x, i: hvd.allreduce(tf.IndexedSlices(x, i, tf.constant([3 + rank, 1]))).values,
+                lambda x, i: (
+                    hvd.allreduce(tf.IndexedSlices(x, i, tf.constant([3 + rank, 1]))).values
+                ),
                 large,
                 tf.constant([0, 1, 2]),
             )
@@ -186,9 +239,20 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
                 run(mode, lambda x, of=unknown: hvd.allreduce(x, process_set=of), x)
         alone = hvd.add_process_set([0])
         if rank == 0:
-            assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=alone), x).tolist() == [1.0, 2.0]
-        numbers = run(mode, lambda: [hvd.rank_op(), hvd.size_op(), hvd.size_op(1), hvd.local_rank_op(),
-                                     hvd.local_size_op(), hvd.process_set_included_op(1)])  # fmt: skip
+            assert run(
+                mode, lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=alone), x
+            ).tolist() == [1.0, 2.0]
+        numbers = run(
+            mode,
+            lambda: [
+                hvd.rank_op(),
+                hvd.size_op(),
+                hvd.size_op(1),
+                hvd.local_rank_op(),
+                hvd.local_size_op(),
+                hvd.process_set_included_op(1),
+            ],
+        )
         assert [int(each) for each in numbers] == [rank, 2, 1, rank, 2, int(rank == 0)]
 
     job(2, body, dynamic_process_sets=True)
@@ -210,10 +274,19 @@ def test_static_shapes_are_those_that_are_known() -> None:
 
         assert function(tf.ones([2, 3])).shape == (4, 3)
         ragged, sparse = tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([1.0, 0.0])
-        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, lambda one: hvd.grouped_allreduce([one])):
-            with pytest.raises(TypeError, match=r"a RaggedTensor cannot be exchanged, .* pass its .to_tensor\(\)"):
+        for call in (
+            hvd.allreduce,
+            hvd.allgather,
+            hvd.alltoall,
+            lambda one: hvd.grouped_allreduce([one]),
+        ):
+            with pytest.raises(
+                TypeError, match=r"a RaggedTensor cannot be exchanged, .* pass its .to_tensor\(\)"
+            ):
                 call(ragged)
-            with pytest.raises(TypeError, match=r"a SparseTensor cannot be exchanged, .* tf.sparse.to_dense"):
+            with pytest.raises(
+                TypeError, match=r"a SparseTensor cannot be exchanged, .* tf.sparse.to_dense"
+            ):
                 call(sparse)
 
     job(2, body)

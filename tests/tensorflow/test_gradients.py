@@ -1,4 +1,6 @@
-"""Gradients through collectives, in eager mode, functions and v1 graphs; and the exchange of lists of gradients."""
+"""Gradients through collectives, in eager mode, functions and v1 graphs; and the exchange of lists
+of gradients.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def gradients(mode: str, builds: list[Any], values: list[Any]) -> list[Any]:
             totals = [tf.reduce_sum(build(x)) for build, x in zip(builds, places, strict=True)]
             found = [tf.compat.v1.gradients(*pair)[0] for pair in zip(totals, places, strict=True)]
             feed = dict(zip(places, values, strict=True))
-            return [each.tolist() for each in session.run([tf.convert_to_tensor(each) for each in found], feed)]
+            return [
+                each.tolist()
+                for each in session.run([tf.convert_to_tensor(each) for each in found], feed)
+            ]
 
     def every(*tensors: Any) -> Any:
         return [of(build, x) for build, x in zip(builds, tensors, strict=True)]
@@ -51,11 +56,16 @@ def test_gradients_of_every_collective(mode: str) -> None:
         cases: list[tuple[Any, Any, Any]] = [
             (lambda x: hvd.allreduce(x, op=hvd.Sum), x, [[3.0, 3.0]] * 2),
             (hvd.allreduce, x, [[1.5, 1.5]] * 2),
-            (lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5), x, [[3.0, 3.0]] * 2),
+            (
+                lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5),
+                x,
+                [[3.0, 3.0]] * 2,
+            ),
             (lambda x: hvd.grouped_allreduce([x, x * 2.0], op=hvd.Sum)[1], x, [[6.0, 6.0]] * 2),
             (lambda x: hvd.allreduce(x, op=hvd.Max), x, swapped if rank == 0 else swapped[::-1]),
             (lambda x: hvd.allreduce(x, op=hvd.Min), x, swapped[::-1] if rank == 0 else swapped),
-            (lambda x: hvd.allreduce(x - tf.stop_gradient(x), op=hvd.Max), x, [[1.5, 1.5]] * 2),  # all are equal
+            # all are equal
+            (lambda x: hvd.allreduce(x - tf.stop_gradient(x), op=hvd.Max), x, [[1.5, 1.5]] * 2),
             (lambda x: hvd.allreduce(x, op=hvd.Product), x, (3.0 * x[::-1]).tolist()),
             (lambda x: hvd.allreduce(x, op=hvd.Product), zeros, [[9.0, 12.0], [0.0, 6.0]][rank]),
             (hvd.allgather, x, [[1.5, 1.5]] * 2),  # averaged, as in Horovod
@@ -108,7 +118,9 @@ def test_lists_of_gradients(mode: str) -> None:
             rows = tf.IndexedSlices(x[None] * 2.0, tf.constant([rank]), tf.constant([3, 2]))
             half = tf.cast(x, tf.bfloat16)
             exchange = reducer_for("lists", GradientOptions(prescale=0.5, postscale=2.0))
-            first, none, sparse, small = reduce_gradients([x, None, rows, half], ["a", "b", "c", "d"], exchange)
+            first, none, sparse, small = reduce_gradients(
+                [x, None, rows, half], ["a", "b", "c", "d"], exchange
+            )
             assert none is None
             assert (first.shape, small.dtype) == (x.shape, tf.bfloat16)
             return first, sparse.values, sparse.indices, tf.cast(small, tf.float32)
@@ -122,8 +134,11 @@ def test_lists_of_gradients(mode: str) -> None:
                 run = tf.function(reduced, autograph=False) if mode == "function" else reduced
                 found = [each.numpy() for each in run(tf.constant(x))]
             assert [each.tolist() for each in found] == [
-                [1.5, 3.0], [[1.0, 2.0], [2.0, 4.0]], [0, 1], [1.5, 3.0],
-            ]  # fmt: skip
+                [1.5, 3.0],
+                [[1.0, 2.0], [2.0, 4.0]],
+                [0, 1],
+                [1.5, 3.0],
+            ]
 
     job(2, body)
 

@@ -23,7 +23,9 @@ def test_200_collectives_in_another_order_on_each_rank(threads: str, also: str) 
     program = [sys.executable, str(PROGRAMS / "any_order.py"), also]
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *program]
     env = {**os.environ, "TF_NUM_INTEROP_THREADS": threads}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "[0]<stdout>:all 200", "[1]<stdout>:all 200"]
 
@@ -65,7 +67,9 @@ def test_a_while_loop_and_a_branch() -> None:
         @tf.function(autograph=False)
         def function(x: Any) -> Any:
             total = tf.while_loop(
-                lambda i, _: i < 5, lambda i, total: (i + 1, hvd.allreduce(total + x, op=hvd.Sum)), (0, tf.zeros([]))
+                lambda i, _: i < 5,
+                lambda i, total: (i + 1, hvd.allreduce(total + x, op=hvd.Sum)),
+                (0, tf.zeros([])),
             )[1]
             return tf.cond(total > 0.0, lambda: hvd.allreduce(total), lambda: total)
 
@@ -76,7 +80,9 @@ def test_a_while_loop_and_a_branch() -> None:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             x = tf.constant(rank + 1.0)
             total = tf.while_loop(
-                lambda i, _: i < 5, lambda i, total: (i + 1, hvd.allreduce(total + x, op=hvd.Sum)), (0, tf.zeros([]))
+                lambda i, _: i < 5,
+                lambda i, total: (i + 1, hvd.allreduce(total + x, op=hvd.Sum)),
+                (0, tf.zeros([])),
             )[1]
             assert session.run(total) == expected
 
@@ -101,7 +107,9 @@ def test_errors_reach_every_rank_and_the_next_call_works() -> None:
                     session.run(total, {place: np.ones(2 + rank)})
                 assert session.run(total, {place: np.ones(2)}).tolist() == [2.0, 2.0]
         with pytest.raises(tf.errors.InvalidArgumentError, match="alltoall expects"):
-            tf.function(lambda x: hvd.alltoall(x, tf.ones([2, 2], tf.int32)), autograph=False)(tf.ones([2]))
+            tf.function(lambda x: hvd.alltoall(x, tf.ones([2, 2], tf.int32)), autograph=False)(
+                tf.ones([2])
+            )
         with pytest.raises(ValueError, match="Tensor type object is not supported"):
             hvd.allreduce(tf.constant("text"))
 
@@ -141,7 +149,9 @@ def test_a_step_that_fails_elsewhere_does_not_wait_for_its_collectives(session: 
 def test_xla_is_told_apart_before_it_fails() -> None:
     def body(rank: int) -> None:
         for call in (hvd.allreduce, hvd.allgather, lambda x: hvd.size_op()):
-            with pytest.raises(NotImplementedError, match=r"cannot be compiled by XLA.*jit_compile=True"):
+            with pytest.raises(
+                NotImplementedError, match=r"cannot be compiled by XLA.*jit_compile=True"
+            ):
                 tf.function(call, jit_compile=True, autograph=False)(tf.ones([2]))
         inner = tf.function(lambda x: x * 2.0, jit_compile=True, autograph=False)
         outer = tf.function(lambda x: inner(hvd.allreduce(inner(x), op=hvd.Sum)), autograph=False)
@@ -155,7 +165,9 @@ def test_threads_call_functions_at_the_same_time() -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         functions = [
-            tf.function(lambda x, n=n: hvd.allreduce(x * n, op=hvd.Sum, name=f"thread.{n}"), autograph=False)
+            tf.function(
+                lambda x, n=n: hvd.allreduce(x * n, op=hvd.Sum, name=f"thread.{n}"), autograph=False
+            )
             for n in range(8)
         ]
         order = range(8) if rank == 0 else reversed(range(8))
@@ -175,7 +187,10 @@ def test_one_name_on_several_process_sets() -> None:
 
         @tf.function(autograph=False)
         def function(x: Any) -> list[Any]:
-            return [hvd.allreduce(x, op=hvd.Sum, name="same", process_set=each) for each in (*mine, *mine)]
+            return [
+                hvd.allreduce(x, op=hvd.Sum, name="same", process_set=each)
+                for each in (*mine, *mine)
+            ]
 
         expected = [3.0 if each is sets[0] else 5.0 for each in (*mine, *mine)]
         assert [total.numpy() for total in function(tf.constant(rank + 1.0))] == expected

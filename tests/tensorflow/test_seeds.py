@@ -24,9 +24,12 @@ def test_global_generators_are_alike_and_the_one_given_is_of_this_rank() -> None
             weights = tf.keras.layers.Dense(2)
             weights.build((None, 2))
             common = (
-                random.random(), np.random.random(), tf.random.normal([2]).numpy().tolist(),
-                tf.keras.random.uniform([2]).numpy().tolist(), weights.kernel.numpy().tolist(),
-            )  # fmt: skip
+                random.random(),
+                np.random.random(),
+                tf.random.normal([2]).numpy().tolist(),
+                tf.keras.random.uniform([2]).numpy().tolist(),
+                weights.kernel.numpy().tolist(),
+            )
             drawn.append((common, mine.normal([3]).numpy().tolist()))
         with pytest.raises(ValueError, match="must be a whole number from 0 to 4294967295"):
             hvd.seed_everything(-1)

@@ -18,9 +18,16 @@ v1 = tf.compat.v1
 def test_variables_of_any_type_are_broadcast() -> None:
     def body(rank: int) -> None:
         values = [
-            np.float32(1.5), np.array([True, False]), np.uint32(7), np.float16(2.0), np.zeros((0, 3), np.float32),
-            np.complex64(1 + 2j), np.int64(-3), np.array(b"text"), np.array([b"more", b""]),
-        ]  # fmt: skip
+            np.float32(1.5),
+            np.array([True, False]),
+            np.uint32(7),
+            np.float16(2.0),
+            np.zeros((0, 3), np.float32),
+            np.complex64(1 + 2j),
+            np.int64(-3),
+            np.array(b"text"),
+            np.array([b"more", b""]),
+        ]
         variables = [tf.Variable(value if rank == 0 else tf.zeros_like(value)) for value in values]
 
         def check() -> None:
@@ -68,7 +75,9 @@ def test_v1_variables_are_broadcast_by_an_operation_or_a_hook(resource: bool) ->
                 session.run(operation)
                 found.append(session.run(weight).tolist())
                 assert session.run(text) == b"b"
-            with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(1)]) as session:
+            with v1.train.MonitoredTrainingSession(
+                hooks=[hvd.BroadcastGlobalVariablesHook(1)]
+            ) as session:
                 found.append(session.run(weight).tolist())
         return found
 

@@ -27,7 +27,9 @@ def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool, kera
 
         def results(layer: Any, x: Any, weight: Any) -> Any:
             layer.build(x.shape)
-            scale, shift = (each.value if keras == 3 else each for each in (layer.gamma, layer.beta))
+            scale, shift = (
+                each.value if keras == 3 else each for each in (layer.gamma, layer.beta)
+            )
 
             def step(x: Any) -> Any:
                 with tf.GradientTape() as tape:
@@ -37,7 +39,11 @@ def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool, kera
                 return [y, *tape.gradient(loss, [x, scale, shift])]
 
             found = (tf.function(step, autograph=False) if function else step)(tf.constant(x))
-            return [each.numpy() for each in found], np.asarray(layer.moving_mean), np.asarray(layer.moving_variance)
+            return (
+                [each.numpy() for each in found],
+                np.asarray(layer.moving_mean),
+                np.asarray(layer.moving_variance),
+            )
 
         if keras == 2:
             from tf_keras.layers import BatchNormalization
@@ -49,7 +55,9 @@ def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool, kera
             from farandole.tensorflow import SyncBatchNormalization
         plain = BatchNormalization(momentum=0.5, **({"fused": False} if keras == 2 else {}))
         (y, of_x, gamma, beta), mean, variance = results(plain, every, weights)
-        one, one_mean, one_variance = results(SyncBatchNormalization(momentum=0.5), every[mine], weights[mine])
+        one, one_mean, one_variance = results(
+            SyncBatchNormalization(momentum=0.5), every[mine], weights[mine]
+        )
         near = {"rtol": 2e-4, "atol": 2e-5}
         np.testing.assert_allclose(one[0], y[mine], **near)
         np.testing.assert_allclose(one[1], of_x[mine], **near)
@@ -70,14 +78,18 @@ def test_masks_sets_and_what_is_refused() -> None:
         layer = hvd.SyncBatchNormalization(momentum=0.0)
         layer(tf.constant(x[mine]), mask=tf.constant(mask[mine]), training=True)
         np.testing.assert_allclose(np.asarray(layer.moving_mean), x[mask].mean(axis=0), rtol=1e-6)
-        np.testing.assert_allclose(np.asarray(layer.moving_variance), x[mask].var(axis=0), rtol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(layer.moving_variance), x[mask].var(axis=0), rtol=1e-5
+        )
         first = hvd.add_process_set([0])
         if rank == 0:
             plain = tf.keras.layers.BatchNormalization(momentum=0.0)
             alone = hvd.SyncBatchNormalization(momentum=0.0, process_set=first)
             for each in (plain, alone):
                 each(tf.constant(x[mine]), training=True)
-            np.testing.assert_array_equal(np.asarray(alone.moving_mean), np.asarray(plain.moving_mean))
+            np.testing.assert_array_equal(
+                np.asarray(alone.moving_mean), np.asarray(plain.moving_mean)
+            )
         with pytest.raises(ValueError, match="does not support fused=True"):
             hvd.SyncBatchNormalization(fused=True)
         again = hvd.SyncBatchNormalization.from_config(layer.get_config())
@@ -90,7 +102,11 @@ def test_a_model_with_it_is_not_compiled_by_xla() -> None:
     def body(rank: int) -> Any:
         for _ in range(rank):  # the names that Keras gives are other ones then
             hvd.SyncBatchNormalization()
-        layers = [tf.keras.layers.Dense(3), hvd.SyncBatchNormalization(), hvd.SyncBatchNormalization()]
+        layers = [
+            tf.keras.layers.Dense(3),
+            hvd.SyncBatchNormalization(),
+            hvd.SyncBatchNormalization(),
+        ]
         model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
         model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
         x = np.random.default_rng(rank).normal(size=(8, 2)).astype(np.float32)

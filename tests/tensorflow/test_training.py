@@ -1,4 +1,6 @@
-"""Training on two ranks is training on one: tapes, functions, sessions; dense gradients and those of embeddings."""
+"""Training on two ranks is training on one: tapes, functions, sessions; dense gradients and those
+of embeddings.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def fresh(rank: int) -> list[Any]:
     """An embedding, weights and biases: other ones on each rank."""
     random = np.random.default_rng(5 + rank)
     shapes = [(WORDS, 4), (4, 2), (2,)]
-    return [tf.Variable(random.normal(size=shape).astype(np.float32), name=f"w{n}") for n, shape in enumerate(shapes)]
+    return [
+        tf.Variable(random.normal(size=shape).astype(np.float32), name=f"w{n}")
+        for n, shape in enumerate(shapes)
+    ]
 
 
 def loss_of(variables: list[Any], words: Any, targets: Any) -> Any:
@@ -51,7 +56,9 @@ V1: dict[str, Callable[[], Any]] = {
 
 
 def as_dense(gradients: Any) -> list[Any]:
-    """Optimizers with momentum leave rows alone that a sparse gradient does not have, so that matters."""
+    """Optimizers with momentum leave rows alone that a sparse gradient does not have, so that
+    matters.
+    """
     return [tf.convert_to_tensor(each) for each in gradients]
 
 
@@ -145,7 +152,9 @@ def test_options_of_tapes() -> None:
     def body(rank: int) -> Any:
         x = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
 
-        def gradient(make: Any = hvd.DistributedGradientTape, local: bool = False, **options: Any) -> Any:
+        def gradient(
+            make: Any = hvd.DistributedGradientTape, local: bool = False, **options: Any
+        ) -> Any:
             with tf.GradientTape() as inner:
                 loss = (rank + 1.0) * (tf.reduce_sum(x[0] ** 2) + x[1])
             tape = make(inner, **options)
@@ -161,7 +170,8 @@ def test_options_of_tapes() -> None:
         assert gradient(compression=hvd.Compression.bf16, groups=2) == [[3.0, 6.0], 1.5]
         assert gradient(local=True) == [[3.0, 6.0], (rank + 1) / 2]
         assert gradient(local=True, scale_local_gradients=False) == [[3.0, 6.0], rank + 1.0]
-        adasum = gradient(op=hvd.Adasum)  # parallel gradients: the average of what each would do alone
+        # parallel gradients: the average of what each would do alone
+        adasum = gradient(op=hvd.Adasum)
         assert 2.0 <= adasum[0][0] <= 4.0
         alone = hvd.ProcessSet([0])
         hvd.add_process_set(alone)
@@ -194,11 +204,17 @@ def test_options_of_tapes() -> None:
         for function in (matrices, tf.function(matrices, autograph=False)):
             found = [each.numpy().tolist() for each in function()]
             assert found == [[[3.0, 0.0], [0.0, 6.0]], [0.0, 0.0], [[[4.5]], [[18.0]]]]
-        with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
+        with pytest.raises(
+            ValueError, match="gradient_predivide_factor not supported with op != Average"
+        ):
             gradient(gradient_predivide_factor=2.0, op=hvd.Sum)
-        with pytest.raises(ValueError, match="groups should be a non-negative integer or a list of list"):
+        with pytest.raises(
+            ValueError, match="groups should be a non-negative integer or a list of list"
+        ):
             gradient(groups="all")
-        with pytest.raises(ValueError, match=r"All local layers must be of tf.keras.layers.Layer type."):
+        with pytest.raises(
+            ValueError, match=r"All local layers must be of tf.keras.layers.Layer type."
+        ):
             gradient(hvd.PartialDistributedGradientTape, local_layers=[3])
 
     job(2, body, dynamic_process_sets=True)
@@ -215,7 +231,8 @@ def test_some_layers_are_left_to_each_rank() -> None:
         sources = [layers[0].bias, layers[1].kernel]
         bias, kernel = tape.gradient(loss, [each.value for each in sources])
         assert bias.numpy().tolist() == [2.0, 2.0]
-        assert kernel.numpy().tolist() == [[rank + 1.0] * 2] * 2  # 2 * (rank + 1), divided by two ranks
+        # 2 * (rank + 1), divided by two ranks
+        assert kernel.numpy().tolist() == [[rank + 1.0] * 2] * 2
         values = [source.value for source in sources]
         ((mine, of_mine),), ((ours, of_ours),) = tape.get_local_and_global_gradients(loss, values)
         assert (mine is values[1], ours is values[0]) == (True, True)
@@ -235,9 +252,10 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         with tf.Graph().as_default(), v1.Session() as session:
             weight, place = tf.Variable(10.0), v1.placeholder(tf.float32, [])
             optimizer = hvd.DistributedOptimizer(
-                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2,
+                v1.train.GradientDescentOptimizer(1.0),
+                backward_passes_per_step=2,
                 average_aggregated_gradients=average,
-            )  # fmt: skip
+            )
             train = optimizer.minimize(values(place) * weight)
             session.run(v1.global_variables_initializer())
             for number in (1.0, 3.0, 2.0, 2.0):
@@ -251,12 +269,17 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
             results.append(float(session.run(weight)))
         weight = tf.Variable(10.0)
         optimizer = hvd.DistributedOptimizer(
-            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
+            v1.train.GradientDescentOptimizer(1.0),
+            backward_passes_per_step=2,
+            average_aggregated_gradients=average,
         )
         place = tf.Variable(0.0, trainable=False)
         for step in (
             lambda: optimizer.minimize(lambda: values(place) * weight, var_list=[weight]),
-            tf.function(lambda: optimizer.minimize(lambda: values(place) * weight, var_list=[weight]), autograph=False),
+            tf.function(
+                lambda: optimizer.minimize(lambda: values(place) * weight, var_list=[weight]),
+                autograph=False,
+            ),
         ):
             weight.assign(10.0)
             for number in (1.0, 3.0, 2.0, 2.0):
@@ -266,7 +289,9 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         return results
 
     for results in job(2, body):
-        (*expected, after_skip) = [10.0, 7.0, 7.0, 4.0, 1.0] if average else [10.0, 4.0, 4.0, -2.0, -8.0]
+        (*expected, after_skip) = (
+            [10.0, 7.0, 7.0, 4.0, 1.0] if average else [10.0, 4.0, 4.0, -2.0, -8.0]
+        )
         assert results == [*expected, after_skip, *expected, *expected]
 
 
@@ -279,9 +304,14 @@ def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: 
         found = []
         for scale in (True, False):
             helper = kind(
-                passes, lambda gradients, variables: [hvd.allreduce(each) for each in gradients], False, False, rank,
-                kind._OPTIMIZER_TYPE_LEGACY, scale_local_gradients=scale,
-            )  # fmt: skip
+                passes,
+                lambda gradients, variables: [hvd.allreduce(each) for each in gradients],
+                False,
+                False,
+                rank,
+                kind._OPTIMIZER_TYPE_LEGACY,
+                scale_local_gradients=scale,
+            )
             shared, mine = tf.Variable(0.0), tf.Variable(0.0)
             helper.register_local_var(mine)
             for _ in range(passes):
@@ -290,7 +320,10 @@ def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: 
         return found[0], found[1]
 
     scaled, whole = [1.5 * passes, 0.5 * passes], [1.5 * passes, 1.0 * passes]
-    assert job(2, body) == [(scaled, whole), ([1.5 * passes, 1.0 * passes], [1.5 * passes, 2.0 * passes])]
+    assert job(2, body) == [
+        (scaled, whole),
+        ([1.5 * passes, 1.0 * passes], [1.5 * passes, 2.0 * passes]),
+    ]
 
 
 def test_the_helper_of_eager_programs_takes_its_process_set_in_fifth_place() -> None:
@@ -298,17 +331,22 @@ def test_the_helper_of_eager_programs_takes_its_process_set_in_fifth_place() -> 
         from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
         alone = hvd.add_process_set([0]), hvd.add_process_set([1])
-        helper = LocalGradientAggregationHelperEager(1, lambda gradients, _: gradients, False, False, alone[rank], True)
+        helper = LocalGradientAggregationHelperEager(
+            1, lambda gradients, _: gradients, False, False, alone[rank], True
+        )
         weight = tf.Variable(0.0)
         helper.register_local_var(weight)
         return float(helper.compute_gradients([tf.constant(4.0)], [weight])[0])
 
-    assert job(2, body, dynamic_process_sets=True) == [4.0, 4.0]  # by the size of the set, which is 1
+    # by the size of the set, which is 1
+    assert job(2, body, dynamic_process_sets=True) == [4.0, 4.0]
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_every_pass_counts_in_the_global_step(op: int) -> None:
-    """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen so."""
+    """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen
+    so.
+    """
 
     def body(rank: int) -> Any:
         with tf.Graph().as_default(), v1.Session() as session:
@@ -319,7 +357,9 @@ def test_every_pass_counts_in_the_global_step(op: int) -> None:
             if op == hvd.Adasum:
                 train = optimizer.minimize(weight * 1.0, counted)
             else:
-                train = optimizer.apply_gradients(optimizer.compute_gradients(weight * 1.0), counted)
+                train = optimizer.apply_gradients(
+                    optimizer.compute_gradients(weight * 1.0), counted
+                )
             session.run(v1.global_variables_initializer())
             steps = []
             for _ in range(4):
@@ -334,7 +374,9 @@ def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:
     def body(rank: int) -> Any:
         with tf.Graph().as_default(), v1.Session() as session:
             weights = tf.Variable([0.0, 0.0])
-            optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum
+            )
             train = optimizer.minimize(-weights[rank])  # orthogonal: both steps are taken whole
             session.run(v1.global_variables_initializer())
             session.run(train)
@@ -362,7 +404,9 @@ def test_an_optimizer_of_keras_steps_with_variables_of_tensorflow() -> None:
 def test_what_optimizers_refuse() -> None:
     def body(rank: int) -> None:
         plain = v1.train.GradientDescentOptimizer(1.0)
-        with pytest.raises(ValueError, match="Adasum does not support average_aggregated_gradients == True"):
+        with pytest.raises(
+            ValueError, match="Adasum does not support average_aggregated_gradients == True"
+        ):
             hvd.DistributedOptimizer(plain, op=hvd.Adasum, average_aggregated_gradients=True)
         with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
             hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
@@ -370,7 +414,9 @@ def test_what_optimizers_refuse() -> None:
             hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
         several = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
         table = tf.Variable([[1.0], [2.0]])
-        with pytest.raises(ValueError, match="IndexedSlices are not supported when `backward_passes_per_step` > 1"):
+        with pytest.raises(
+            ValueError, match="IndexedSlices are not supported when `backward_passes_per_step` > 1"
+        ):
             several.minimize(lambda: tf.reduce_sum(tf.gather(table, [0])), var_list=[table])
         optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
         assert isinstance(optimizer, tf.keras.optimizers.SGD)
@@ -414,14 +460,23 @@ def test_functions_of_one_name_in_another_do_not_mix() -> None:
 
             return update
 
-        updates = [update_of(tf.Variable([0.0]), name) for name in (None, None, "explicit", "explicit")]
+        updates = [
+            update_of(tf.Variable([0.0]), name) for name in (None, None, "explicit", "explicit")
+        ]
 
         @tf.function(autograph=False)
         def every() -> Any:
-            one, two, three, four = [each.get_concrete_function(tf.constant([1.0])) for each in updates]
+            one, two, three, four = [
+                each.get_concrete_function(tf.constant([1.0])) for each in updates
+            ]
             second, fourth = two(tf.constant([100.0])), four(tf.constant([10000.0]))
             late = tf.minimum(second + fourth, 0.0) if rank == 0 else 0.0
-            return one(tf.constant([1.0]) + late), second, three(tf.constant([1000.0]) + late), fourth
+            return (
+                one(tf.constant([1.0]) + late),
+                second,
+                three(tf.constant([1000.0]) + late),
+                fourth,
+            )
 
         return [[float(each[0]) for each in every()] for _ in range(5)]
 

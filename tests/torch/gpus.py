@@ -1,7 +1,8 @@
 """Jobs whose ranks have a GPU: each its own where there are enough, else they share one.
 
-NCCL refuses ranks that share a GPU of one host ("duplicate GPU"). If each says that it is a host of its own, NCCL
-cannot tell, and its ranks exchange over sockets: that is how NCCL between ranks is tested where there is one GPU.
+NCCL refuses ranks that share a GPU of one host ("duplicate GPU"). If each says that it is a host of
+its own, NCCL cannot tell, and its ranks exchange over sockets: that is how NCCL between ranks is
+tested where there is one GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def place(rank: int) -> Any:
 
 @contextmanager
 def apart(n: int) -> Iterator[None]:
-    """In a rank of n: NCCL and Farandole take this process's GPU for another one than its peers'."""
+    """In a rank of n: NCCL and Farandole take this process's GPU for another one than its
+    peers'.
+    """
     from farandole.torch.device.cuda import Cuda
 
     if n <= GPUS:

@@ -1,4 +1,5 @@
-"""A device that is none: tensors on the CPU count as its memory, and ranks exchange by Gloo instead of NCCL.
+"""A device that is none: tensors on the CPU count as its memory, and ranks exchange by Gloo instead
+of NCCL.
 
 It runs all of ``farandole.torch.device`` but ``cuda.py``, where there is no GPU.
 """
@@ -15,12 +16,16 @@ from torch import distributed
 
 
 class Pretend:
-    """See ``accelerator.Accelerator``. ``counts``: which tensors are ours. ``calls`` is what was asked of us."""
+    """See ``accelerator.Accelerator``. ``counts``: which tensors are ours. ``calls`` is what was
+    asked of us.
+    """
 
     name = "Gloo"
     device = torch.device("cpu")
 
-    def __init__(self, identity: str, lack: str = "", counts: Callable[[Any], bool] = lambda tensor: True) -> None:
+    def __init__(
+        self, identity: str, lack: str = "", counts: Callable[[Any], bool] = lambda tensor: True
+    ) -> None:
         self._identity, self._lack, self._counts = identity, lack, counts
         self.calls: list[str] = []
 
@@ -84,7 +89,9 @@ def pretending(pretend: Pretend) -> Iterator[Pretend]:
 
     binding, factory = functions.anywhere, devices._factories["GPU"]
     honest = binding._accelerator
-    devices.register("GPU", lambda host, settings, lost: TorchTransport(host, settings, lost, pretend))
+    devices.register(
+        "GPU", lambda host, settings, lost: TorchTransport(host, settings, lost, pretend)
+    )
     binding._accelerator = pretend
     plain = type(binding).buffer
     binding.buffer = lambda tensor: (

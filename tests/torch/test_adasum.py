@@ -19,7 +19,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 def given(rank: int, dtype: Any = torch.float32) -> list[Any]:
     generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 5), (), (0,), (1000,))]
+    return [
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 5), (), (0,), (1000,))
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -33,14 +35,20 @@ def test_every_form(n: int, dtype: str) -> None:
         two = hvd.grouped_allreduce(mine, op=hvd.Adasum, name="group")
         three = [hvd.allreduce_(each.clone(), op=hvd.Adasum) for each in mine]
         handles = [hvd.allreduce_async(each, op=hvd.Adasum) for each in mine]  # they may be fused
-        for forms in zip(one, two, three, [hvd.synchronize(handle) for handle in handles], strict=True):
+        for forms in zip(
+            one, two, three, [hvd.synchronize(handle) for handle in handles], strict=True
+        ):
             assert all(torch.equal(each, forms[0]) for each in forms)
         scaled = hvd.allreduce(mine[3], op=hvd.Adasum, prescale_factor=0.5, postscale_factor=4.0)
         assert torch.allclose(scaled.double(), 2 * one[3].double(), rtol=1e-2)
         for bad in (torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.bool)):
-            with pytest.raises(hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"):
+            with pytest.raises(
+                hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"
+            ):
                 hvd.allreduce(bad, op=hvd.Adasum)
-            with pytest.raises(hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"):
+            with pytest.raises(
+                hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"
+            ):
                 hvd.grouped_allreduce([mine[0], bad], op=hvd.Adasum)
         with pytest.raises(hvd.HorovodInternalError, match="only supports AVERAGE and SUM"):
             hvd.reducescatter(mine[0], op=hvd.Adasum)
@@ -54,9 +62,15 @@ def test_every_form(n: int, dtype: str) -> None:
     results = job(n, fn)
     tolerance = {"float16": 4e-3, "bfloat16": 3e-2}.get(dtype, 1e-5)
     for index, first in enumerate(results[0]):
-        whole = [given(rank, getattr(torch, dtype))[index].double().flatten().numpy() for rank in range(n)]
+        whole = [
+            given(rank, getattr(torch, dtype))[index].double().flatten().numpy()
+            for rank in range(n)
+        ]
         torch.testing.assert_close(
-            first.double().flatten(), torch.from_numpy(tree(whole)).flatten(), rtol=tolerance, atol=tolerance
+            first.double().flatten(),
+            torch.from_numpy(tree(whole)).flatten(),
+            rtol=tolerance,
+            atol=tolerance,
         )
         assert all(torch.equal(first, result[index]) for result in results)
 
@@ -88,13 +102,19 @@ def test_the_steps_of_all_ranks_are_combined(make: Any) -> None:
     schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in optimizers]
     for step in range(3):
         starts = [parameter.detach().clone() for parameter in models[0].parameters()]
-        for rank, (model, optimizer, scheduler) in enumerate(zip(models, optimizers, schedulers, strict=True)):
+        for rank, (model, optimizer, scheduler) in enumerate(
+            zip(models, optimizers, schedulers, strict=True)
+        ):
             optimizer.zero_grad()
             loss_of(model, *part(rank, n, *data(step))).backward()
             optimizer.step()
             scheduler.step()
-        for start, *parameters in zip(starts, *(model.parameters() for model in models), strict=True):
-            steps = [(parameter.detach() - start).double().flatten().numpy() for parameter in parameters]
+        for start, *parameters in zip(
+            starts, *(model.parameters() for model in models), strict=True
+        ):
+            steps = [
+                (parameter.detach() - start).double().flatten().numpy() for parameter in parameters
+            ]
             combined = start + torch.from_numpy(tree(steps)).reshape(start.shape).float()
             for parameter in parameters:
                 parameter.detach().copy_(combined)
@@ -110,11 +130,15 @@ def test_sets_unused_parameters_and_what_is_refused() -> None:
         some = hvd.add_process_set([0, 1])
         model = net()
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum, process_set=some,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            op=hvd.Adasum,
+            process_set=some,
             compression=hvd.Compression.fp16,
-        )  # fmt: skip
+        )
         with (
-            pytest.raises(AssertionError, match=re.escape("Skipping synchronization is not supported")),
+            pytest.raises(
+                AssertionError, match=re.escape("Skipping synchronization is not supported")
+            ),
             optimizer.skip_synchronize(),
         ):
             optimizer.step()
@@ -140,6 +164,8 @@ def test_one_rank_just_steps() -> None:
         for each, stepping in ((model, optimizer), (plain, other)):
             loss_of(each, *data()).backward()
             stepping.step()
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+        )
     finally:
         hvd.shutdown()

@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 def tensors(n: int, shape: tuple[int, ...] = (6, 2), dtype: Any = torch.float64) -> list[Any]:
     generator = torch.Generator().manual_seed(7)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(n)]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(n)
+    ]
 
 
 def weight(rank: int, like: Any) -> Any:
@@ -22,8 +24,12 @@ def weight(rank: int, like: Any) -> Any:
     return (torch.arange(like.numel(), dtype=like.dtype).reshape(like.shape) + 1) * (rank + 1) / 10
 
 
-def gradients(n: int, fn: Callable[[Any, Any, int], Any], inputs: Callable[[int], list[Any]]) -> list[list[Any]]:
-    """Per rank: the gradients of its inputs, through ``fn(hvd, inputs, rank)``, which gives outputs."""
+def gradients(
+    n: int, fn: Callable[[Any, Any, int], Any], inputs: Callable[[int], list[Any]]
+) -> list[list[Any]]:
+    """Per rank: the gradients of its inputs, through ``fn(hvd, inputs, rank)``, which gives
+    outputs.
+    """
 
     def body(rank: int) -> list[Any]:
         import farandole.torch as hvd
@@ -67,7 +73,10 @@ def test_allreduce(op: str, factors: tuple[float, float], n: int) -> None:
     found = gradients(n, fn, inputs)
     wanted_inputs = [[each.clone().requires_grad_() for each in group] for group in inputs(n)]
     first, second = (REDUCTIONS[op](torch.stack(group) * pre) * post for group in wanted_inputs)
-    loss = sum((weight(rank, first) * first).sum() * 2 + (weight(rank, second) * second).sum() for rank in range(n))
+    loss = sum(
+        (weight(rank, first) * first).sum() * 2 + (weight(rank, second) * second).sum()
+        for rank in range(n)
+    )
     loss.backward()
     for rank in range(n):
         for one, group in zip(found[rank], wanted_inputs, strict=True):
@@ -75,17 +84,20 @@ def test_allreduce(op: str, factors: tuple[float, float], n: int) -> None:
 
 
 def test_horovods_conventions() -> None:
-    """Gradients of allgather and broadcast are averaged; those of reducescatter are not divided by anything."""
+    """Gradients of allgather and broadcast are averaged; those of reducescatter are not divided by
+    anything.
+    """
     n = 3
 
     def fn(hvd: Any, mine: list[Any], rank: int) -> Any:
         one, two, three, four, five = mine
         return [
-            hvd.allgather(one[: rank + 1], name="g"), *hvd.grouped_allgather([two, one]),
+            hvd.allgather(one[: rank + 1], name="g"),
+            *hvd.grouped_allgather([two, one]),
             hvd.broadcast(three, 1, name="b"),
             hvd.reducescatter(four, op=hvd.Sum, prescale_factor=2.0, name="r"),
             *hvd.grouped_reducescatter([five, four], op=hvd.Average, postscale_factor=3.0),
-        ]  # fmt: skip
+        ]
 
     found = gradients(n, fn, lambda n: [tensors(n) for _ in range(5)])
     weights = [weight(rank, torch.empty(6, 2, dtype=torch.float64)) for rank in range(n)]
@@ -98,7 +110,9 @@ def test_horovods_conventions() -> None:
         one[: rank + 1] += sum(ragged)[first : first + rank + 1] / n
         two = sum(even)[6 * rank : 6 * rank + 6] / n
         three = sum(weights) / n if rank == 1 else torch.zeros(6, 2, dtype=torch.float64)
-        for gradient, wanted in zip(found[rank], (one, two, three, part * 2 * n + part * 3, part * 3), strict=True):
+        for gradient, wanted in zip(
+            found[rank], (one, two, three, part * 2 * n + part * 3, part * 3), strict=True
+        ):
             torch.testing.assert_close(gradient, wanted)
 
 
@@ -139,7 +153,8 @@ def test_compression_sets_and_second_derivatives() -> None:
         (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
         assert torch.allclose(first, 2 * y * 2 * 2 * x)  # both ranks' losses are the same
         first.sum().backward()
-        # the sum of both ranks' sums of first derivatives: d/dx_r of 8 x_q (x_0^2 + x_1^2), for both q
+        # the sum of both ranks' sums of first derivatives: d/dx_r of 8 x_q (x_0^2 + x_1^2), for
+        # both q
         total = 1.0 + 2.0
         assert torch.allclose(x.grad, 8 * (torch.full((3,), 5.0) + 2 * x.detach() * total))
         z = torch.ones(4, requires_grad=True)
@@ -193,7 +208,11 @@ def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
         half = torch.full((2,), 0.5 + rank, dtype=torch.float16, requires_grad=True)
         hvd.allreduce(half, op=hvd.Max).sum().backward()
         assert half.grad.tolist() == [2.0 * rank] * 2
-        nan = torch.tensor([float("nan"), 1.0], requires_grad=True) if rank else torch.ones(2, requires_grad=True)
+        nan = (
+            torch.tensor([float("nan"), 1.0], requires_grad=True)
+            if rank
+            else torch.ones(2, requires_grad=True)
+        )
         hvd.allreduce(nan, op=hvd.Min).sum().backward()
         assert nan.grad.tolist() == [2.0 * rank, 1.0]
 
@@ -212,10 +231,17 @@ def test_gather_gives_all_rows_to_one_rank_and_their_gradients_back() -> None:
         assert mine.grad.tolist() == [[3.0, 3.0]] * rank
         pair = hvd.add_process_set([0, 2])
         if rank != 1:
-            assert hvd.gather(torch.tensor([rank]), 2, process_set=pair).tolist() == ([0, 2] if rank else [])
-            with pytest.raises(hvd.HorovodInternalError, match=r"gather received invalid root rank 1 for .*\[0, 2\]"):
+            assert hvd.gather(torch.tensor([rank]), 2, process_set=pair).tolist() == (
+                [0, 2] if rank else []
+            )
+            with pytest.raises(
+                hvd.HorovodInternalError,
+                match=r"gather received invalid root rank 1 for .*\[0, 2\]",
+            ):
                 hvd.gather(torch.tensor([rank]), 1, process_set=pair)
-        with pytest.raises(hvd.HorovodInternalError, match=r"gather received invalid root rank 3 .* 0 to 2"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"gather received invalid root rank 3 .* 0 to 2"
+        ):
             hvd.gather(torch.ones(2), 3)
         with pytest.raises(hvd.HorovodInternalError, match="a rank-zero tensor"):
             hvd.gather(torch.tensor(1.0))

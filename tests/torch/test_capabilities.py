@@ -15,7 +15,9 @@ def test_what_there_is() -> None:
     assert hvd.cuda_built() is torch.backends.cuda.is_built()
     assert hvd.rocm_built() is (torch.version.hip is not None)
     assert type(hvd.nccl_built()) is int
-    assert (hvd.nccl_built() > 0) is (torch.distributed.is_nccl_available() and torch.backends.cuda.is_built())
+    assert (hvd.nccl_built() > 0) is (
+        torch.distributed.is_nccl_available() and torch.backends.cuda.is_built()
+    )
 
 
 def test_nccl_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:

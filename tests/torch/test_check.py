@@ -1,4 +1,6 @@
-"""Mistakes that give wrong models, or do the work of one rank several times, without an error: all ranks are told."""
+"""Mistakes that give wrong models, or do the work of one rank several times, without an error: all
+ranks are told.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,24 @@ def batch_of(seed: int) -> tuple[Any, Any]:
 
 
 def train(
-    rank: int, model: Any, steps: int, *, lr: float = 0.1, before: Callable[[int, Any], Any] | None = None,
-    same_data: bool = False, **options: Any,
-) -> Any:  # fmt: skip
-    """``before(step, model)`` may change things before a step; what it gives, if not None, is whether to step."""
+    rank: int,
+    model: Any,
+    steps: int,
+    *,
+    lr: float = 0.1,
+    before: Callable[[int, Any], Any] | None = None,
+    same_data: bool = False,
+    **options: Any,
+) -> Any:
+    """``before(step, model)`` may change things before a step; what it gives, if not None, is
+    whether to step.
+    """
     import farandole.torch as hvd
 
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), named_parameters=model.named_parameters(), **options
+        torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        **options,
     )
     for step in range(1, steps + 1):
         wanted = before(step, model) if before is not None else None
@@ -74,7 +86,10 @@ def late_load_at_the_start(rank: int) -> None:
 
 def late_load(rank: int) -> None:
     train(
-        rank, broadcast(model_of(rank)), 9, before=lambda step, model: change(model) if (rank, step) == (0, 6) else None
+        rank,
+        broadcast(model_of(rank)),
+        9,
+        before=lambda step, model: change(model) if (rank, step) == (0, 6) else None,
     )
 
 
@@ -98,7 +113,9 @@ def same_nan(rank: int) -> None:
 
 
 def another_model(rank: int) -> None:
-    """Steps of an optimizer whose model is not the one that is trained; and of one that has a gradient now and then."""
+    """Steps of an optimizer whose model is not the one that is trained; and of one that has a
+    gradient now and then.
+    """
     import farandole.torch as hvd
 
     old, new = broadcast(model_of(rank)), broadcast(model_of(rank))
@@ -172,7 +189,9 @@ def steps_past_gradients(rank: int) -> None:
 
 
 def steps_within(rank: int) -> None:
-    """``step`` calls that of another optimizer; and one for half of a model's parameters steps beside it."""
+    """``step`` calls that of another optimizer; and one for half of a model's parameters steps
+    beside it.
+    """
     import farandole.torch as hvd
 
     class Lookahead(TwoSteps):
@@ -180,7 +199,9 @@ def steps_within(rank: int) -> None:
             self.base.step()
 
     model = broadcast(model_of(rank))
-    optimizer = hvd.DistributedOptimizer(Lookahead(model[2].parameters(), 0.1), strategy="local_sgd:2")
+    optimizer = hvd.DistributedOptimizer(
+        Lookahead(model[2].parameters(), 0.1), strategy="local_sgd:2"
+    )
     plain = torch.optim.SGD(model[0].parameters(), lr=0.0)
     for step in range(12):
         images, labels = batch_of(1000 * step + rank)
@@ -195,7 +216,10 @@ def test_steps_past_the_one_that_exchanges() -> None:
     said, others = heard(2, *programs)
     assert others == [[]] * len(programs)
     assert [len(texts) for texts in said] == [1, 1, 0, 0], said
-    assert "SGD has taken 10 steps with the parameters of the distributed TwoSteps, whose own step()" in said[0][0]
+    assert (
+        "SGD has taken 10 steps with the parameters of the distributed TwoSteps, whose own step()"
+        in said[0][0]
+    )
     assert "strategy 'local_sgd:2" in said[0][0]
     assert "wrap that one: DistributedOptimizer(SGD(...))" in said[0][0]
     assert "op=Adasum exchanges there alone" in said[1][0]
@@ -225,16 +249,25 @@ def test_mistakes_of_one_rank() -> None:
     assert [len(texts) for texts in said[:-3]] == [1] * 7, said  # once each
     assert "began to train with different weights" in start[0]
     assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
-    assert "Nothing was broadcast: before the first step call hvd.broadcast_parameters(model.state_dict()" in start[0]
+    assert (
+        "Nothing was broadcast: before the first step call"
+        " hvd.broadcast_parameters(model.state_dict()" in start[0]
+    )
     assert "rank 1 differs from rank 0 in 1 of 4 parameters, first in 2.bias" in loaded[0]
     assert "a checkpoint that rank 0 alone loaded. Broadcast after that" in loaded[0]
-    assert "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some" in drift[0]
+    assert (
+        "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some"
+        in drift[0]
+    )
     assert "lr is 0.1 on rank 0, 0.05 on rank 1" in rate[0]
     assert "some ranks skipped optimizer.step() (steps since then: " in skipped[0]
     assert "and are not at step 11" in skipped[0]  # at once, not at step 16
     assert "all 2 ranks computed the same gradients" in data[0]
     assert "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank())" in data[0]
-    assert "SGD has taken 10 steps, and none of its 4 parameters ever had a gradient, on any rank" in idle[0]
+    assert (
+        "SGD has taken 10 steps, and none of its 4 parameters ever had a gradient, on any rank"
+        in idle[0]
+    )
 
 
 def test_ranks_of_two_hosts_that_deal_by_local_rank() -> None:
@@ -246,7 +279,10 @@ def test_ranks_of_two_hosts_that_deal_by_local_rank() -> None:
     said, *others = heard(3, local, all_is_well)
     assert others == [[[], []]] * 2
     assert [len(texts) for texts in said] == [1, 0], said
-    assert "rank 2 computed the same gradients as rank 0: it seems that they read the same data" in said[0][0]
+    assert (
+        "rank 2 computed the same gradients as rank 0: it seems that they read the same data"
+        in said[0][0]
+    )
 
 
 def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() -> None:
@@ -265,7 +301,10 @@ def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() ->
 
     def swap(rank: int) -> None:
         with_calls(
-            rank, lambda step: [each() for each in ((one, other) if rank or step < 6 else (other, one))] and None
+            rank,
+            lambda step: (
+                [each() for each in ((one, other) if rank or step < 6 else (other, one))] and None
+            ),
         )
 
     def branches(rank: int) -> None:
@@ -285,7 +324,11 @@ def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() ->
                     hvd.broadcast(torch.ones(3), root)
                 else:
                     hvd.broadcast(torch.zeros(3), root)
-            hvd.allreduce(torch.ones(3), name="named") if rank else hvd.allreduce(torch.zeros(3), name="named")
+            (
+                hvd.allreduce(torch.ones(3), name="named")
+                if rank
+                else hvd.allreduce(torch.zeros(3), name="named")
+            )
 
         with_calls(rank, calls)
 
@@ -305,7 +348,9 @@ def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() ->
     assert others == [[], []]
     [text] = told
     assert "the ranks call collectives without names in another order" in text
-    places = f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:"
+    places = (
+        f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:"
+    )
     assert places in text, text
 
 
@@ -327,7 +372,9 @@ def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
 
 
 def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
-    """Where a rank has frozen a parameter, weights stay alike: by gradients that others make smaller."""
+    """Where a rank has frozen a parameter, weights stay alike: by gradients that others make
+    smaller.
+    """
 
     def frozen(rank: int) -> None:
         model = broadcast(model_of(0))
@@ -347,14 +394,20 @@ def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
             optimizer.step()
 
     freezing, other = heard(2, frozen, another)[0]
-    assert [text for text in freezing if "the number of frozen parameters is 0 on rank 0, 1 on rank 1" in text], (
-        freezing
+    assert [
+        text
+        for text in freezing
+        if "the number of frozen parameters is 0 on rank 0, 1 on rank 1" in text
+    ], freezing
+    assert [text for text in other if "the optimizer is SGD on rank 0, Adam on rank 1" in text], (
+        other
     )
-    assert [text for text in other if "the optimizer is SGD on rank 0, Adam on rank 1" in text], other
 
 
 def test_what_ranks_may_have_of_their_own() -> None:
-    """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less data."""
+    """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less
+    data.
+    """
 
     def frozen(rank: int) -> None:
         model = model_of(0)
@@ -365,7 +418,13 @@ def test_what_ranks_may_have_of_their_own() -> None:
 
     def batch_norm(rank: int) -> None:
         torch.manual_seed(0)
-        train(rank, torch.nn.Sequential(torch.nn.Linear(40, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)), 8)
+        train(
+            rank,
+            torch.nn.Sequential(
+                torch.nn.Linear(40, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)
+            ),
+            8,
+        )
 
     def alone(rank: int) -> None:
         import farandole.torch as hvd
@@ -435,21 +494,28 @@ def test_no_false_alarm(kind: str) -> None:
         import farandole.torch as hvd
 
         model = torch.nn.Sequential(
-            torch.nn.Embedding(20, 12, sparse=kind == "sparse"), torch.nn.Flatten(), torch.nn.Linear(48, 30),
-            torch.nn.Unflatten(1, (30, 1, 1)), torch.nn.Conv2d(30, 4, 1), torch.nn.Flatten(),
-        )  # fmt: skip
+            torch.nn.Embedding(20, 12, sparse=kind == "sparse"),
+            torch.nn.Flatten(),
+            torch.nn.Linear(48, 30),
+            torch.nn.Unflatten(1, (30, 1, 1)),
+            torch.nn.Conv2d(30, 4, 1),
+            torch.nn.Flatten(),
+        )
         if kind == "half":
             model = model.to(torch.bfloat16)
         if kind == "channels_last":
             model = model.to(memory_format=torch.channels_last)
         broadcast(model)
-        made = {"adamw": torch.optim.AdamW, "lbfgs": partial(torch.optim.LBFGS, max_iter=3)}.get(kind, torch.optim.SGD)
+        made = {"adamw": torch.optim.AdamW, "lbfgs": partial(torch.optim.LBFGS, max_iter=3)}.get(
+            kind, torch.optim.SGD
+        )
         passes = 2 if kind == "accumulated" else 1
         optimizer = hvd.DistributedOptimizer(
-            made(model.parameters(), lr=0.01 / 1024 if kind == "scaled" else 0.01), backward_passes_per_step=passes,
+            made(model.parameters(), lr=0.01 / 1024 if kind == "scaled" else 0.01),
+            backward_passes_per_step=passes,
             compression=hvd.Compression.fp16 if kind == "compressed" else hvd.Compression.none,
             op={"adasum": hvd.Adasum, "sum": hvd.Sum}.get(kind, hvd.Average),
-        )  # fmt: skip
+        )
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
         def loss(step: int) -> Any:
@@ -515,23 +581,42 @@ if hvd.rank() == 0:
 @pytest.mark.parametrize(
     ("seed", "steps", "text"),
     [
-        ("7", 300, "train the same model on the same data, and do the same work 2 times: begin alike"),
+        (
+            "7",
+            300,
+            "train the same model on the same data, and do the same work 2 times: begin alike",
+        ),
         ("hvd.rank()", "100 + 20 * hvd.rank()", "train 2 unrelated models: begin alike"),
         ("1", 300, ""),  # it reduces its gradients itself, ten numbers
     ],
 )
-def test_programs_that_never_wrapped_their_optimizer(tmp_path: Path, seed: str, steps: str | int, text: str) -> None:
-    """Rank 0 hears of it while it trains, at its 100th step or, if the other is late, at its 200th, or at its end."""
+def test_programs_that_never_wrapped_their_optimizer(
+    tmp_path: Path, seed: str, steps: str | int, text: str
+) -> None:
+    """Rank 0 hears of it while it trains, at its 100th step or, if the other is late, at its 200th,
+    or at its end.
+    """
     script = tmp_path / "solo.py"
     script.write_text(SOLO.format(seed=seed, steps=steps, by_hand=not text))
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        "2",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "exchanged nothing" in line]
     assert len(told) == bool(text), done.stderr
     assert (
         not text
-        or "every rank took 100 steps with SGD and exchanged nothing, so the 2 ranks of this job " + text in told[0]
+        or "every rank took 100 steps with SGD and exchanged nothing, so the 2 ranks of this job "
+        + text
+        in told[0]
     )
 
 
@@ -571,10 +656,27 @@ def test_an_optimizer_that_is_not_wrapped_beside_one_that_is(
     tmp_path: Path, told: bool, changed: dict[str, str]
 ) -> None:
     script = tmp_path / "beside.py"
-    script.write_text(BESIDE.format(**{"plain": "plain", "options": "", "seed": "hvd.rank()", "between": ""} | changed))
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
+    script.write_text(
+        BESIDE.format(
+            **{"plain": "plain", "options": "", "seed": "hvd.rank()", "between": ""} | changed
+        )
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        "2",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "steps with" in line]
     assert len(lines) == told, done.stderr
-    assert not told or "100 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing, beside" in lines[0]
+    assert (
+        not told
+        or "100 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing, beside"
+        in lines[0]
+    )

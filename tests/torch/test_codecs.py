@@ -25,11 +25,17 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
 
         model = net()
         for codec in ("sign", None):
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), codec=codec)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), codec=codec
+            )
             for step in range(3):  # the piece at the side is not used in the second
                 wanted = [
-                    None if any(each is None for each in of_ranks) else torch.sign(sum(map(torch.sign, of_ranks)))
-                    for of_ranks in zip(*[local_gradients(model, other, 3, step) for other in range(3)], strict=True)
+                    None
+                    if any(each is None for each in of_ranks)
+                    else torch.sign(sum(map(torch.sign, of_ranks)))
+                    for of_ranks in zip(
+                        *[local_gradients(model, other, 3, step) for other in range(3)], strict=True
+                    )
                 ]
                 optimizer.zero_grad()
                 loss_of(model, *part(rank, 3, *data(step)), side=step % 2 == 0).backward()
@@ -42,14 +48,18 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
 
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "powersgd:1"])
-def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_bit(spec: str) -> None:
+def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_bit(
+    spec: str,
+) -> None:
     def fn(rank: int) -> tuple[list[Any], list[Any], dict[str, Any]]:
         import farandole.torch as hvd
         from farandole.strategies.codecs import codec
 
         model, chosen = net(), codec(spec)
         named = list(model.named_parameters())
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, codec=chosen)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named, codec=chosen
+        )
         given = [torch.zeros_like(parameter) for _, parameter in named]
         came = [torch.zeros_like(parameter) for _, parameter in named]
         for step in range(5):
@@ -77,9 +87,17 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
             optimizer.step()
         assert all(map(torch.equal, last, [parameter.detach() for parameter in again.parameters()]))
         assert chosen.saved > 0 or spec == "powersgd:1"
-        unsent = {name: torch.from_numpy(each) for name, each in chosen.state_dict().items() if name[0] == "r"}
+        unsent = {
+            name: torch.from_numpy(each)
+            for name, each in chosen.state_dict().items()
+            if name[0] == "r"
+        }
         rest = [unsent[f"residual/{name}"] for name, _ in named]
-        return last, [total.sum() for total in came], [a.sum() - b.sum() for a, b in zip(given, rest, strict=True)]
+        return (
+            last,
+            [total.sum() for total in came],
+            [a.sum() - b.sum() for a, b in zip(given, rest, strict=True)],
+        )
 
     (weights, came, mine), (others, _, theirs) = job(2, fn)
     assert all(map(torch.equal, weights, others))
@@ -94,7 +112,9 @@ def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str
 
         def begun() -> Any:
             weights = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(30))]
-            return weights, hvd.DistributedOptimizer(torch.optim.SGD(weights[:1], lr=0.1), codec=spec)
+            return weights, hvd.DistributedOptimizer(
+                torch.optim.SGD(weights[:1], lr=0.1), codec=spec
+            )
 
         def steps(weights: Any, optimizer: Any, begin: int, end: int) -> None:
             for step in range(begin, end):
@@ -122,8 +142,9 @@ def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str
 
 @pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "ps"])
 def test_another_state_without_residuals_has_none_of_those_that_were_there(strategy: str) -> None:
-    """A run that has diverged goes back: what it had not sent was added to the first gradients after that. A codec of
-    the program's stays as it is."""
+    """A run that has diverged goes back: what it had not sent was added to the first gradients
+    after that. A codec of the program's stays as it is.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -138,8 +159,13 @@ def test_another_state_without_residuals_has_none_of_those_that_were_there(strat
         for of_program in (False, True):
             ends = []
             for back in (False, True):
-                weight, chosen = torch.nn.Parameter(torch.zeros(8)), codec("topk:0.25") if of_program else "topk:0.25"
-                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), strategy=strategy, codec=chosen)
+                weight, chosen = (
+                    torch.nn.Parameter(torch.zeros(8)),
+                    codec("topk:0.25") if of_program else "topk:0.25",
+                )
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD([weight], lr=1.0), strategy=strategy, codec=chosen
+                )
                 before = torch.optim.SGD([weight], lr=1.0).state_dict()
                 if back:
                     steps(optimizer, 1e6)
@@ -156,7 +182,9 @@ def test_another_state_without_residuals_has_none_of_those_that_were_there(strat
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "net:topk:0.1", "onebit", "powersgd:1"])
 def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: str) -> None:
-    """Of a head that only some tasks have: what steps of others sent of it came to no gradient, and was lost."""
+    """Of a head that only some tasks have: what steps of others sent of it came to no gradient, and
+    was lost.
+    """
 
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
@@ -171,26 +199,46 @@ def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: 
             optimizer.zero_grad()
             x = torch.randn(2, 40, 30, generator=generator)
             used = 2 if step % 3 == 0 else 1
-            sum((weight * each).sum() for weight, each in zip(weights[:used], x, strict=False)).backward()
+            sum(
+                (weight * each).sum() for weight, each in zip(weights[:used], x, strict=False)
+            ).backward()
             assert (weights[1].grad is None) == (used == 1)
-            missing += x[:used].double().sum() - sum(weight.grad.double().sum() for weight in weights[:used])
+            missing += x[:used].double().sum() - sum(
+                weight.grad.double().sum() for weight in weights[:used]
+            )
             optimizer.step()
-        return missing - sum(each.astype(float).sum() for name, each in chosen.state_dict().items() if name[0] in "ro")
+        return missing - sum(
+            each.astype(float).sum()
+            for name, each in chosen.state_dict().items()
+            if name[0] in "ro"
+        )
 
     assert abs(sum(job(2, fn))) < 1e-2
 
 
 def test_momentum_of_a_parameter_that_no_rank_uses_stays_as_it_was() -> None:
-    """A head of another task: it was halved in each step of the others, so the next gradient outweighed it. Where one
-    rank uses it, the others' gradients are zeros."""
+    """A head of another task: it was halved in each step of the others, so the next gradient
+    outweighed it. Where one rank uses it, the others' gradients are zeros.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         body, head = (torch.nn.Parameter(torch.zeros(6)) for _ in range(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([body, head], lr=0.1), codec="sign:0.5")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([body, head], lr=0.1), codec="sign:0.5"
+        )
         votes = []
-        for factor, users in ((8.0, 2), (0.0, 0), (0.0, 0), (0.0, 0), (-3.0, 2), (-3.0, 1), (0.0, 0), (4.0, 2)):
+        for factor, users in (
+            (8.0, 2),
+            (0.0, 0),
+            (0.0, 0),
+            (0.0, 0),
+            (-3.0, 2),
+            (-3.0, 1),
+            (0.0, 0),
+            (4.0, 2),
+        ):
             optimizer.zero_grad()
             (body.sum() + (factor * head.sum() if rank < users else 0)).backward()
             votes.append(None if head.grad is None else head.grad.tolist()[0])
@@ -206,9 +254,12 @@ def test_momentum_follows_the_scale_of_a_grad_scaler() -> None:
         import farandole.torch as hvd
 
         weight = torch.nn.Parameter(torch.zeros(3))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], codec="sign:0.5")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], codec="sign:0.5"
+        )
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
-        for factor in (4.0, -1.5):  # momentum: 2, 0.25; as numbers at 64 and at 128 it would be 128, -32
+        # momentum: 2, 0.25; as numbers at 64 and at 128 it would be 128, -32
+        for factor in (4.0, -1.5):
             optimizer.zero_grad()
             scaler.scale(factor * weight.sum()).backward()
             assert weight.grad.tolist() == [1.0] * 3
@@ -230,7 +281,9 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
             chosen = codec(spec)
             weights = [torch.zeros(8, requires_grad=True) for _ in range(2)]
             optimizers = [
-                hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), strategy=strategy, codec=chosen)
+                hvd.DistributedOptimizer(
+                    torch.optim.SGD([weight], lr=0.1), strategy=strategy, codec=chosen
+                )
                 for weight in weights
             ]
             for step in range(3):
@@ -244,7 +297,10 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
         for spec in ("int8", "sign"):  # they keep nothing
             steps(spec)
         for spec in ("topk:0.25", "sign:0.9", "net:sign:0.9"):
-            with pytest.raises(ValueError, match=rf"codec='{spec}' is one object for several optimizers.*name '{spec}"):
+            with pytest.raises(
+                ValueError,
+                match=rf"codec='{spec}' is one object for several optimizers.*name '{spec}",
+            ):
                 steps(spec)
 
     job(2, fn)
@@ -252,10 +308,17 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
 
 @pytest.mark.parametrize(
     ("strategy", "spec"),
-    [*((strategy, "topk:0.25") for strategy in ("allreduce", "local_sgd:1", "easgd:1", "ps")), ("bmuf:1", "sign:0.5")],
+    [
+        *((strategy, "topk:0.25") for strategy in ("allreduce", "local_sgd:1", "easgd:1", "ps")),
+        ("bmuf:1", "sign:0.5"),
+    ],
 )
-def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(strategy: str, spec: str) -> None:
-    """Their tensors have different names; or nothing is kept from one exchange to the next, as with ``easgd``."""
+def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(
+    strategy: str, spec: str
+) -> None:
+    """Their tensors have different names; or nothing is kept from one exchange to the next, as with
+    ``easgd``.
+    """
 
     def fn(rank: int) -> list[Any]:
         import farandole.torch as hvd
@@ -267,7 +330,10 @@ def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(stra
             weights = [torch.zeros(8, requires_grad=True) for _ in names]
             optimizers = [
                 hvd.DistributedOptimizer(
-                    torch.optim.SGD([weight], lr=0.1), [(name, weight)], strategy=strategy, codec=each
+                    torch.optim.SGD([weight], lr=0.1),
+                    [(name, weight)],
+                    strategy=strategy,
+                    codec=each,
                 )
                 for name, weight, each in zip(names, weights, chosen, strict=True)
             ]
@@ -297,7 +363,9 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
             distributed(codec="inT8")
         with pytest.raises(ValueError, match="codec='int8' and compression do the same"):
             distributed(codec="int8", compression=hvd.Compression.fp16)
-        with pytest.raises(ValueError, match="codec='int8' compresses sums and averages, and op is Adasum"):
+        with pytest.raises(
+            ValueError, match="codec='int8' compresses sums and averages, and op is Adasum"
+        ):
             distributed(codec="int8", op=hvd.Adasum)
         distributed(codec="int8", op=hvd.Sum)
         optimizer = distributed(codec="int8" if rank else "")
@@ -308,13 +376,19 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
 
     told = job(2, fn)
     assert told[0] == told[1]
-    assert told[0].startswith("Mismatched codecs: rank 0 none and rank 1 'int8'. Give all ranks the same codec.")
+    assert told[0].startswith(
+        "Mismatched codecs: rank 0 none and rank 1 'int8'. Give all ranks the same codec."
+    )
 
 
-@pytest.mark.parametrize("spec", ["topk:0.1", "onebit", "powersgd:1", "randomk:0.1", "threshold:0.1"])
+@pytest.mark.parametrize(
+    "spec", ["topk:0.1", "onebit", "powersgd:1", "randomk:0.1", "threshold:0.1"]
+)
 def test_what_is_kept_follows_the_scale_of_a_grad_scaler(spec: str) -> None:
-    """What was given is what came and what is kept, in true units, also where the scale changes, a step is skipped for
-    an infinite gradient (which loses what came with it), and a run is resumed. Nothing infinite stays."""
+    """What was given is what came and what is kept, in true units, also where the scale changes, a
+    step is skipped for an infinite gradient (which loses what came with it), and a run is resumed.
+    Nothing infinite stays.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -327,7 +401,10 @@ def test_what_is_kept_follows_the_scale_of_a_grad_scaler(spec: str) -> None:
         optimizer: Any = None
         for step in range(8):
             if step in (0, 5):
-                chosen, states = codec(spec), (optimizer and optimizer.state_dict(), scaler.state_dict())
+                chosen, states = (
+                    codec(spec),
+                    (optimizer and optimizer.state_dict(), scaler.state_dict()),
+                )
                 plain = torch.optim.SGD([parameter], lr=1.0)
                 optimizer = hvd.DistributedOptimizer(plain, [("p", parameter)], codec=chosen)
                 if step:
@@ -350,7 +427,8 @@ def test_what_is_kept_follows_the_scale_of_a_grad_scaler(spec: str) -> None:
             scaler.update()
             if step >= 3:
                 state = {
-                    name: array.numpy() for name, array in optimizer.state_dict()["farandole"]["codec"]["state"].items()
+                    name: array.numpy()
+                    for name, array in optimizer.state_dict()["farandole"]["codec"]["state"].items()
                 }
                 left = unsent(state, parameter) / scaler.get_scale()
                 assert torch.isfinite(left).all()
@@ -370,9 +448,13 @@ def unsent(state: Any, parameter: Any) -> Any:
     return left.reshape(parameter.shape)
 
 
-@pytest.mark.parametrize(("spec", "op"), [("fp16", "Average"), ("fp16", "Sum"), ("sign", "Average")])
+@pytest.mark.parametrize(
+    ("spec", "op"), [("fp16", "Average"), ("fp16", "Sum"), ("sign", "Average")]
+)
 def test_what_comes_late_goes_through_the_codec_once(spec: str, op: str) -> None:
-    """The first gradient of a parameter that was frozen, that was added, or that a second loss brings."""
+    """The first gradient of a parameter that was frozen, that was added, or that a second loss
+    brings.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -380,7 +462,9 @@ def test_what_comes_late_goes_through_the_codec_once(spec: str, op: str) -> None
         first, late, other, added = (torch.nn.Parameter(torch.zeros(2)) for _ in range(4))
         late.requires_grad_(False)
         one, two = torch.tensor([1 / 3, 1 / 7]), torch.tensor([1 / 9, 1 / 5])
-        sent = [torch.sign(values) if spec == "sign" else values.half().float() for values in (one, two)]
+        sent = [
+            torch.sign(values) if spec == "sign" else values.half().float() for values in (one, two)
+        ]
         factor = 1 if op == "Average" else 2
         named = [("first", first), ("late", late), ("other", other)]
         optimizer = hvd.DistributedOptimizer(

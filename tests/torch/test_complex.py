@@ -39,9 +39,11 @@ def test_ranks_step_as_one_process(compressed: bool, passes: int) -> None:
         compression = hvd.Compression.fp16 if compressed else hvd.Compression.none
         model = Fourier()
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters(), compression=compression,
+            torch.optim.Adam(model.parameters(), lr=0.01),
+            model.named_parameters(),
+            compression=compression,
             backward_passes_per_step=passes,
-        )  # fmt: skip
+        )
         for _ in range(4):
             optimizer.zero_grad()
             for _ in range(passes):
@@ -58,7 +60,9 @@ def test_ranks_step_as_one_process(compressed: bool, passes: int) -> None:
     first, second = job(2, train)
     for one, other, expected in zip(first, second, model.parameters(), strict=True):
         assert torch.equal(one, other)
-        torch.testing.assert_close(one, expected.detach(), rtol=0.0, atol=1e-3 if compressed else 1e-6)
+        torch.testing.assert_close(
+            one, expected.detach(), rtol=0.0, atol=1e-3 if compressed else 1e-6
+        )
 
 
 def test_a_gradient_that_is_a_conjugate_is_exchanged_as_what_it_is() -> None:
@@ -100,7 +104,10 @@ def test_codecs_take_real_numbers() -> None:
         import farandole.torch as hvd
 
         model = Fourier()
-        with pytest.raises(ValueError, match=r"parameter 'wave' is complex64, and a codec takes real numbers: leave"):
+        with pytest.raises(
+            ValueError,
+            match=r"parameter 'wave' is complex64, and a codec takes real numbers: leave",
+        ):
             hvd.DistributedOptimizer(
                 torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), codec="int8"
             )

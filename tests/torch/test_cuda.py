@@ -11,7 +11,17 @@ import pytest
 from tests import pool
 from tests.job import job, stored
 from tests.torch.gpus import WAYS, apart, gpu_job, place, with_gpu, with_nccl
-from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
+from tests.torch.test_optimizer import (
+    OPTIMIZERS,
+    STEPS,
+    alone,
+    assert_all_close,
+    data,
+    loss_of,
+    net,
+    part,
+    values,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -21,7 +31,18 @@ pytestmark = with_gpu
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 @pytest.mark.parametrize(
     "dtype",
-    ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"],
+    [
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "bool",
+    ],
 )
 def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
     """The results of the GPU are those of the CPU, and stay on the GPU."""
@@ -33,19 +54,26 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
         ops = [hvd.Sum, hvd.Min, hvd.Max, hvd.Product] + [hvd.Average] * (dtype != "bool")
         for shape in [(), (0, 2), (1,), (7, 3), (60, 701)]:
             generator = torch.Generator().manual_seed(rank)
-            host = torch.randint(0, 2 if dtype == "bool" else 3, shape, generator=generator).to(kind)
+            host = torch.randint(0, 2 if dtype == "bool" else 3, shape, generator=generator).to(
+                kind
+            )
             mine = host.to(device)
             pairs = [(hvd.allreduce(mine, op=op), hvd.allreduce(host, op=op)) for op in ops]
             pairs += zip(
-                hvd.grouped_allreduce([mine, mine], op=hvd.Sum), hvd.grouped_allreduce([host, host], op=hvd.Sum),
+                hvd.grouped_allreduce([mine, mine], op=hvd.Sum),
+                hvd.grouped_allreduce([host, host], op=hvd.Sum),
                 strict=True,
-            )  # fmt: skip
+            )
             pairs += [(hvd.broadcast(mine, n - 1), hvd.broadcast(host, n - 1))]
             if shape:
                 rows = len(host) * (rank + 1) // n
                 pairs += [(hvd.allgather(mine[:rows]), hvd.allgather(host[:rows]))]
-                pairs += [(hvd.reducescatter(mine, op=hvd.Sum), hvd.reducescatter(host, op=hvd.Sum))]
-                splits = torch.tensor([len(host) - rows] + [0] * (n - 2) + [rows] if n > 1 else [len(host)])
+                pairs += [
+                    (hvd.reducescatter(mine, op=hvd.Sum), hvd.reducescatter(host, op=hvd.Sum))
+                ]
+                splits = torch.tensor(
+                    [len(host) - rows] + [0] * (n - 2) + [rows] if n > 1 else [len(host)]
+                )
                 pairs += [(hvd.alltoall(mine, splits)[0], hvd.alltoall(host, splits)[0])]
             for found, wanted in pairs:
                 assert found.device == device
@@ -56,7 +84,9 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
-    """What a program computes on a stream of its own is there before it is reduced, and the sum before it is used."""
+    """What a program computes on a stream of its own is there before it is reduced, and the sum
+    before it is used.
+    """
 
     def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd
@@ -98,7 +128,11 @@ def test_training(n: int, settings: dict[str, Any], mixed: bool) -> None:
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, *(each.to(device) for each in part(rank, n, *data(step)))).backward()
-            assert all(each.grad.device == each.device for each in model.parameters() if each.grad is not None)
+            assert all(
+                each.grad.device == each.device
+                for each in model.parameters()
+                if each.grad is not None
+            )
             optimizer.step()
         return [each.cpu() for each in values(model)]
 
@@ -146,14 +180,18 @@ def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
         torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             mine.mul_(1.0)
-            with pytest.raises(hvd.HorovodInternalError, match="cannot be captured in a CUDA graph"):
+            with pytest.raises(
+                hvd.HorovodInternalError, match="cannot be captured in a CUDA graph"
+            ):
                 hvd.allreduce_(mine)
         assert hvd.allreduce(mine, op=hvd.Sum).tolist() == [1.0] * 4
 
     job(1, check)
 
 
-@pytest.mark.parametrize("settings", [{"nccl": "off"}, pytest.param({"nccl": "on"}, marks=with_nccl)], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"nccl": "off"}, pytest.param({"nccl": "on"}, marks=with_nccl)], ids=str
+)
 def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
     def body(transport: Any) -> str:
         import farandole.torch as hvd

@@ -1,4 +1,6 @@
-"""Whole programs on real GPUs: their numbers are those of the same program on the CPU, on all ranks the same bits."""
+"""Whole programs on real GPUs: their numbers are those of the same program on the CPU, on all ranks
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,40 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "predivide": {"gradient_predivide_factor": 2.0},
     **{f"compression {name}": {"compression": name} for name in ("fp16", "bf16")},
     **{f"op {name}": {"op": name} for name in ("Sum", "Adasum")},
-    **{f"codec {codec}": {"codec": codec} for codec in (
-        "fp16", "bf16", "int8", "onebit", "sign", "topk:0.3", "randomk:0.5", "threshold:0.01", "powersgd:2"
-    )},
-    **{f"strategy {strategy}": {"strategy": strategy} for strategy in (
-        "local_sgd:2", "bmuf:2", "diloco:2", "easgd:2", "ps", "gossip:complete", "gossip:ring",
-    )},
+    **{
+        f"codec {codec}": {"codec": codec}
+        for codec in (
+            "fp16",
+            "bf16",
+            "int8",
+            "onebit",
+            "sign",
+            "topk:0.3",
+            "randomk:0.5",
+            "threshold:0.01",
+            "powersgd:2",
+        )
+    },
+    **{
+        f"strategy {strategy}": {"strategy": strategy}
+        for strategy in (
+            "local_sgd:2",
+            "bmuf:2",
+            "diloco:2",
+            "easgd:2",
+            "ps",
+            "gossip:complete",
+            "gossip:ring",
+        )
+    },
     "local_sgd with a codec": {"strategy": "local_sgd:2", "codec": "int8"},
     "gossip with a codec": {"strategy": "gossip:ring", "codec": "topk:0.5"},
-}  # fmt: skip
+}
 
 
-def optimized(rank: int, n: int, device: Any, options: dict[str, Any], kind: str = "momentum") -> list[Any]:
+def optimized(
+    rank: int, n: int, device: Any, options: dict[str, Any], kind: str = "momentum"
+) -> list[Any]:
     """The weights after some steps, on the host."""
     import farandole.torch as hvd
 
@@ -42,7 +66,9 @@ def optimized(rank: int, n: int, device: Any, options: dict[str, Any], kind: str
         if name in options:
             options[name] = getattr(kinds, options[name])
     model = net().to(device)
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind](model.parameters()), model.named_parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS[kind](model.parameters()), model.named_parameters(), **options
+    )
     for step in range(STEPS):
         optimizer.zero_grad()
         for _ in range(options.get("backward_passes_per_step", 1)):
@@ -57,7 +83,10 @@ def optimized(rank: int, n: int, device: Any, options: dict[str, Any], kind: str
 def test_options_strategies_and_codecs(n: int, settings: dict[str, Any]) -> None:
     def train(rank: int, device: Any) -> dict[str, tuple[list[Any], list[Any]]]:
         return {
-            name: (optimized(rank, n, device, options), optimized(rank, n, torch.device("cpu"), options))
+            name: (
+                optimized(rank, n, device, options),
+                optimized(rank, n, torch.device("cpu"), options),
+            )
             for name, options in OPTIONS.items()
         }
 
@@ -66,10 +95,15 @@ def test_options_strategies_and_codecs(n: int, settings: dict[str, Any]) -> None
     for name in OPTIONS:
         for rank, result in enumerate(results):
             there, here = result[name]
-            loose = 2e-2 if any(word in name for word in ("fp16", "bf16", "int8", "codec")) else 1e-4
+            loose = (
+                2e-2 if any(word in name for word in ("fp16", "bf16", "int8", "codec")) else 1e-4
+            )
             for place, (one, other) in enumerate(zip(there, here, strict=True)):
                 if not torch.allclose(one, other, rtol=loose, atol=loose):
-                    wrong.append(f"{name}: rank {rank}, parameter {place}: off by {(one - other).abs().max():.2g}")
+                    wrong.append(
+                        f"{name}: rank {rank}, parameter {place}: off by"
+                        f" {(one - other).abs().max():.2g}"
+                    )
                 if not torch.equal(one, results[0][name][0][place]):
                     wrong.append(f"{name}: rank {rank}, parameter {place}: other bits than rank 0")
     assert not wrong, "\n".join(wrong)
@@ -77,13 +111,17 @@ def test_options_strategies_and_codecs(n: int, settings: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 @pytest.mark.parametrize("strategy", ["ps_async:1", "ssp:2", "gossip_async:ring"])
-def test_strategies_that_wait_for_nobody_learn(n: int, settings: dict[str, Any], strategy: str) -> None:
+def test_strategies_that_wait_for_nobody_learn(
+    n: int, settings: dict[str, Any], strategy: str
+) -> None:
     def train(rank: int, device: Any) -> tuple[float, float]:
         import farandole.torch as hvd
 
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 1).to(device)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), strategy=strategy
+        )
         x = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank)).to(device)
         losses = []
         for _ in range(100):
@@ -101,8 +139,12 @@ def test_strategies_that_wait_for_nobody_learn(n: int, settings: dict[str, Any],
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 @pytest.mark.parametrize("kind", ["adam", "adamw", "fused", "capturable", "scaled"])
-def test_optimizers_of_the_gpu_go_on_from_their_state(n: int, settings: dict[str, Any], kind: str) -> None:
-    """Rank 0's weights and state go to all; gradients are clipped; with ``scaled``, a loss scale is kept."""
+def test_optimizers_of_the_gpu_go_on_from_their_state(
+    n: int, settings: dict[str, Any], kind: str
+) -> None:
+    """Rank 0's weights and state go to all; gradients are clipped; with ``scaled``, a loss scale is
+    kept.
+    """
 
     def train(rank: int, device: Any) -> tuple[list[Any], list[Any]]:
         import farandole.torch as hvd
@@ -146,8 +188,12 @@ def test_optimizers_of_the_gpu_go_on_from_their_state(n: int, settings: dict[str
             plain.load_state_dict(kept["optimizer"])
         hvd.broadcast_parameters(again.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(plain, root_rank=0)
-        assert all(each.device == device for state in plain.state.values() for name, each in state.items()
-                   if name.startswith("exp_avg"))  # fmt: skip
+        assert all(
+            each.device == device
+            for state in plain.state.values()
+            for name, each in state.items()
+            if name.startswith("exp_avg")
+        )
         steps(again, wrapped(again, plain), scaler, 2, 4)
         return [each.cpu() for each in values(model)], [each.cpu() for each in values(again)]
 
@@ -160,12 +206,16 @@ def test_optimizers_of_the_gpu_go_on_from_their_state(n: int, settings: dict[str
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
-    """Sparse gradients, BatchNorm over all ranks, gradients of collectives, objects, process sets, elastic state."""
+    """Sparse gradients, BatchNorm over all ranks, gradients of collectives, objects, process sets,
+    elastic state.
+    """
 
     def sparse(hvd: Any, rank: int, device: Any) -> list[Any]:
         table = torch.nn.Embedding(6, 2, sparse=True, device=device)
         torch.nn.init.ones_(table.weight)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.Sum
+        )
         table(torch.tensor([rank, 3], device=device)).sum().backward()
         optimizer.step()
         return [table.weight.detach()]
@@ -173,13 +223,23 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
     def normalised(hvd: Any, rank: int, device: Any) -> list[Any]:
         torch.manual_seed(2)
         layer = hvd.SyncBatchNorm(3).to(device)
-        x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(rank)).to(device).requires_grad_()
+        x = (
+            torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(rank))
+            .to(device)
+            .requires_grad_()
+        )
         (layer(x) * torch.arange(4.0, device=device)).pow(2).sum().backward()
         return [x.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var]
 
     def differentiated(hvd: Any, rank: int, device: Any) -> list[Any]:
         x = torch.full((2 * n, 2), rank + 1.0, device=device, requires_grad=True)
-        y = [hvd.allreduce(x), hvd.allgather(x), hvd.broadcast(x, n - 1), hvd.alltoall(x), hvd.reducescatter(x)]
+        y = [
+            hvd.allreduce(x),
+            hvd.allgather(x),
+            hvd.broadcast(x, n - 1),
+            hvd.alltoall(x),
+            hvd.reducescatter(x),
+        ]
         sum((each * each).sum() for each in y).backward()
         return [x.grad, *(each.detach() for each in y)]
 
@@ -193,7 +253,9 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
         return found
 
     def told(hvd: Any, rank: int, device: Any) -> list[Any]:
-        found = hvd.broadcast_object({"x": torch.full((2,), rank + 1.0, device=device)}, root_rank=n - 1)
+        found = hvd.broadcast_object(
+            {"x": torch.full((2,), rank + 1.0, device=device)}, root_rank=n - 1
+        )
         all_of_them = hvd.allgather_object(torch.full((1,), float(rank), device=device))
         return [found["x"], *all_of_them]
 
@@ -211,7 +273,11 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
             loss_of(model, *(each.to(device) for each in part(rank, n, *data(step)))).backward()
             optimizer.step()
         state.restore()
-        return [*values(model), *(each["exp_avg"] for each in optimizer.state.values()), torch.tensor(state.batch)]
+        return [
+            *values(model),
+            *(each["exp_avg"] for each in optimizer.state.values()),
+            torch.tensor(state.batch),
+        ]
 
     def joined(hvd: Any, rank: int, device: Any) -> list[Any]:
         found = [hvd.allreduce(torch.full((2,), 1.0 + rank, device=device))]
@@ -223,7 +289,9 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 2)).to(device)
         model = torch.compile(model, backend="eager")
-        optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        )
 
         def closure() -> Any:
             optimizer.zero_grad()
@@ -235,8 +303,15 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
         return values(model)
 
     programs: list[Callable[..., list[Any]]] = [
-        sparse, normalised, differentiated, in_sets, told, elastic, joined, closed
-    ]  # fmt: skip
+        sparse,
+        normalised,
+        differentiated,
+        in_sets,
+        told,
+        elastic,
+        joined,
+        closed,
+    ]
 
     def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd
@@ -253,7 +328,9 @@ def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
 
 
 def test_memory_that_is_used_again_is_not_read_too_early() -> None:
-    """Gradients are freed while they travel; what the allocator gives out next must not be theirs yet."""
+    """Gradients are freed while they travel; what the allocator gives out next must not be theirs
+    yet.
+    """
 
     def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd

@@ -1,4 +1,6 @@
-"""Tensors of a device that is no GPU (``pretend``): what is done with them is the same. On real ones: ``test_cuda``."""
+"""Tensors of a device that is no GPU (``pretend``): what is done with them is the same. On real
+ones: ``test_cuda``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import pytest
 from tests import pool
 from tests.job import job, stored
 from tests.torch.pretend import Pretend, pretending
-from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
+from tests.torch.test_optimizer import (
+    OPTIMIZERS,
+    STEPS,
+    alone,
+    assert_all_close,
+    data,
+    loss_of,
+    net,
+    part,
+    values,
+)
 from tests.torch.test_properties import DTYPES, check_moves, check_reductions
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -26,10 +38,16 @@ WAYS = ["direct", "staged"]
 
 
 def device_job(
-    n: int, fn: Callable[[int, Pretend], Any], way: str = "direct", *, counts: Callable[[Any], bool] = ALL,
+    n: int,
+    fn: Callable[[int, Pretend], Any],
+    way: str = "direct",
+    *,
+    counts: Callable[[Any], bool] = ALL,
     **options: Any,
-) -> list[Any]:  # fmt: skip
-    """``job``, with ranks that have a device each, or share one: then they go through host memory."""
+) -> list[Any]:
+    """``job``, with ranks that have a device each, or share one: then they go through host
+    memory.
+    """
 
     def body(rank: int) -> Any:
         with pretending(Pretend(f"GPU-{rank if way == 'direct' else 0}", counts=counts)) as pretend:
@@ -72,7 +90,9 @@ def test_one_rank_needs_nobody() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_factors(way: str) -> None:
-    """Floats are multiplied, integers truncated toward zero, and averages of large integers are exact."""
+    """Floats are multiplied, integers truncated toward zero, and averages of large integers are
+    exact.
+    """
 
     def check(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
@@ -82,15 +102,21 @@ def test_factors(way: str) -> None:
         assert (found.tolist(), found.dtype) == ([3, -3], torch.int16)
         large = sign * ((1 << 62) - 1)
         assert hvd.allreduce(large, op=hvd.Average).tolist() == large.tolist()
-        assert hvd.allreduce(sign * 5, op=hvd.Sum, prescale_factor=0.5).tolist() == [4, -4]  # 2 and 2: before the sum
+        # 2 and 2: before the sum
+        assert hvd.allreduce(sign * 5, op=hvd.Sum, prescale_factor=0.5).tolist() == [4, -4]
         assert hvd.allreduce(sign * 5, op=hvd.Sum, postscale_factor=0.25).tolist() == [2, -2]
-        assert hvd.reducescatter(sign * 5, op=hvd.Sum, prescale_factor=0.5).tolist() == [4 if rank == 0 else -4]
+        assert hvd.reducescatter(sign * 5, op=hvd.Sum, prescale_factor=0.5).tolist() == [
+            4 if rank == 0 else -4
+        ]
         assert hvd.allreduce(sign * 5, op=hvd.Max, prescale_factor=-1.0).tolist() == [-5, 5]
         kept = torch.full((3,), 30000.0, dtype=torch.float16)  # the sum is more than the type holds
         assert hvd.allreduce(kept, op=hvd.Average).tolist() == [30000.0] * 3
         assert hvd.reducescatter(kept, op=hvd.Average).tolist() == [30000.0] * (2 - rank)
         assert kept.tolist() == [30000.0] * 3, "what was given is not written to"
-        assert hvd.allreduce(sign.double(), op=hvd.Product, postscale_factor=-0.5).tolist() == [-0.5, -0.5]
+        assert hvd.allreduce(sign.double(), op=hvd.Product, postscale_factor=-0.5).tolist() == [
+            -0.5,
+            -0.5,
+        ]
 
     device_job(2, check, way)
 
@@ -103,7 +129,9 @@ def test_tensors_in_all_states(way: str) -> None:
         with torch.inference_mode():
             made = torch.ones(3)
         assert hvd.allreduce_(made, op=hvd.Average, prescale_factor=2.0).tolist() == [2.0] * 3
-        assert hvd.allreduce(torch.ones(2, dtype=torch.complex64).conj().imag, op=hvd.Sum).tolist() == [0.0, 0.0]
+        assert hvd.allreduce(
+            torch.ones(2, dtype=torch.complex64).conj().imag, op=hvd.Sum
+        ).tolist() == [0.0, 0.0]
         turned = torch.arange(6.0).reshape(2, 3).t()
         assert hvd.broadcast_(turned, 0) is turned
         assert turned.tolist() == [[0, 3], [1, 4], [2, 5]]
@@ -118,7 +146,10 @@ def test_tensors_in_all_states(way: str) -> None:
             hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
         apart = torch.tensor([1.0, 0.0]) if rank else torch.tensor([0.0, 1.0])
         assert hvd.allreduce(apart, op=hvd.Adasum).tolist() == [1.0, 1.0]
-        assert hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Adasum)[1].tolist() == [1.0] * 3
+        assert (
+            hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Adasum)[1].tolist()
+            == [1.0] * 3
+        )
 
     device_job(2, check, way)
 
@@ -126,7 +157,9 @@ def test_tensors_in_all_states(way: str) -> None:
 # What the ranks agree on.
 
 
-def agreed(n: int, pretend_of: Callable[[int], Pretend], **settings: Any) -> list[tuple[str, list[str]]]:
+def agreed(
+    n: int, pretend_of: Callable[[int], Pretend], **settings: Any
+) -> list[tuple[str, list[str]]]:
     """Per rank: what the first collective gives or raises, and what is logged."""
 
     def body(rank: int) -> tuple[str, list[str]]:
@@ -170,13 +203,18 @@ NONE = "GPUs exchange through host memory: rank 1 has no CUDA GPU"
         (lambda rank: Pretend(f"GPU-{rank}"), {}, OWN),
         (lambda rank: Pretend(f"GPU-{rank % 2}"), {}, SHARED),
         (lambda rank: Pretend(f"GPU-{rank}", "no CUDA GPU" if rank == 1 else ""), {}, NONE),
-        (lambda rank: Pretend(f"GPU-{rank}"), {"nccl": "off"},
-         "GPUs exchange through host memory: rank 0 has --nccl=off"),
+        (
+            lambda rank: Pretend(f"GPU-{rank}"),
+            {"nccl": "off"},
+            "GPUs exchange through host memory: rank 0 has --nccl=off",
+        ),
         (lambda rank: Pretend(f"GPU-{rank}"), {"nccl": "on"}, OWN),
     ],
     ids=["own", "shared", "none", "off", "on"],
-)  # fmt: skip
-def test_what_ranks_agree_on_is_told_once(pretend_of: Any, settings: dict[str, Any], says: str) -> None:
+)
+def test_what_ranks_agree_on_is_told_once(
+    pretend_of: Any, settings: dict[str, Any], says: str
+) -> None:
     first, *others = agreed(3, pretend_of, **settings)
     assert first == ("3.0", [says])
     assert others == [("3.0", [])] * 2
@@ -184,7 +222,9 @@ def test_what_ranks_agree_on_is_told_once(pretend_of: Any, settings: dict[str, A
 
 def test_what_is_insisted_on_but_cannot_be_fails_alike_everywhere() -> None:
     for said, _ in agreed(2, lambda rank: Pretend("GPU-7"), nccl="on"):
-        assert said.startswith("RequestError: --nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by Gloo: ")
+        assert said.startswith(
+            "RequestError: --nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by Gloo: "
+        )
         assert "ranks 0 and 1 share GPU-7" in said
         assert "torch.cuda.set_device(hvd.local_rank())" in said
 
@@ -199,7 +239,10 @@ def test_ranks_that_mean_different_devices_are_told() -> None:
 
         mine = torch.ones(2, dtype=torch.float64 if rank else torch.float32)
         pretend._counts = lambda tensor: rank == 0
-        text = "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device GPU, but another rank "
+        text = (
+            "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device GPU, but"
+            " another rank "
+        )
         with pytest.raises(hvd.HorovodInternalError, match=text + "specified device CPU"):
             hvd.allreduce(torch.ones(2), name="x")
         pretend._counts = ALL
@@ -214,7 +257,9 @@ def test_ranks_that_mean_different_devices_are_told() -> None:
 
 
 def test_what_the_device_is_told_and_in_which_order() -> None:
-    """An event behind what was computed, the stream after the event, and what comes later after the stream."""
+    """An event behind what was computed, the stream after the event, and what comes later after the
+    stream.
+    """
 
     def check(rank: int, pretend: Pretend) -> list[str]:
         import farandole.torch as hvd
@@ -229,7 +274,15 @@ def test_what_the_device_is_told_and_in_which_order() -> None:
         return list(pretend.calls)
 
     for calls in device_job(2, check):
-        assert calls == ["touch", "record_event", "stream 1", "wait_event", "left", "waited", "record_stream"]
+        assert calls == [
+            "touch",
+            "record_event",
+            "stream 1",
+            "wait_event",
+            "left",
+            "waited",
+            "record_stream",
+        ]
 
 
 def test_what_cannot_be_marked_is_not_submitted() -> None:
@@ -276,8 +329,12 @@ def test_process_sets(way: str) -> None:
         some = hvd.add_process_set([0, 2])
         for _ in range(2):
             if some.included():
-                assert hvd.allreduce(torch.full((2,), float(rank)), op=hvd.Sum, process_set=some).tolist() == [2.0, 2.0]
-                assert hvd.broadcast(torch.full((1,), float(rank)), 2, process_set=some).item() == 2.0
+                assert hvd.allreduce(
+                    torch.full((2,), float(rank)), op=hvd.Sum, process_set=some
+                ).tolist() == [2.0, 2.0]
+                assert (
+                    hvd.broadcast(torch.full((1,), float(rank)), 2, process_set=some).item() == 2.0
+                )
             assert hvd.allreduce(torch.full((1,), float(rank)), op=hvd.Sum).item() == 3.0
         assert hvd.remove_process_set(some)
         assert hvd.allgather(torch.full((1,), rank)).tolist() == [0, 1, 2]
@@ -289,7 +346,9 @@ def test_process_sets(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_that_have_joined_change_nothing(way: str) -> None:
-    """Rank 1 has nothing but host arrays that stand in; it may be the first thing it hears of the device."""
+    """Rank 1 has nothing but host arrays that stand in; it may be the first thing it hears of the
+    device.
+    """
 
     def check(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
@@ -321,9 +380,10 @@ HALF: Callable[[Any], bool] = lambda tensor: tensor.dim() != 1  # noqa: E731  we
 @pytest.mark.parametrize("way", WAYS)
 def test_training(way: str, counts: Callable[[Any], bool]) -> None:
     variants: list[tuple[str, dict[str, Any]]] = [
-        ("momentum", {"groups": 2}), ("adam", {"backward_passes_per_step": 2}),
+        ("momentum", {"groups": 2}),
+        ("adam", {"backward_passes_per_step": 2}),
         ("sgd", {"gradient_predivide_factor": 2.0}),
-    ]  # fmt: skip
+    ]
 
     def train(rank: int, pretend: Pretend) -> list[Any]:
         import farandole.torch as hvd
@@ -341,7 +401,9 @@ def test_training(way: str, counts: Callable[[Any], bool]) -> None:
             found.append(values(model))
         streams = {call for call in pretend.calls if call.startswith("stream")}
         assert streams, "the device was left out"
-        assert "stream 0" not in streams, "each waits for the events of its buckets; several may travel together"
+        assert "stream 0" not in streams, (
+            "each waits for the events of its buckets; several may travel together"
+        )
         return found
 
     results = device_job(2, train, way, counts=counts, bucket_bytes=256)
@@ -351,7 +413,9 @@ def test_training(way: str, counts: Callable[[Any], bool]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_training_in_special_ways(way: str) -> None:
-    """Compression, parameters that are not used, clipping, sums, sparse gradients, Adasum, and state from the root."""
+    """Compression, parameters that are not used, clipping, sums, sparse gradients, Adasum, and
+    state from the root.
+    """
 
     def train(rank: int, pretend: Pretend) -> list[Any]:
         import farandole.torch as hvd
@@ -365,7 +429,9 @@ def test_training_in_special_ways(way: str) -> None:
             plain = OPTIMIZERS["adam"](model.parameters())
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             hvd.broadcast_optimizer_state(plain, root_rank=0)
-            optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), **options)
+            optimizer = hvd.DistributedOptimizer(
+                plain, named_parameters=model.named_parameters(), **options
+            )
             for step in range(STEPS):
                 optimizer.zero_grad(set_to_none=bool(step % 2))
                 loss_of(model, *part(rank, 2, *data(step)), side=bool(rank) and step < 2).backward()
@@ -379,7 +445,9 @@ def test_training_in_special_ways(way: str) -> None:
             found.append(values(model))
         table = torch.nn.Embedding(6, 2, sparse=True)
         torch.nn.init.ones_(table.weight)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.Sum
+        )
         table(torch.tensor([rank, 3])).sum().backward()
         optimizer.step()
         assert table.weight[:, 0].tolist() == [0, 0, 1, -1, 1, 1]
@@ -397,7 +465,9 @@ def test_it_is_said_when_ranks_have_their_parameters_on_different_devices() -> N
         pretend._counts = lambda tensor: rank == 0
         model = net()
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
-        with pytest.raises(ValueError, match=r"all ranks must optimize the same parameters .*'GPU'"):
+        with pytest.raises(
+            ValueError, match=r"all ranks must optimize the same parameters .*'GPU'"
+        ):
             loss_of(model, *data()).backward()
         del optimizer
 
@@ -407,7 +477,9 @@ def test_it_is_said_when_ranks_have_their_parameters_on_different_devices() -> N
 # Peers that die.
 
 
-def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int], Pretend], wire: str = "") -> Any:
+def killed(
+    n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int], Pretend], wire: str = ""
+) -> Any:
     """``fn(engine, pretend)`` on all ranks, some of which kill themselves; rank 0's result."""
 
     def body(transport: Any) -> Any:
@@ -431,7 +503,9 @@ def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int]
 
 
 class Dies(Pretend):
-    """Ends its process when it is on the stream for the second time: when all ranks have agreed on a collective."""
+    """Ends its process when it is on the stream for the second time: when all ranks have agreed on
+    a collective.
+    """
 
     streams = 0
 
@@ -443,8 +517,9 @@ class Dies(Pretend):
 
 
 class MeetsLate(Pretend):
-    """As NCCL does, it goes to the store when there is a collective, and torch's own code has it, which does not keep
-    Python's objects alive."""
+    """As NCCL does, it goes to the store when there is a collective, and torch's own code has it,
+    which does not keep Python's objects alive.
+    """
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
         self.store, self.key = torch.distributed.PrefixStore("late", store), f"rank {rank}"
@@ -473,7 +548,9 @@ class Hangs(Pretend):
 
 
 class _Backend:
-    """Told of a second collective, it either blocks the thread (as NCCL does while it connects), or the device."""
+    """Told of a second collective, it either blocks the thread (as NCCL does while it connects), or
+    the device.
+    """
 
     def __init__(self, backend: Any, hangs: Hangs) -> None:
         self._backend, self._hangs, self._count = backend, hangs, 0
@@ -497,7 +574,9 @@ class _Backend:
 
 
 def survived(rank: int, pretend: Pretend) -> tuple[str, list[str]]:
-    """What the collective in which a peer dies raises; or the one after it, when the device would have waited."""
+    """What the collective in which a peer dies raises; or the one after it, when the device would
+    have waited.
+    """
     import farandole.torch as hvd
 
     assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [2.0] * 3
@@ -518,14 +597,21 @@ def survived(rank: int, pretend: Pretend) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_peer_that_dies_in_a_collective_is_named(way: str, wire: str) -> None:
-    said, _ = killed(2, survived, lambda rank: (Dies if rank else Pretend)(f"GPU-{rank * (way == 'direct')}"), wire)
+    said, _ = killed(
+        2,
+        survived,
+        lambda rank: (Dies if rank else Pretend)(f"GPU-{rank * (way == 'direct')}"),
+        wire,
+    )
     assert said.startswith("PeerLostError 1: rank 1 ")
 
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 @pytest.mark.parametrize("blocks", [True, False], ids=["thread", "device"])
 def test_what_would_wait_for_a_dead_peer_for_ever_is_given_up(blocks: bool, wire: str) -> None:
-    said, calls = killed(2, survived, lambda rank: Dies("GPU-1") if rank else Hangs("GPU-0", blocks=blocks), wire)
+    said, calls = killed(
+        2, survived, lambda rank: Dies("GPU-1") if rank else Hangs("GPU-0", blocks=blocks), wire
+    )
     assert said.startswith("PeerLostError 1: rank 1 ")
     assert calls.count("abort") == 1
 
@@ -558,7 +644,10 @@ def test_ranks_that_cannot_be_connected_are_told_what_to_do() -> None:
         return str(caught.value)
 
     for said in device_job(2, check):
-        assert "GPUs could not be connected by Gloo: unhandled system error. --nccl=off (FARANDOLE_NCCL=off)" in said
+        assert (
+            "GPUs could not be connected by Gloo: unhandled system error. --nccl=off"
+            " (FARANDOLE_NCCL=off)" in said
+        )
 
 
 # Parts.
@@ -633,7 +722,9 @@ class _Stream:
 
 
 def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams compute, ours waits for both; then both wait for ours, and so does a third that goes on."""
+    """Two streams compute, ours waits for both; then both wait for ours, and so does a third that
+    goes on.
+    """
     from contextlib import nullcontext
 
     from farandole.errors import RequestError
@@ -642,7 +733,9 @@ def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatc
     said: list[str] = []
     streams = [_Stream(number, said) for number in range(4)]
     current, capturing = streams[1], False
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current.cuda_stream, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: current.cuda_stream, raising=False
+    )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
@@ -669,7 +762,9 @@ def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatc
         cuda.record_event()
 
 
-def test_the_group_is_made_so_that_torch_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_is_made_so_that_torch_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from contextlib import nullcontext
     from types import SimpleNamespace
 
@@ -694,7 +789,9 @@ def test_the_group_is_made_so_that_torch_does_not_end_the_process(monkeypatch: p
     assert group.given[3]._timeout.total_seconds() == 30
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
     assert cuda.lack() == ""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"of {device}"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"of {device}")
+    )
     assert cuda.identity() == "GPU-of cuda:3"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     assert ":3 of " in cuda.identity()

@@ -1,4 +1,6 @@
-"""The loop of elastic programs, and the state of a training with PyTorch, in jobs of a fixed size."""
+"""The loop of elastic programs, and the state of a training with PyTorch, in jobs of a fixed
+size.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,28 @@ def test_a_loop_begins_anew_after_what_it_survives() -> None:
 
     assert run_fn(train, lambda: state.calls.append("reset"))(state, lr=0.5) == 0.5
     assert state.calls == [
-        "sync", "train", "restore", "reset", "on_reset", "sync", "train", "reset", "on_reset", "train"
-    ]  # fmt: skip
+        "sync",
+        "train",
+        "restore",
+        "reset",
+        "on_reset",
+        "sync",
+        "train",
+        "reset",
+        "on_reset",
+        "train",
+    ]
 
 
-def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import farandole.torch as hvd
 
     said: list[str] = []
-    monkeypatch.setattr("farandole.frontend.elastic.logger.warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(
+        "farandole.frontend.elastic.logger.warning", lambda text, *args: said.append(text % args)
+    )
 
     @run
     def train(state: Notes) -> None:
@@ -76,7 +91,8 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
         torch.manual_seed(rank)
         model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1 + rank, momentum=0.9), model.named_parameters()
+            torch.optim.SGD(model.parameters(), lr=0.1 + rank, momentum=0.9),
+            model.named_parameters(),
         )
         train(model, optimizer)
         sampler = hvd.elastic.ElasticSampler(range(8))
@@ -89,7 +105,13 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
             momentum = optimizer.state[model.weight]["momentum_buffer"]
             weights = [model.weight, other.weight, momentum]
             rate = optimizer.param_groups[0]["lr"]
-            return [each.detach().tolist() for each in weights], rate, sampler.processed_num, state.epoch, state.seen
+            return (
+                [each.detach().tolist() for each in weights],
+                rate,
+                sampler.processed_num,
+                state.epoch,
+                state.seen,
+            )
 
         before = facts()
         train(model, optimizer)
@@ -117,9 +139,13 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize(
-    "options", [{}, {"op": "Sum"}, {"codec": "topk:0.5"}, {"op": "Adasum"}, {"strategy": "local_sgd:2"}], ids=str
+    "options",
+    [{}, {"op": "Sum"}, {"codec": "topk:0.5"}, {"op": "Adasum"}, {"strategy": "local_sgd:2"}],
+    ids=str,
 )
-def test_going_back_in_the_middle_of_a_step_lets_its_gradients_go(passes: int, options: dict[str, Any]) -> None:
+def test_going_back_in_the_middle_of_a_step_lets_its_gradients_go(
+    passes: int, options: dict[str, Any]
+) -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -129,9 +155,11 @@ def test_going_back_in_the_middle_of_a_step_lets_its_gradients_go(passes: int, o
             if "op" in given:
                 given["op"] = getattr(hvd, given["op"])
             optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(),
-                backward_passes_per_step=passes, **given,
-            )  # fmt: skip
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                model.named_parameters(),
+                backward_passes_per_step=passes,
+                **given,
+            )
 
             def backward(factor: float) -> None:
                 model(torch.tensor([[1.0 + rank, 2.0]]) * factor).square().sum().backward()
@@ -171,7 +199,9 @@ def test_going_back_after_a_backward_that_failed() -> None:
         import farandole.torch as hvd
 
         model = torch.nn.Linear(2, 1)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+        )
         state, seen = hvd.elastic.TorchState(model=model, optimizer=optimizer), []
         state.sync()
 
@@ -195,7 +225,9 @@ def test_going_back_after_a_backward_that_failed() -> None:
 
 
 def test_what_a_state_was_given_is_what_the_program_goes_on_with() -> None:
-    """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep its rate."""
+    """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep
+    its rate.
+    """
 
     def check(rank: int) -> Any:
         import farandole.torch as hvd
@@ -237,7 +269,9 @@ def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyP
             self.last = state["last"]
 
     monkeypatch.setattr(of_torch, "_registry", of_torch.get_handler_registry())
-    of_torch.set_handler_registry([*of_torch.get_handler_registry(), (Scheduler, of_torch.StateHandler)])
+    of_torch.set_handler_registry(
+        [*of_torch.get_handler_registry(), (Scheduler, of_torch.StateHandler)]
+    )
     state = of_torch.TorchState(scheduler=Scheduler())
     state.scheduler.last = 9
     state.restore()

@@ -12,7 +12,18 @@ from tests.job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+DTYPES = [
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "bool",
+]
 SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (5, 3), (2, 3, 4), (70001,)]
 
 
@@ -50,7 +61,11 @@ def test_allreduce(dtype: str) -> None:
                 kept = mine.clone()
                 same(hvd.allreduce(mine, op=op), wanted, dtype)
                 assert torch.equal(mine, kept)
-                same(hvd.synchronize(hvd.allreduce_async(mine, name=f"a{shape}{name}", op=op)), wanted, dtype)
+                same(
+                    hvd.synchronize(hvd.allreduce_async(mine, name=f"a{shape}{name}", op=op)),
+                    wanted,
+                    dtype,
+                )
                 assert hvd.allreduce_(kept, op=op) is kept
                 same(kept, wanted, dtype)
                 kept = mine.clone()
@@ -64,8 +79,16 @@ def test_allreduce(dtype: str) -> None:
                 total = one + two
                 mean = total / 2 if mine.is_floating_point() else np.trunc(total / 2)
                 same(hvd.allreduce(mine), mean, dtype)
-                same(hvd.allreduce(mine, prescale_factor=2, postscale_factor=1, op=hvd.Average), total, dtype)
-                same(hvd.synchronize(hvd.grouped_allreduce_async([mine], op=hvd.Average))[0], mean, dtype)
+                same(
+                    hvd.allreduce(mine, prescale_factor=2, postscale_factor=1, op=hvd.Average),
+                    total,
+                    dtype,
+                )
+                same(
+                    hvd.synchronize(hvd.grouped_allreduce_async([mine], op=hvd.Average))[0],
+                    mean,
+                    dtype,
+                )
 
     job(2, check)
 
@@ -76,14 +99,34 @@ def test_integers_are_truncated_before_and_after_the_reduction(dtype: str) -> No
         import farandole.torch as hvd
 
         mine = torch.tensor([3, 5, 9 + 2 * rank], dtype=getattr(torch, dtype))
-        halves = {"Sum": [2, 4, 9], "Average": [1, 2, 4], "Min": [1, 2, 4], "Max": [1, 2, 5], "Product": [1, 4, 20]}
+        halves = {
+            "Sum": [2, 4, 9],
+            "Average": [1, 2, 4],
+            "Min": [1, 2, 4],
+            "Max": [1, 2, 5],
+            "Product": [1, 4, 20],
+        }
         for op, wanted in halves.items():
-            assert hvd.allreduce(mine, op=getattr(hvd, op), prescale_factor=0.5).tolist() == wanted, op
-        assert hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.5).tolist() == [3, 6, 13]
-        assert hvd.grouped_allreduce([mine], op=hvd.Sum, prescale_factor=0.5)[0].tolist() == [2, 4, 9]
-        assert hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=0.5).tolist() == [[2, 4], [9]][rank]
+            assert (
+                hvd.allreduce(mine, op=getattr(hvd, op), prescale_factor=0.5).tolist() == wanted
+            ), op
+        assert hvd.allreduce(
+            mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.5
+        ).tolist() == [3, 6, 13]
+        assert hvd.grouped_allreduce([mine], op=hvd.Sum, prescale_factor=0.5)[0].tolist() == [
+            2,
+            4,
+            9,
+        ]
+        assert (
+            hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=0.5).tolist() == [[2, 4], [9]][rank]
+        )
         assert mine.tolist() == [3, 5, 9 + 2 * rank]
-        assert hvd.allreduce_(mine, op=hvd.Sum, prescale_factor=0.5).tolist() == [2, 4, 9] == mine.tolist()
+        assert (
+            hvd.allreduce_(mine, op=hvd.Sum, prescale_factor=0.5).tolist()
+            == [2, 4, 9]
+            == mine.tolist()
+        )
         if rank == 0:  # who has joined changes nothing
             assert hvd.allreduce(mine, op=hvd.Min, prescale_factor=0.5).tolist() == [1, 2, 4]
         hvd.join()
@@ -108,12 +151,20 @@ def test_gathering_dealing_and_scattering(dtype: str) -> None:
             same(hvd.alltoall(rows[rank]), wanted, dtype)
             splits = [[1, 5], [4, 2]]
             starts = [0, splits[0][0]], [0, splits[1][0]]
-            wanted = np.concatenate([wide(rows[each])[starts[each][rank] :][: splits[each][rank]] for each in range(2)])
-            for given in (splits[rank], torch.tensor(splits[rank], dtype=torch.int32), np.array(splits[rank])):
+            wanted = np.concatenate(
+                [wide(rows[each])[starts[each][rank] :][: splits[each][rank]] for each in range(2)]
+            )
+            for given in (
+                splits[rank],
+                torch.tensor(splits[rank], dtype=torch.int32),
+                np.array(splits[rank]),
+            ):
                 received, counts = hvd.alltoall(rows[rank], splits=given)
                 same(received, wanted, dtype)
                 same(counts, [splits[0][rank], splits[1][rank]], "int32")
-            received, counts = hvd.synchronize(hvd.alltoall_async(rows[rank], splits[rank], name="d"))
+            received, counts = hvd.synchronize(
+                hvd.alltoall_async(rows[rank], splits[rank], name="d")
+            )
             same(received, wanted, dtype)
 
             for count in (0, 1, 5, 6):
@@ -123,11 +174,19 @@ def test_gathering_dealing_and_scattering(dtype: str) -> None:
                 half = (count + 1) // 2
                 wanted = total[:half] if rank == 0 else total[half:]
                 same(hvd.reducescatter(pair[rank], op=hvd.Sum), wanted, dtype)
-                same(hvd.synchronize(hvd.reducescatter_async(pair[rank], "r", hvd.Sum)), wanted, dtype)
+                same(
+                    hvd.synchronize(hvd.reducescatter_async(pair[rank], "r", hvd.Sum)),
+                    wanted,
+                    dtype,
+                )
                 same(hvd.grouped_reducescatter([pair[rank]] * 2, op=hvd.Sum)[1], wanted, dtype)
                 if pair[rank].is_floating_point():
                     same(hvd.reducescatter(pair[rank]), wanted / 2, dtype)
-                    same(hvd.reducescatter(pair[rank], op=hvd.Sum, postscale_factor=0.5), wanted / 2, dtype)
+                    same(
+                        hvd.reducescatter(pair[rank], op=hvd.Sum, postscale_factor=0.5),
+                        wanted / 2,
+                        dtype,
+                    )
 
     job(2, check)
 
@@ -142,7 +201,11 @@ def test_broadcast(dtype: str) -> None:
                 mine, wanted = sample(rank, dtype, shape), wide(sample(root, dtype, shape))
                 kept = mine.clone()
                 same(hvd.broadcast(mine, root), wanted, dtype)
-                same(hvd.synchronize(hvd.broadcast_async(mine, root_rank=root, name="b")), wanted, dtype)
+                same(
+                    hvd.synchronize(hvd.broadcast_async(mine, root_rank=root, name="b")),
+                    wanted,
+                    dtype,
+                )
                 assert torch.equal(mine, kept)
                 assert hvd.broadcast_(mine, root) is mine
                 same(mine, wanted, dtype)
@@ -170,7 +233,9 @@ def test_layouts() -> None:
         grid = base.clone().reshape(4, 6).bfloat16()
         hvd.broadcast_(grid[1:3, 1:3], 1)
         assert torch.equal(grid[1:3, 1:3].float(), (torch.arange(24.0) + 1).reshape(4, 6)[1:3, 1:3])
-        assert torch.equal(hvd.allgather(grid[:, 2]), torch.cat(hvd.allgather(grid[:, 2].contiguous()).chunk(2)))
+        assert torch.equal(
+            hvd.allgather(grid[:, 2]), torch.cat(hvd.allgather(grid[:, 2].contiguous()).chunk(2))
+        )
         last = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(rank))
         last = last.to(memory_format=torch.channels_last)
         mean = hvd.allreduce(last.contiguous())
@@ -187,7 +252,10 @@ def test_layouts() -> None:
         assert hvd.allreduce(leaf * 2).tolist() == [1.0] * 3
         expanded = torch.tensor([float(rank)]).expand(3)
         assert hvd.allreduce(expanded).tolist() == [0.5] * 3
-        with pytest.raises(TypeError, match=r"inside a transform of torch.func .* outside of the transformed function"):
+        with pytest.raises(
+            TypeError,
+            match=r"inside a transform of torch.func .* outside of the transformed function",
+        ):
             torch.func.vmap(hvd.allreduce)(torch.ones(3, 2))
         with pytest.raises(ValueError, match="A tensor on the meta device has no elements"):
             hvd.allreduce(torch.ones(3, device="meta"))
@@ -208,10 +276,18 @@ def test_compression_of_single_tensors() -> None:
             found = hvd.allreduce(exact.double(), compression=compression)
             assert (found.dtype, found.tolist()) == (torch.float64, [1.5, 3.0])
             assert hvd.allreduce(whole, compression=compression, op=hvd.Sum).dtype == torch.int64
-            first, second = hvd.grouped_allreduce([exact, whole], compression=compression, op=hvd.Sum)
+            first, second = hvd.grouped_allreduce(
+                [exact, whole], compression=compression, op=hvd.Sum
+            )
             assert (first.tolist(), second.tolist()) == ([3.0, 6.0], [2, 4])
-            assert hvd.reducescatter(exact, compression=compression, op=hvd.Sum).tolist() == [[3.0], [6.0]][rank]
-            assert hvd.grouped_reducescatter([exact], compression=compression)[0].tolist() == [[1.5], [3.0]][rank]
+            assert (
+                hvd.reducescatter(exact, compression=compression, op=hvd.Sum).tolist()
+                == [[3.0], [6.0]][rank]
+            )
+            assert (
+                hvd.grouped_reducescatter([exact], compression=compression)[0].tolist()
+                == [[1.5], [3.0]][rank]
+            )
             rounded = compression is not hvd.Compression.none
             assert (hvd.allreduce(fine, compression=compression) == 1.0).item() is rounded
 
@@ -224,7 +300,9 @@ def test_handles_are_numbers_and_order_does_not_matter() -> None:
 
         tensors = {name: torch.full((3,), float(number)) for number, name in enumerate("abcdefgh")}
         order = list(tensors) if rank == 0 else list(reversed(tensors))
-        handles = {name: hvd.allreduce_async(tensors[name], name=name, op=hvd.Sum) for name in order}
+        handles = {
+            name: hvd.allreduce_async(tensors[name], name=name, op=hvd.Sum) for name in order
+        }
         assert all(type(handle) is int for handle in handles.values())
         for number, name in enumerate(tensors):
             assert hvd.synchronize(handles[name]).tolist() == [number * 2.0] * 3
@@ -251,8 +329,12 @@ def test_groups_are_any_iterable() -> None:
 
         whole, parts = [[[3.0], [3.0]], [[5.0], [5.0]]], [[[3.0]], [[5.0]]]
         for options in ({}, {"requires_grad": True}):
-            assert [each.tolist() for each in hvd.grouped_allreduce(group(**options), op=hvd.Sum)] == whole
-            assert [each.tolist() for each in hvd.grouped_reducescatter(group(**options), op=hvd.Sum)] == parts
+            assert [
+                each.tolist() for each in hvd.grouped_allreduce(group(**options), op=hvd.Sum)
+            ] == whole
+            assert [
+                each.tolist() for each in hvd.grouped_reducescatter(group(**options), op=hvd.Sum)
+            ] == parts
             rows = [[[1.0], [1.0], [2.0], [2.0]], [[2.0], [2.0], [3.0], [3.0]]]
             assert [each.tolist() for each in hvd.grouped_allgather(group(**options))] == rows
         assert [each.tolist() for each in hvd.grouped_allreduce_(group(), op=hvd.Sum)] == whole
@@ -281,40 +363,90 @@ def test_average_the_old_way() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda hvd: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), ValueError,
-         "The op parameter supersedes average. Please provide only one of them."),
+        (
+            lambda hvd: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum),
+            ValueError,
+            "The op parameter supersedes average. Please provide only one of them.",
+        ),
         (lambda hvd: hvd.allreduce(torch.ones(1), op=17), ValueError, "op=17 is not a reduction"),
-        (lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.int64), op=hvd.Adasum), ValueError,
-         "Adasum is defined for floating point numbers, not for int64; use Sum or Average."),
-        (lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.complex64)), ValueError,
-         "Tensor type torch.ComplexFloatTensor is not supported."),
-        (lambda hvd: hvd.allreduce(torch.eye(2).to_sparse()), ValueError, "torch.sparse_coo is not supported"),
+        (
+            lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.int64), op=hvd.Adasum),
+            ValueError,
+            "Adasum is defined for floating point numbers, not for int64; use Sum or Average.",
+        ),
+        (
+            lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.complex64)),
+            ValueError,
+            "Tensor type torch.ComplexFloatTensor is not supported.",
+        ),
+        (
+            lambda hvd: hvd.allreduce(torch.eye(2).to_sparse()),
+            ValueError,
+            "torch.sparse_coo is not supported",
+        ),
         (lambda hvd: hvd.allreduce_([1.0]), TypeError, "a torch.Tensor is needed, not list"),
         (lambda hvd: hvd.allreduce(np.ones(1)), TypeError, "a torch.Tensor is needed, not ndarray"),
-        (lambda hvd: hvd.broadcast(torch.ones(1), 2), ValueError,
-         "broadcast received invalid root rank 2 for provided process set"),
-        (lambda hvd: hvd.broadcast(torch.ones(1), hvd.size() / 2), TypeError, "root_rank=1.0 must be a rank"),
+        (
+            lambda hvd: hvd.broadcast(torch.ones(1), 2),
+            ValueError,
+            "broadcast received invalid root rank 2 for provided process set",
+        ),
+        (
+            lambda hvd: hvd.broadcast(torch.ones(1), hvd.size() / 2),
+            TypeError,
+            "root_rank=1.0 must be a rank",
+        ),
         (lambda hvd: hvd.broadcast_object(1, None), TypeError, "root_rank=None must be a rank"),
-        (lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2, 2, dtype=torch.int32)), ValueError,
-         "alltoall expects a 1D splits tensor"),
-        (lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2)), ValueError,
-         "alltoall expects splits to contain 32-bit integer elements."),
-        (lambda hvd: hvd.alltoall(torch.ones(4), [3, 3]), ValueError,
-         "Sum of splits entries is greater than the first dimension of tensor."),
-        (lambda hvd: hvd.alltoall(torch.ones(4), [4]), ValueError,
-         "Number of entries in splits does not equal number of workers."),
-        (lambda hvd: hvd.alltoall(torch.ones(3)), ValueError,
-         "splits not provided, but first dimension of tensor is not an even multiple of the number of workers."),
-        (lambda hvd: hvd.reducescatter(torch.ones(4), op=hvd.Min), ValueError,
-         "Reducescatter currently only supports AVERAGE and SUM."),
-        (lambda hvd: hvd.allgather(torch.tensor(1.0)), ValueError,
-         "Process-set rank zero tried to ALLGATHER a rank-zero tensor."),
-        (lambda hvd: hvd.allreduce(torch.ones(2 + hvd.rank()), name="s"), RuntimeError,
-         "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape"),
-        (lambda hvd: hvd.grouped_allreduce([torch.ones(1), torch.ones(2 + hvd.rank())]), RuntimeError,
-         "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape"),
+        (
+            lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2, 2, dtype=torch.int32)),
+            ValueError,
+            "alltoall expects a 1D splits tensor",
+        ),
+        (
+            lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2)),
+            ValueError,
+            "alltoall expects splits to contain 32-bit integer elements.",
+        ),
+        (
+            lambda hvd: hvd.alltoall(torch.ones(4), [3, 3]),
+            ValueError,
+            "Sum of splits entries is greater than the first dimension of tensor.",
+        ),
+        (
+            lambda hvd: hvd.alltoall(torch.ones(4), [4]),
+            ValueError,
+            "Number of entries in splits does not equal number of workers.",
+        ),
+        (
+            lambda hvd: hvd.alltoall(torch.ones(3)),
+            ValueError,
+            (
+                "splits not provided, but first dimension of tensor is not an even multiple of the"
+                " number of workers."
+            ),
+        ),
+        (
+            lambda hvd: hvd.reducescatter(torch.ones(4), op=hvd.Min),
+            ValueError,
+            "Reducescatter currently only supports AVERAGE and SUM.",
+        ),
+        (
+            lambda hvd: hvd.allgather(torch.tensor(1.0)),
+            ValueError,
+            "Process-set rank zero tried to ALLGATHER a rank-zero tensor.",
+        ),
+        (
+            lambda hvd: hvd.allreduce(torch.ones(2 + hvd.rank()), name="s"),
+            RuntimeError,
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape",
+        ),
+        (
+            lambda hvd: hvd.grouped_allreduce([torch.ones(1), torch.ones(2 + hvd.rank())]),
+            RuntimeError,
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_leave_the_job_usable(call: Any, error: type[Exception], text: str) -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd
@@ -333,7 +465,10 @@ def test_a_name_in_use() -> None:
         tensor = torch.ones(4)
         if rank == 0:
             handle = hvd.allreduce_async(tensor, name="twice", op=hvd.Sum)
-            with pytest.raises(hvd.HorovodInternalError, match="Requested to allreduce, allgather, or broadcast a te"):
+            with pytest.raises(
+                hvd.HorovodInternalError,
+                match="Requested to allreduce, allgather, or broadcast a te",
+            ):
                 hvd.allreduce(tensor, name="twice")
             hvd.barrier()
         else:
@@ -347,8 +482,15 @@ def test_a_name_in_use() -> None:
 def test_before_init_and_after_shutdown() -> None:
     import farandole.torch as hvd
 
-    for call in (hvd.size, hvd.barrier, lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
-        with pytest.raises(ValueError, match=r"Farandole has not been initialized; use hvd\.init\(\)\."):
+    for call in (
+        hvd.size,
+        hvd.barrier,
+        lambda: hvd.allreduce(torch.ones(1)),
+        lambda: hvd.broadcast_object(1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"Farandole has not been initialized; use hvd\.init\(\)\."
+        ):
             call()
     for _ in range(2):
         hvd.init()

@@ -1,4 +1,6 @@
-"""What a program for several ranks needs beside collectives: print, seeds, checkpoints, data loaders."""
+"""What a program for several ranks needs beside collectives: print, seeds, checkpoints, data
+loaders.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_print_and_seeds_on_two_ranks() -> None:
             hvd.print("on one", ranks=[1])
             hvd.print("everywhere", ranks="all", end=".")
         for wrong in ([0, 2], "none"):
-            with pytest.raises(ValueError, match=r"this job has ranks 0 to 1; give some of them, or 'all'"):
+            with pytest.raises(
+                ValueError, match=r"this job has ranks 0 to 1; give some of them, or 'all'"
+            ):
                 hvd.print(ranks=wrong)
         mine = hvd.seed_everything(7)
         alike = torch.nn.Linear(2, 2).weight.tolist(), np.random.random(), random.random()
@@ -60,12 +64,20 @@ def test_rank_0_saves_whole_or_not_at_all(tmp_path: Path) -> None:
             hvd.save(broken, path)
         with pytest.raises((OSError, RuntimeError), match=r"No such file or directory: .*nowhere"):
             hvd.save({}, tmp_path / "nowhere" / "last.pt")
-        return found, type(caught.value).__name__, str(caught.value), torch.load(path)["weights"].tolist()
+        return (
+            found,
+            type(caught.value).__name__,
+            str(caught.value),
+            torch.load(path)["weights"].tolist(),
+        )
 
     one, other = job(2, check)
     assert [one[0], other[0]] == [0, 0]
     assert other[1] == "RuntimeError"
-    assert f"rank 0 could not save '{path}', and what was there before is untouched: {one[1]}" in other[2]
+    assert (
+        f"rank 0 could not save '{path}', and what was there before is untouched: {one[1]}"
+        in other[2]
+    )
     assert one[3] == other[3] == [1.0, 1.0, 1.0]
     assert [each.name for each in tmp_path.iterdir()] == ["last.pt"]
 
@@ -77,10 +89,23 @@ def test_a_loader_is_distributed_in_one_call(shuffle: bool) -> None:
 
         generator = torch.Generator().manual_seed(1)
         loader = torch.utils.data.DataLoader(
-            list(range(10)), batch_size=2, shuffle=shuffle, drop_last=True, generator=generator, collate_fn=tuple
+            list(range(10)),
+            batch_size=2,
+            shuffle=shuffle,
+            drop_last=True,
+            generator=generator,
+            collate_fn=tuple,
         )
         mine = hvd.distribute(loader)
-        kept = ("batch_size", "num_workers", "collate_fn", "drop_last", "generator", "pin_memory", "timeout")
+        kept = (
+            "batch_size",
+            "num_workers",
+            "collate_fn",
+            "drop_last",
+            "generator",
+            "pin_memory",
+            "timeout",
+        )
         assert all(getattr(mine, name) == getattr(loader, name) for name in kept)
         with pytest.raises(ValueError, match="call distribute once"):
             hvd.distribute(mine)
@@ -123,7 +148,12 @@ def test_workers_stay_and_each_epoch_is_another() -> None:
     hvd.init()
     try:
         loader = torch.utils.data.DataLoader(
-            list(range(8)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=3
+            list(range(8)),
+            batch_size=4,
+            shuffle=True,
+            num_workers=1,
+            persistent_workers=True,
+            prefetch_factor=3,
         )
         mine = hvd.distribute(loader, seed=3)
         assert (mine.num_workers, mine.persistent_workers, mine.prefetch_factor) == (1, True, 3)
@@ -146,20 +176,53 @@ DATA = list(range(4))
 @pytest.mark.parametrize(
     ("loader", "error", "text"),
     [
-        (lambda: DATA, TypeError, r"takes a torch\.utils\.data\.DataLoader, not list: .*DistributedSampler"),
-        (lambda: torch.utils.data.DataLoader(Stream()), TypeError, r"Stream is an IterableDataset.*islice"),
-        (lambda: torch.utils.data.DataLoader(DATA, batch_sampler=[[0, 1]]), ValueError, r"batch_sampler=list, which"),
-        (lambda: torch.utils.data.DataLoader(
-            DATA, batch_sampler=torch.utils.data.BatchSampler(torch.utils.data.SubsetRandomSampler([1]), 2, False)),
-         ValueError, r"sampler=SubsetRandomSampler, and only its author knows"),
-        (lambda: torch.utils.data.DataLoader(DATA, batch_size=None), ValueError, r"batch_size=None, so there are no"),
-        (lambda: torch.utils.data.DataLoader(DATA, sampler=torch.utils.data.SubsetRandomSampler([1])), ValueError,
-         r"sampler=SubsetRandomSampler, and only its author knows"),
-        (lambda: torch.utils.data.DataLoader(DATA, sampler=torch.utils.data.RandomSampler(DATA, True)), ValueError,
-         r"replacement=True and num_samples=None: distribute deals each sample once"),
+        (
+            lambda: DATA,
+            TypeError,
+            r"takes a torch\.utils\.data\.DataLoader, not list: .*DistributedSampler",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(Stream()),
+            TypeError,
+            r"Stream is an IterableDataset.*islice",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(DATA, batch_sampler=[[0, 1]]),
+            ValueError,
+            r"batch_sampler=list, which",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(
+                DATA,
+                batch_sampler=torch.utils.data.BatchSampler(
+                    torch.utils.data.SubsetRandomSampler([1]), 2, False
+                ),
+            ),
+            ValueError,
+            r"sampler=SubsetRandomSampler, and only its author knows",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(DATA, batch_size=None),
+            ValueError,
+            r"batch_size=None, so there are no",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(
+                DATA, sampler=torch.utils.data.SubsetRandomSampler([1])
+            ),
+            ValueError,
+            r"sampler=SubsetRandomSampler, and only its author knows",
+        ),
+        (
+            lambda: torch.utils.data.DataLoader(
+                DATA, sampler=torch.utils.data.RandomSampler(DATA, True)
+            ),
+            ValueError,
+            r"replacement=True and num_samples=None: distribute deals each sample once",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_loaders_that_cannot_be_dealt(loader: Any, error: type[Exception], text: str) -> None:
     import farandole.torch as hvd
 

@@ -17,11 +17,17 @@ def test_the_last_one_is_told_to_all(wire: str) -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.torch as hvd
 
-        totals = [hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"step{step}")[0].item() for step in range(1 + rank)]
-        if rank == 2:  # whose absence must not be the least, nor the most, when a factor turns the order round
+        totals = [
+            hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"step{step}")[0].item()
+            for step in range(1 + rank)
+        ]
+        # whose absence must not be the least, nor the most, when a factor turns the order round
+        if rank == 2:
             for op in (hvd.Min, hvd.Max):
                 for kind in (torch.float32, torch.bfloat16, torch.int32):
-                    least = hvd.allreduce(torch.tensor([1, 2], dtype=kind), op=op, prescale_factor=-1.0)
+                    least = hvd.allreduce(
+                        torch.tensor([1, 2], dtype=kind), op=op, prescale_factor=-1.0
+                    )
                     assert least.tolist() == [-1, -2], (op, kind)
         last = hvd.join()
         totals.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
@@ -33,7 +39,9 @@ def test_the_last_one_is_told_to_all(wire: str) -> None:
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
 def test_training_goes_on_without_those_who_joined(first: int, options: dict[str, Any]) -> None:
-    """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. What rank 1 does not give counts as zeros."""
+    """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. What rank 1 does not give
+    counts as zeros.
+    """
     passes = options.get("backward_passes_per_step", 1)
 
     def fn(rank: int) -> Any:
@@ -65,14 +73,18 @@ def test_training_goes_on_without_those_who_joined(first: int, options: dict[str
 
 
 def test_epochs_of_different_lengths() -> None:
-    """What ranks remember of exchanges that others took no part in must not decide whether they exchange."""
+    """What ranks remember of exchanges that others took no part in must not decide whether they
+    exchange.
+    """
 
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
 
         torch.manual_seed(rank)
         model = torch.nn.Linear(9, 9)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+        )
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         with listening() as texts:
             for steps in [(4, 6), (6, 4), (4, 6), (1, 3), (3, 2), (5, 5)]:
@@ -104,8 +116,12 @@ EPOCHS = {  # steps of rank 0 and of rank 1
     [("on", {}), ("off", {"groups": 2}), ("on", {"op": 1, "backward_passes_per_step": 2})],
     ids=str,
 )
-def test_buckets_that_were_laid_out_anew_without_those_who_joined(overlap: str, options: dict[str, Any]) -> None:
-    """Parameters that are used late, and sizes of buckets that rank 0 changes (autotune), while a rank is away."""
+def test_buckets_that_were_laid_out_anew_without_those_who_joined(
+    overlap: str, options: dict[str, Any]
+) -> None:
+    """Parameters that are used late, and sizes of buckets that rank 0 changes (autotune), while a
+    rank is away.
+    """
 
     def train(name: str, rank: int, hvd: Any, steps: list[tuple[int, int]]) -> None:
         from farandole import context
@@ -128,14 +144,21 @@ def test_buckets_that_were_laid_out_anew_without_those_who_joined(overlap: str, 
                         x = layer(x).tanh()
                     loss = x.square().mean()
                     for total, part in zip(
-                        own, torch.autograd.grad(loss, model.parameters(), retain_graph=True, allow_unused=True),
+                        own,
+                        torch.autograd.grad(
+                            loss, model.parameters(), retain_graph=True, allow_unused=True
+                        ),
                         strict=True,
-                    ):  # fmt: skip
+                    ):
                         total += 0 if part is None else part
                     loss.backward()
                 optimizer.synchronize()
-                for number, (parameter, mine) in enumerate(zip(model.parameters(), own, strict=True)):
-                    wanted = hvd.allreduce(mine, op=options.get("op", hvd.Average), name=f"{name}.{number}")
+                for number, (parameter, mine) in enumerate(
+                    zip(model.parameters(), own, strict=True)
+                ):
+                    wanted = hvd.allreduce(
+                        mine, op=options.get("op", hvd.Average), name=f"{name}.{number}"
+                    )
                     found = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
                     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
                 with optimizer.skip_synchronize():
@@ -162,7 +185,9 @@ def test_what_cannot_be_done_without_them() -> None:
                 lambda: hvd.alltoall(torch.ones(2)),
                 lambda: hvd.reducescatter(torch.ones(2)),
             ):
-                with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
+                with pytest.raises(
+                    hvd.HorovodInternalError, match="is not supported with Join at this time"
+                ):
                     call()
         assert hvd.join() == 0
         assert hvd.allgather(torch.ones(2)).tolist() == [1] * 4

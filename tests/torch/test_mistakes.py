@@ -30,54 +30,112 @@ def wrap_alone(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"named_parameters": lambda model: model.parameters()}, ValueError,
-         "named_parameters should be a sequence of tuples (name, parameter), usually produced by"),
-        ({"named_parameters": lambda model: [("a", parameter) for parameter in model.parameters()]}, ValueError,
-         "Parameter names in named_parameters must be unique. Found duplicates: a"),
-        ({"named_parameters": lambda model: list(model.named_parameters())[:-1]}, ValueError,
-         "named_parameters was specified, but one or more model parameters were not named. Of the optimizer's "
-         "parameters these have no name: number "),
-        ({"groups": -1}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
-        ({"groups": "all"}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
+        (
+            {"named_parameters": lambda model: model.parameters()},
+            ValueError,
+            (
+                "named_parameters should be a sequence of tuples (name, parameter), usually"
+                " produced by"
+            ),
+        ),
+        (
+            {
+                "named_parameters": lambda model: [
+                    ("a", parameter) for parameter in model.parameters()
+                ]
+            },
+            ValueError,
+            "Parameter names in named_parameters must be unique. Found duplicates: a",
+        ),
+        (
+            {"named_parameters": lambda model: list(model.named_parameters())[:-1]},
+            ValueError,
+            (
+                "named_parameters was specified, but one or more model parameters were not named."
+                " Of the optimizer's parameters these have no name: number "
+            ),
+        ),
+        (
+            {"groups": -1},
+            ValueError,
+            "groups should be a non-negative integer or a list of list of torch.Tensor.",
+        ),
+        (
+            {"groups": "all"},
+            ValueError,
+            "groups should be a non-negative integer or a list of list of torch.Tensor.",
+        ),
         ({"groups": [[1, 2]]}, ValueError, "groups must consist of torch.Tensor."),
-        ({"groups": lambda model: [[model.side.bias], [model.side.bias]]}, ValueError,
-         "A parameter can only appear once in groups."),
-        ({"gradient_predivide_factor": 2.0, "op": 1}, ValueError,
-         "gradient_predivide_factor not supported with op != Average"),
+        (
+            {"groups": lambda model: [[model.side.bias], [model.side.bias]]},
+            ValueError,
+            "A parameter can only appear once in groups.",
+        ),
+        (
+            {"gradient_predivide_factor": 2.0, "op": 1},
+            ValueError,
+            "gradient_predivide_factor not supported with op != Average",
+        ),
         ({"gradient_predivide_factor": -1.0}, ValueError, "gradient_predivide_factor must be > 0"),
         ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
-        ({"backward_passes_per_step": 2.5}, ValueError, "backward_passes_per_step must be a whole number, not 2.5"),
-        ({"backward_passes_per_step": "2"}, ValueError, "backward_passes_per_step must be a whole number, not '2'"),
+        (
+            {"backward_passes_per_step": 2.5},
+            ValueError,
+            "backward_passes_per_step must be a whole number, not 2.5",
+        ),
+        (
+            {"backward_passes_per_step": "2"},
+            ValueError,
+            "backward_passes_per_step must be a whole number, not '2'",
+        ),
         ({"op": 3}, ValueError, "only supports Average, Sum and Adasum"),
-        ({"op": lambda model: torch.distributed.ReduceOp.SUM}, ValueError, "op=<RedOpType.SUM: 0> is not"),
-        ({"compression": "fp16"}, ValueError, "compression='fp16' is no compressor: use hvd.Compression.fp16"),
+        (
+            {"op": lambda model: torch.distributed.ReduceOp.SUM},
+            ValueError,
+            "op=<RedOpType.SUM: 0> is not",
+        ),
+        (
+            {"compression": "fp16"},
+            ValueError,
+            "compression='fp16' is no compressor: use hvd.Compression.fp16",
+        ),
         ({"process_set": [0, 1]}, TypeError, "process_set=[0, 1] is not a ProcessSet"),
-        ({"op": 2, "gradient_predivide_factor": 2.0}, ValueError,
-         "gradient_predivide_factor not supported with op != Average"),
+        (
+            {"op": 2, "gradient_predivide_factor": 2.0},
+            ValueError,
+            "gradient_predivide_factor not supported with op != Average",
+        ),
     ],
     ids=str,
-)  # fmt: skip
-def test_arguments_that_cannot_be(options: dict[str, Any], error: type[Exception], text: str) -> None:
+)
+def test_arguments_that_cannot_be(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=re.escape(text)):
         wrap_alone(**options)
 
 
 def test_two_optimizers_of_one_parameter_that_add_up() -> None:
-    """The second would add up what the first has added up. Averages of averages are right, and so is one optimizer
-    after another."""
+    """The second would add up what the first has added up. Averages of averages are right, and so
+    is one optimizer after another.
+    """
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
         def gradient(*ops: Any) -> float:
             weight = torch.nn.Parameter(torch.zeros(1))
-            optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), op=op) for op in ops]
+            optimizers = [
+                hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), op=op) for op in ops
+            ]
             (weight * (rank + 1)).sum().backward()
             optimizers[-1].step()
             return weight.grad.item()
 
         for ops in ((hvd.Sum, hvd.Sum), (hvd.Average, hvd.Sum), (hvd.Sum, hvd.Average)):
-            with pytest.raises(ValueError, match=r"\[1\] belongs to another DistributedOptimizer already, and"):
+            with pytest.raises(
+                ValueError, match=r"\[1\] belongs to another DistributedOptimizer already, and"
+            ):
                 gradient(*ops)
         weight, found = torch.nn.Parameter(torch.zeros(1)), []
         for _ in range(2):
@@ -94,12 +152,16 @@ def test_two_optimizers_of_one_parameter_that_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "found"), [(torch.optim.SGD, "the class SGD"), (torch.nn.Linear(2, 2), "a Linear")], ids=str
+    ("optimizer", "found"),
+    [(torch.optim.SGD, "the class SGD"), (torch.nn.Linear(2, 2), "a Linear")],
+    ids=str,
 )
 def test_what_is_no_optimizer(optimizer: Any, found: str) -> None:
     import farandole.torch as hvd
 
-    with pytest.raises(TypeError, match=rf"DistributedOptimizer takes an optimizer, like .*, not {found}$"):
+    with pytest.raises(
+        TypeError, match=rf"DistributedOptimizer takes an optimizer, like .*, not {found}$"
+    ):
         hvd.DistributedOptimizer(optimizer)
 
 
@@ -127,16 +189,25 @@ def test_too_many_passes_and_dropped_gradients() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         batch = part(rank, 2, *data())
         loss_of(model, *batch).backward()
-        text = r"Gradients were computed more than backward_passes_per_step times .* got a gradient in pass 2 of a step"
+        text = (
+            r"Gradients were computed more than backward_passes_per_step times .* got a gradient in"
+            r" pass 2 of a step"
+        )
         with pytest.raises(AssertionError, match=text):
             loss_of(model, *batch).backward()
-        model.zero_grad(set_to_none=False)  # after a step that was skipped; it is the optimizer's that counts
-        with pytest.raises(AssertionError, match=r"skipped.*SAM.*optimizer\.zero_grad\(\) that begins.*to_none=False"):
+        # after a step that was skipped; it is the optimizer's that counts
+        model.zero_grad(set_to_none=False)
+        with pytest.raises(
+            AssertionError,
+            match=r"skipped.*SAM.*optimizer\.zero_grad\(\) that begins.*to_none=False",
+        ):
             loss_of(model, *batch).backward()
         optimizer.zero_grad()  # all was reduced: nothing races
         optimizer.set_backward_passes_per_step(2)
         loss_of(model, *batch).backward()
-        with pytest.raises(AssertionError, match=r"optimizer\.zero_grad\(\) was called after loss\.backward\(\)"):
+        with pytest.raises(
+            AssertionError, match=r"optimizer\.zero_grad\(\) was called after loss\.backward\(\)"
+        ):
             optimizer.zero_grad()
         loss_of(model, *batch).backward()
         optimizer.step()
@@ -177,7 +248,9 @@ def test_two_threads_that_go_backward_at_once() -> None:
         thread = threading.Thread(target=backward, args=(nets[0], True))
         thread.start()
         assert began.wait(60)
-        with pytest.raises(AssertionError, match=r"Two threads are in backward .* at once.*Add up the losses"):
+        with pytest.raises(
+            AssertionError, match=r"Two threads are in backward .* at once.*Add up the losses"
+        ):
             backward(nets[1], False)
         other_ended.set()
         thread.join()
@@ -200,15 +273,21 @@ def test_ranks_with_different_parameters_are_told() -> None:
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(layer.parameters(), lr=0.1), named_parameters=layer.named_parameters()
         )
-        with pytest.raises(ValueError, match="all ranks must optimize the same parameters") as caught:
+        with pytest.raises(
+            ValueError, match="all ranks must optimize the same parameters"
+        ) as caught:
             layer(torch.ones(1, 3)).sum().backward()
         more = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(1 + rank))
         other = hvd.DistributedOptimizer(torch.optim.SGD(more.parameters(), lr=0.1))
-        with pytest.raises(ValueError, match="of parameters rank 0 has 2, rank 1 has 4; only rank 1 has"):
+        with pytest.raises(
+            ValueError, match="of parameters rank 0 has 2, rank 1 has 4; only rank 1 has"
+        ):
             other.step()
         hvd.allreduce(torch.ones(2))  # the engine goes on
         optimizer.zero_grad()
-        with pytest.raises(hvd.HorovodInternalError, match=r"shapes.*\(tensor: broadcast\.bias; rank 1 is"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"shapes.*\(tensor: broadcast\.bias; rank 1 is"
+        ):
             hvd.broadcast_parameters(layer.state_dict(), root_rank=0)
         return str(caught.value)
 
@@ -220,7 +299,9 @@ def test_a_type_that_cannot_travel() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        with pytest.raises(ValueError, match=r"Tensor type torch.ComplexHalfTensor is not supported. \(parameter"):
+        with pytest.raises(
+            ValueError, match=r"Tensor type torch.ComplexHalfTensor is not supported. \(parameter"
+        ):
             hvd.DistributedOptimizer(
                 torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex32))], lr=0.1)
             )
@@ -233,7 +314,9 @@ def test_a_model_converted_to_another_type_after_its_optimizer_was_wrapped() -> 
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+        )
         for step in range(2):
             loss_of(model, *part(rank, 2, *data(step))).backward()
             optimizer.step()
@@ -243,7 +326,10 @@ def test_a_model_converted_to_another_type_after_its_optimizer_was_wrapped() -> 
             loss_of(model, x.double(), y.double()).backward()
         return str(caught.value)
 
-    assert all("was float32 when DistributedOptimizer was made, and is float64 now" in text for text in job(2, fn))
+    assert all(
+        "was float32 when DistributedOptimizer was made, and is float64 now" in text
+        for text in job(2, fn)
+    )
 
 
 def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
@@ -292,7 +378,9 @@ def test_a_failure_of_a_handle_that_nobody_synchronizes_is_told_at_the_end() -> 
 
     for lines in ends(asks=False):
         assert len(lines) == 1, lines
-        assert lines[0].startswith("1 asynchronous collective(s) failed, and nobody asked how they ended")
+        assert lines[0].startswith(
+            "1 asynchronous collective(s) failed, and nobody asked how they ended"
+        )
         assert "hvd.synchronize(handle)" in lines[0]
         assert "Mismatched ALLREDUCE tensor shapes" in lines[0]
     assert ends(asks=True) == [[], []]

@@ -1,4 +1,6 @@
-"""One rank with batch B and n ranks with B/n take the same steps, whatever the program does with its optimizer."""
+"""One rank with batch B and n ranks with B/n take the same steps, whatever the program does with
+its optimizer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 STEPS = 4
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
-    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "momentum": lambda params: torch.optim.SGD(
+        params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, foreach=True),
     "fused": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
@@ -28,10 +32,14 @@ class Net(torch.nn.Module):
 
     def __init__(self, dtype: Any = torch.float32) -> None:
         super().__init__()
-        self.conv = torch.nn.Conv2d(2, 3, 3, padding=1, dtype=dtype).to(memory_format=torch.channels_last)
+        self.conv = torch.nn.Conv2d(2, 3, 3, padding=1, dtype=dtype).to(
+            memory_format=torch.channels_last
+        )
         self.side = torch.nn.Linear(5, 5, dtype=dtype)
         self.body = torch.nn.Sequential(
-            torch.nn.Linear(3 * 4 * 4, 5, dtype=dtype), torch.nn.Tanh(), torch.nn.Linear(5, 2, dtype=dtype)
+            torch.nn.Linear(3 * 4 * 4, 5, dtype=dtype),
+            torch.nn.Tanh(),
+            torch.nn.Linear(5, 2, dtype=dtype),
         )
 
     def forward(self, x: Any, side: bool = True) -> Any:
@@ -97,7 +105,9 @@ def test_n_ranks_are_one(name: str, n: int) -> None:
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            make(model.parameters()), named_parameters=model.named_parameters()
+        )
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, *part(rank, n, *data(step))).backward()
@@ -111,11 +121,15 @@ def test_n_ranks_are_one(name: str, n: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"groups": 2}, {"num_groups": 3}, {"gradient_predivide_factor": 2.0}, {"groups": "body"},
+        {},
+        {"groups": 2},
+        {"num_groups": 3},
+        {"gradient_predivide_factor": 2.0},
+        {"groups": "body"},
         {"compression": "none"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_variants_of_wrapping(options: dict[str, Any], to_none: bool) -> None:
     make = OPTIMIZERS["momentum"]
 
@@ -169,11 +183,16 @@ def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
         for step in range(3):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             loss_of(model, *part(rank, 2, *data(step))).backward()
-            places.append(sorted((each.grad.data_ptr(), each.grad.nbytes) for each in model.parameters()))
+            places.append(
+                sorted((each.grad.data_ptr(), each.grad.nbytes) for each in model.parameters())
+            )
             assert model.conv.weight.grad.stride() == model.conv.weight.stride()
             optimizer.step()
         return [
-            all(0 <= following - place - size < 64 for (place, size), (following, _) in pairwise(each))
+            all(
+                0 <= following - place - size < 64
+                for (place, size), (following, _) in pairwise(each)
+            )
             for each in places
         ], places[1] == places[2]
 
@@ -213,7 +232,9 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def test_a_model_that_is_converted_between_steps_still_trains_on_all_gradients() -> None:
-    """``model.to(...)`` gives tensors other memory in their place, also to gradients that were views of buckets."""
+    """``model.to(...)`` gives tensors other memory in their place, also to gradients that were
+    views of buckets.
+    """
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -223,7 +244,8 @@ def test_a_model_that_is_converted_between_steps_still_trains_on_all_gradients()
             model = net()
             optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()))
             for step in range(STEPS):
-                if step == 2 or (step == 3 and rank == 0):  # the layout of one rank is nobody else's concern
+                # the layout of one rank is nobody else's concern
+                if step == 2 or (step == 3 and rank == 0):
                     convert(model)
                 optimizer.zero_grad(set_to_none=number % 2 == step % 2)
                 loss_of(model, *part(rank, 2, *data(step))).backward()
@@ -283,7 +305,9 @@ def test_sum() -> None:
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), op=hvd.Sum
+        )
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, *part(rank, 2, *data(step))).backward()
@@ -356,7 +380,12 @@ def test_mixed_types_scalars_and_empty_parameters_in_one_model() -> None:
         return model
 
     def loss(model: Any, x: Any, y: Any) -> Any:
-        return loss_of(model, x, y) + (model.extra * y.double().mean()).sum() + model.number**2 + model.nothing.sum()
+        return (
+            loss_of(model, x, y)
+            + (model.extra * y.double().mean()).sum()
+            + model.number**2
+            + model.nothing.sum()
+        )
 
     def run(rank: int, n: int, wrap: Callable[[Any], Any]) -> Any:
         model = build()
@@ -387,8 +416,9 @@ def test_accumulation(to_none: bool, op: str) -> None:
         model = net()
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1 / scale, momentum=0.5),
-            backward_passes_per_step=3, op=getattr(hvd, op),
-        )  # fmt: skip
+            backward_passes_per_step=3,
+            op=getattr(hvd, op),
+        )
         for step in range(STEPS):
             optimizer.zero_grad(set_to_none=to_none)
             if step == 2:
@@ -402,7 +432,9 @@ def test_accumulation(to_none: bool, op: str) -> None:
             optimizer.step()
         return values(model)
 
-    assert_all_close(job(2, train), alone(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5)))
+    assert_all_close(
+        job(2, train), alone(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5))
+    )
 
 
 def test_fewer_passes_than_announced() -> None:
@@ -410,7 +442,9 @@ def test_fewer_passes_than_announced() -> None:
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2
+        )
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, *part(rank, 2, *data(step))).backward()
@@ -470,7 +504,9 @@ def test_copies_are_independent() -> None:
 
 @pytest.mark.parametrize("op", ["average", "sum"])
 def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
-    """As many parameters as before, of which one is another. What is added late finds its place in a bucket."""
+    """As many parameters as before, of which one is another. What is added late finds its place in
+    a bucket.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -480,7 +516,8 @@ def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
         optimizer = hvd.DistributedOptimizer(plain, op=hvd.Average if op == "average" else hvd.Sum)
         share, made = 0.5 if op == "average" else 1.0, 0.0
         for step in range(5):
-            if step == 2:  # before the gradients are thrown away, so this step finds it; later ones in zero_grad
+            # before the gradients are thrown away, so this step finds it; later ones in zero_grad
+            if step == 2:
                 optimizer.zero_grad()
                 two = torch.nn.Parameter(torch.zeros(4))
                 plain.param_groups[0]["params"][1] = two
@@ -489,7 +526,9 @@ def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
                 optimizer.add_param_group({"params": [late]})
             if step != 2:
                 optimizer.zero_grad()
-            (one.sum() + two.sum() + (late.sum() if step > 2 else 0.0)).mul(1.0 + 2 * rank).backward()
+            (one.sum() + two.sum() + (late.sum() if step > 2 else 0.0)).mul(
+                1.0 + 2 * rank
+            ).backward()
             optimizer.step()
             made -= 4.0 * share
             assert two.tolist() == torch.full_like(two, made).tolist(), step
@@ -498,7 +537,9 @@ def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
         addresses = [each.grad.data_ptr() for each in (one, two, late)]
         optimizer.zero_grad()
         (one.sum() + two.sum() + late.sum()).backward()
-        assert [each.grad.data_ptr() for each in (one, two, late)] == addresses, "they are where buckets are"
+        assert [each.grad.data_ptr() for each in (one, two, late)] == addresses, (
+            "they are where buckets are"
+        )
 
     job(2, fn)
 

@@ -1,4 +1,6 @@
-"""Parameters that come, go, freeze, or are not used; schedulers; state; and what a program may get wrong."""
+"""Parameters that come, go, freeze, or are not used; schedulers; state; and what a program may get
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from tests.torch.test_optimizer import (
     net,
     part,
     values,
-)  # fmt: skip
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 Wrap = Callable[[Any], Any]
 
 
-def both(run: Callable[[int, int, Wrap], Any], n: int = 2, tolerance: float = 1e-6, **settings: Any) -> None:
+def both(
+    run: Callable[[int, int, Wrap], Any], n: int = 2, tolerance: float = 1e-6, **settings: Any
+) -> None:
     """``run(rank, n, wrap)`` gives the same values on n ranks, wrapped, as on one, not wrapped."""
 
     def train(rank: int) -> Any:
@@ -97,7 +101,9 @@ def test_parameters_that_nobody_uses_keep_no_gradient() -> None:
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
-        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1))
+        optimizer = wrap(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        )
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, *part(rank, n, *data(step)), side=False).backward()
@@ -116,7 +122,9 @@ def test_two_losses_one_after_the_other(op: str) -> None:
         torch.manual_seed(1)
         left, right = torch.nn.Linear(4, 2), torch.nn.Linear(4, 3)
         scale = n if op == "Sum" else 1
-        optimizer = wrap(torch.optim.SGD([*left.parameters(), *right.parameters()], lr=0.1 / scale, momentum=0.9))
+        optimizer = wrap(
+            torch.optim.SGD([*left.parameters(), *right.parameters()], lr=0.1 / scale, momentum=0.9)
+        )
         for step in range(STEPS):
             optimizer.zero_grad()
             torch.manual_seed(step)
@@ -129,7 +137,9 @@ def test_two_losses_one_after_the_other(op: str) -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)))
+        return run(
+            rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op))
+        )
 
     assert_all_close(job(2, train, bucket_bytes=32), run(0, 1, lambda optimizer: optimizer))
 
@@ -223,19 +233,25 @@ def test_parameter_groups_and_a_new_one() -> None:
 def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
-        optimizer = wrap(torch.optim.SGD(model.body.parameters(), lr=0.1 / n if op == "Sum" else 0.1))
+        optimizer = wrap(
+            torch.optim.SGD(model.body.parameters(), lr=0.1 / n if op == "Sum" else 0.1)
+        )
         for step in range(4):
             model.zero_grad()
             loss_of(model, *part(rank, n, *data(step))).backward()
             if step == 2:
-                optimizer.add_param_group({"params": [*model.conv.parameters(), *model.side.parameters()]})
+                optimizer.add_param_group(
+                    {"params": [*model.conv.parameters(), *model.side.parameters()]}
+                )
             optimizer.step()
         return values(model)
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)))
+        return run(
+            rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op))
+        )
 
     assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
 
@@ -243,20 +259,26 @@ def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("after", ["a pass", "a loss", "backward"])
 def test_a_gradient_of_what_is_frozen_before_the_step_counts_in_it(op: str, after: str) -> None:
-    """After the first of two passes, after one of two losses, or where a group is added before the step."""
+    """After the first of two passes, after one of two losses, or where a group is added before the
+    step.
+    """
     passes = 2 if after == "a pass" else 1
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         def loss(*parts: Any) -> Any:
             factors = [rank + 1] if n > 1 else [1, 2]
-            return sum(factor * each.square().sum() for factor in factors for each in parts) / (1 if n > 1 else 2)
+            return sum(factor * each.square().sum() for factor in factors for each in parts) / (
+                1 if n > 1 else 2
+            )
 
         found = []
         for last in range(4):  # the step after which the side is frozen
             weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 4, 2)]
             body, side, head = weights
             groups = [body, side] if after == "backward" else weights
-            optimizer = wrap(torch.optim.SGD(groups, lr=0.1 / n if op == "Sum" else 0.1, momentum=0.5))
+            optimizer = wrap(
+                torch.optim.SGD(groups, lr=0.1 / n if op == "Sum" else 0.1, momentum=0.5)
+            )
             for step in range(4):
                 optimizer.zero_grad()
                 loss(body, *[side] * (step <= last), *[head] * (after != "a loss")).backward()
@@ -276,7 +298,9 @@ def test_a_gradient_of_what_is_frozen_before_the_step_counts_in_it(op: str, afte
         kinds = {"op": getattr(hvd, op), "backward_passes_per_step": passes}
         return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, **kinds))
 
-    for found, wanted in zip(zip(*job(2, train), strict=True), run(0, 1, lambda optimizer: optimizer), strict=True):
+    for found, wanted in zip(
+        zip(*job(2, train), strict=True), run(0, 1, lambda optimizer: optimizer), strict=True
+    ):
         assert_all_close(list(found), wanted)
 
 
@@ -326,7 +350,9 @@ def test_a_scheduler_made_before_wrapping_survives_load_state_dict() -> None:
 
 
 def test_state_of_before_and_state_dict_round_trip() -> None:
-    """State made before wrapping counts; a checkpoint goes to a fresh pair of model and optimizer."""
+    """State made before wrapping counts; a checkpoint goes to a fresh pair of model and
+    optimizer.
+    """
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
@@ -369,8 +395,15 @@ def test_what_kind_of_thing_it_is() -> None:
         assert optimizer.param_groups is inner.param_groups
         assert optimizer.state is inner.state
         assert optimizer.defaults is inner.defaults
-        assert (optimizer.op, optimizer.backward_passes_per_step, optimizer.sparse_as_dense) == (hvd.Average, 1, False)
-        assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (1.0, hvd.global_process_set)
+        assert (optimizer.op, optimizer.backward_passes_per_step, optimizer.sparse_as_dense) == (
+            hvd.Average,
+            1,
+            False,
+        )
+        assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (
+            1.0,
+            hvd.global_process_set,
+        )
         optimizer.set_backward_passes_per_step(3)
         assert optimizer.backward_passes_per_step == 3
         return hooked
@@ -387,7 +420,10 @@ def test_names_of_parameters() -> None:
         named = [*first.named_parameters("one"), *second.named_parameters("two")]
         plain = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
         other = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), named_parameters=named)
-        return [[optimizer._parameter_names[parameter] for _, parameter in named] for optimizer in (plain, other)]
+        return [
+            [optimizer._parameter_names[parameter] for _, parameter in named]
+            for optimizer in (plain, other)
+        ]
 
     numbers = [f"allreduce.noname.{group}.{place}" for group in (0, 1) for place in (0, 1)]
     assert job(2, train) == [[numbers, ["one.weight", "one.bias", "two.weight", "two.bias"]]] * 2
@@ -408,7 +444,10 @@ def test_two_optimizers_and_one_that_is_gone() -> None:
         gc.collect()
         assert [each() for each in gone] == [None, None]
         assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1)) for each in (model, other)]
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1))
+            for each in (model, other)
+        ]
         for step in range(STEPS):
             for each, optimizer in zip((model, other), optimizers, strict=True):
                 optimizer.zero_grad()
@@ -436,7 +475,8 @@ def test_a_new_engine_in_the_middle() -> None:
                 loss_of(model, *part(rank, 2, *data(step))).backward()
                 optimizer.step()
             kept = strategy._engine
-            strategy._engine = None  # what the strategy sees after shutdown() and init(): another engine than its own
+            # what the strategy sees after shutdown() and init(): another engine than its own
+            strategy._engine = None
             for step in range(3, 6):
                 optimizer.zero_grad()
                 loss_of(model, *part(rank, 2, *data(step))).backward()
@@ -464,7 +504,9 @@ def test_sparse_gradients() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, sparse_as_dense=True))
+        return run(
+            rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, sparse_as_dense=True)
+        )
 
     assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
 
@@ -526,7 +568,9 @@ def test_nothing_to_train_and_steps_without_synchronize() -> None:
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_any_losses_on_any_rank(n: int, op: str) -> None:
-    """Each rank deals its parameters to some losses, and leaves some out: a different deal on every rank and step."""
+    """Each rank deals its parameters to some losses, and leaves some out: a different deal on every
+    rank and step.
+    """
     count, steps = 7, 40
 
     def deal(rank: int, step: int) -> list[dict[int, float]]:
@@ -545,7 +589,9 @@ def test_any_losses_on_any_rank(n: int, op: str) -> None:
         import farandole.torch as hvd
 
         parameters = [torch.nn.Parameter(torch.zeros(index + 1)) for index in range(count)]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), op=getattr(hvd, op), groups=3)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.0), op=getattr(hvd, op), groups=3
+        )
         found = []
         for step in range(steps):
             optimizer.zero_grad(set_to_none=True)
@@ -563,7 +609,12 @@ def test_any_losses_on_any_rank(n: int, op: str) -> None:
                 for index, factor in loss.items():
                     factors[index].append(factor)
         scale = n if op == "Average" else 1
-        wanted.append([[sum(each) / scale] * (index + 1) if each else None for index, each in enumerate(factors)])
+        wanted.append(
+            [
+                [sum(each) / scale] * (index + 1) if each else None
+                for index, each in enumerate(factors)
+            ]
+        )
     for found in job(n, train):
         for step, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
             for one, other in zip(mine, theirs, strict=True):

@@ -30,7 +30,11 @@ def test_the_default_is_all_ranks(name: str) -> None:
 
     parameters = inspect.signature(getattr(hvd, name)).parameters
     assert parameters["process_set"].default is hvd.global_process_set
-    placed = [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    placed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind is not parameter.KEYWORD_ONLY
+    ]
     if "reducescatter" in name:  # Horovod's order, for those who pass by position
         assert placed[-3:] == ["process_set", "prescale_factor", "postscale_factor"]
     else:
@@ -101,14 +105,22 @@ def test_errors_say_which_operation_and_who() -> None:
                 with pytest.raises(kind, match=re.escape(text)):
                     call(process_set=loose)
                 if rank == 0:
-                    with pytest.raises(kind, match=f"{name}: Rank 0 is not a member of the provided process set."):
+                    with pytest.raises(
+                        kind, match=f"{name}: Rank 0 is not a member of the provided process set."
+                    ):
                         call(process_set=made)
         if rank == 1:
-            with pytest.raises(hvd.HorovodInternalError, match="invalid root rank 0 for provided process set"):
+            with pytest.raises(
+                hvd.HorovodInternalError, match="invalid root rank 0 for provided process set"
+            ):
                 hvd.broadcast(one, 0, process_set=made)
-        with pytest.raises(hvd.HorovodInternalError, match="invalid root rank 2 for provided process set"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match="invalid root rank 2 for provided process set"
+        ):
             hvd.broadcast(one, 2)
-        with pytest.raises(ValueError, match="Process set does not exist or has not been registered"):
+        with pytest.raises(
+            ValueError, match="Process set does not exist or has not been registered"
+        ):
             hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1), process_set=loose)
         assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
         assert hvd.remove_process_set(made)
@@ -129,7 +141,11 @@ def test_unnamed_calls_are_counted_per_set() -> None:
             seen.append(hvd.allreduce(torch.ones(1) * turn, op=hvd.Sum).item())
         return seen
 
-    assert job(3, fn, dynamic_process_sets=True) == [[2, 0, 2, 3, 2, 6], [2, 0, 2, 3, 2, 6], [0, 3, 6]]
+    assert job(3, fn, dynamic_process_sets=True) == [
+        [2, 0, 2, 3, 2, 6],
+        [2, 0, 2, 3, 2, 6],
+        [0, 3, 6],
+    ]
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
@@ -145,7 +161,9 @@ def test_two_sets_train_two_models_at_once(make: Any) -> None:
         optimizer = make(model.parameters())
         hvd.broadcast_optimizer_state(optimizer, root_rank=mine.ranks[0], process_set=mine)
         optimizer = hvd.DistributedOptimizer(optimizer, process_set=mine)
-        bystander = hvd.DistributedOptimizer(make(net().parameters()), process_set=sets[1 - rank % 2])
+        bystander = hvd.DistributedOptimizer(
+            make(net().parameters()), process_set=sets[1 - rank % 2]
+        )
         bystander.step()  # not our set: it waits for nobody
         for step in range(3):
             optimizer.zero_grad()
@@ -166,7 +184,9 @@ def test_a_set_of_some_trains_like_one_rank_with_the_whole_batch() -> None:
 
         some = hvd.add_process_set([1, 2])
         model = net()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), process_set=some)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), process_set=some
+        )
         for step in range(3):
             batch = data(step)
             batch = part(some.rank(), 2, *batch) if some.included() else batch

@@ -1,4 +1,6 @@
-"""Programs around the optimizer: clipping, closures, mixed precision, compiled models, checkpoints."""
+"""Programs around the optimizer: clipping, closures, mixed precision, compiled models,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 import pytest
 
 from tests.job import job
-from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
+from tests.torch.test_optimizer import (
+    OPTIMIZERS,
+    STEPS,
+    alone,
+    assert_all_close,
+    data,
+    loss_of,
+    net,
+    part,
+    values,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +67,8 @@ def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None
 
         model = net()
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1 if op == "Average" else 0.05), op=getattr(hvd, op)
+            torch.optim.SGD(model.parameters(), lr=0.1 if op == "Average" else 0.05),
+            op=getattr(hvd, op),
         )
         loss_of(model, *part(rank, 2, *data())).backward()
         optimizer.synchronize()
@@ -63,7 +76,10 @@ def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None
             warnings.simplefilter("always")
             optimizer.step()
         (warning,) = caught
-        text = "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()"
+        text = (
+            "optimizer.step() called without optimizer.skip_synchronize() context after"
+            " optimizer.synchronize()"
+        )
         assert str(warning.message).startswith(text)
         return values(model)
 
@@ -78,7 +94,8 @@ def test_closure() -> None:
     ]
 
     def run(rank: int, n: int, make: Callable[[Any], Any], wrap: Callable[[Any], Any]) -> Any:
-        model = net(torch.float64).to(memory_format=torch.contiguous_format)  # L-BFGS looks at gradients as flat
+        # L-BFGS looks at gradients as flat
+        model = net(torch.float64).to(memory_format=torch.contiguous_format)
         optimizer = wrap(make(model.parameters()))
         losses = []
         for step in range(3):
@@ -100,7 +117,9 @@ def test_closure() -> None:
 
     results = job(2, train)
     for number, make in enumerate(makers):
-        assert_all_close([result[number] for result in results], run(0, 1, make, lambda each: each), 1e-6)
+        assert_all_close(
+            [result[number] for result in results], run(0, 1, make, lambda each: each), 1e-6
+        )
 
 
 def test_the_loss_of_a_closure_is_a_sum_where_gradients_are() -> None:
@@ -110,7 +129,9 @@ def test_the_loss_of_a_closure_is_a_sum_where_gradients_are() -> None:
         import farandole.torch as hvd
 
         model = net(torch.float64).to(memory_format=torch.contiguous_format)
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe"
+        )
         if n > 1:
             optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum)
         x, y = part(rank, n, *data(0, torch.float64))
@@ -154,7 +175,9 @@ def test_grad_scaler_with_ranks_that_use_different_parameters() -> None:
 
     results = job(2, train)
     assert [scales for _, scales in results] == [[1024.0, 512.0, 512.0, 512.0]] * 2
-    assert all(torch.equal(one, other) for one, other in zip(results[0][0], results[1][0], strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(results[0][0], results[1][0], strict=True)
+    )
     assert all(torch.isfinite(each).all() for each in results[0][0])
 
 
@@ -340,12 +363,16 @@ def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
 
 
 def test_an_optimizer_that_is_stepped_by_methods_of_its_own() -> None:
-    """As SAM is: two gradients for each step, and ``step`` is never called. What is recorded does not grow."""
+    """As SAM is: two gradients for each step, and ``step`` is never called. What is recorded does
+    not grow.
+    """
 
     class TwoSteps(torch.optim.SGD):
         def first_step(self) -> None:
             with torch.no_grad():
-                self.before = [(one, one.clone()) for group in self.param_groups for one in group["params"]]
+                self.before = [
+                    (one, one.clone()) for group in self.param_groups for one in group["params"]
+                ]
                 for one, _ in self.before:
                     one.add_(one.grad, alpha=0.1)
             self.zero_grad()

@@ -1,4 +1,6 @@
-"""Every operation, type and shape class on one to four ranks, against numpy; and training against one rank."""
+"""Every operation, type and shape class on one to four ranks, against numpy; and training against
+one rank.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,41 @@ pytestmark = pytest.mark.slow
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+DTYPES = [
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "bool",
+]
 CLASSES = ["scalar", "empty", "one", "odd", "large", "transposed", "strided", "expanded"]
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
-UFUNCS: dict[str, Any] = {"Sum": np.add, "Min": np.minimum, "Max": np.maximum, "Product": np.multiply}
+UFUNCS: dict[str, Any] = {
+    "Sum": np.add,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Product": np.multiply,
+}
 
 
 def tensor(kind: str, dtype: str, rank: int, seed: int) -> Any:
-    """A tensor of a shape class, with small whole numbers: sums and products of them are exact in every type."""
+    """A tensor of a shape class, with small whole numbers: sums and products of them are exact in
+    every type.
+    """
     generator = np.random.default_rng([seed, rank])
-    rows = {"scalar": (), "empty": (0, 3), "one": (1,), "odd": (7, 3), "large": (60, 701), "transposed": (5, 8)}
+    rows = {
+        "scalar": (),
+        "empty": (0, 3),
+        "one": (1,),
+        "odd": (7, 3),
+        "large": (60, 701),
+        "transposed": (5, 8),
+    }
     shape = rows.get(kind, (8, 6))
     numbers = generator.integers(0, 2 if dtype == "bool" else 3, shape)
     made = torch.from_numpy(np.asarray(numbers)).to(getattr(torch, dtype))
@@ -54,14 +81,20 @@ def reduced(op: str, dtype: str, values: list[Any]) -> Any:
 def assert_same(found: Any, wanted: Any, dtype: str) -> None:
     assert found.dtype == getattr(torch, dtype)
     assert tuple(found.shape) == np.shape(wanted)
-    tolerance = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(dtype, 1e-12 if "float" in dtype else 0)
+    tolerance = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(
+        dtype, 1e-12 if "float" in dtype else 0
+    )
     np.testing.assert_allclose(wide(found), wanted, rtol=tolerance, atol=0)
 
 
 def cases(dtype: str, rank: int, n: int) -> Iterator[tuple[str, Any, list[Any]]]:
     """Shape class, this rank's tensor, and everybody's values."""
     for seed, kind in enumerate(CLASSES):
-        yield kind, tensor(kind, dtype, rank, seed), [wide(tensor(kind, dtype, each, seed)) for each in range(n)]
+        yield (
+            kind,
+            tensor(kind, dtype, rank, seed),
+            [wide(tensor(kind, dtype, each, seed)) for each in range(n)],
+        )
 
 
 def check_reductions(rank: int, n: int, dtype: str) -> None:
@@ -105,12 +138,16 @@ def check_moves(rank: int, n: int, dtype: str) -> None:
         counts = [len(part) for part in np.array_split(values[0], n)]
         out, received = hvd.alltoall(mine, torch.tensor(counts, dtype=torch.int32))
         assert received.tolist() == [counts[rank]] * n, kind
-        assert_same(out, np.concatenate([np.array_split(value, n)[rank] for value in values]), dtype)
+        assert_same(
+            out, np.concatenate([np.array_split(value, n)[rank] for value in values]), dtype
+        )
         if len(mine) % n == 0:
             assert torch.equal(hvd.alltoall(mine), out)
 
 
-@pytest.mark.parametrize(("n", "wire"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "tcp"), (4, "tcp")])
+@pytest.mark.parametrize(
+    ("n", "wire"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "tcp"), (4, "tcp")]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions(dtype: str, n: int, wire: str) -> None:
     job(n, lambda rank: check_reductions(rank, n, dtype), wire=wire)
@@ -137,10 +174,16 @@ def test_random_numbers_and_factors(dtype: str, op: str) -> None:
             every = [torch.randn(shape, generator=generator).to(kind) for _ in range(n)]
             pre, post = [(1.0, 1.0), (0.5, 3.0), (-2.0, 0.25)][seed % 3]
             found = hvd.allreduce(
-                every[rank], op=getattr(hvd, op), prescale_factor=pre, postscale_factor=post, name=f"{seed}"
+                every[rank],
+                op=getattr(hvd, op),
+                prescale_factor=pre,
+                postscale_factor=post,
+                name=f"{seed}",
             )
             wanted = reduced(op, dtype, [wide(each) * pre for each in every]) * post
-            tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+            tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}[
+                dtype
+            ]
             np.testing.assert_allclose(wide(found), wanted, rtol=tolerance, atol=tolerance)
 
     job(n, check)
@@ -159,12 +202,21 @@ BATCH = 12
 
 
 def trained(
-    rank: int, n: int, make: Callable[[Any], Any], dtype: str, passes: int, wrap: Callable[[Any, Any], Any]
+    rank: int,
+    n: int,
+    make: Callable[[Any], Any],
+    dtype: str,
+    passes: int,
+    wrap: Callable[[Any, Any], Any],
 ) -> list[Any]:
     kind = getattr(torch, dtype)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 9), torch.nn.Tanh(), torch.nn.Linear(9, 2)
+        torch.nn.Linear(6, 9),
+        torch.nn.Tanh(),
+        torch.nn.Linear(9, 9),
+        torch.nn.Tanh(),
+        torch.nn.Linear(9, 2),
     ).to(kind)
     optimizer = wrap(make(model.parameters()), model)
     for step in range(4):
@@ -179,7 +231,8 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n"), [("float64", 2), ("float32", 2), ("bfloat16", 2), ("float64", 3), ("float32", 4)]
+    ("dtype", "n"),
+    [("float64", 2), ("float32", 2), ("bfloat16", 2), ("float64", 3), ("float32", 4)],
 )
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_training(make: Any, dtype: str, n: int) -> None:

@@ -1,4 +1,6 @@
-"""Several optimizers, of which each rank uses what it likes in a step: where a rank has no gradient, zeros count."""
+"""Several optimizers, of which each rank uses what it likes in a step: where a rank has no
+gradient, zeros count.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,16 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 # by step and rank: the models that the rank computes with, one backward pass for each string
 PLANS: dict[str, list[list[Sequence[str]]]] = {
-    "one each": [[["a"], ["b"], ["c"]], [["ab"], ["b"], ["c"]], [["a"], ["a"], []], [["abc"], ["abc"], ["abc"]]],
-    "other orders": [[["a", "b"], ["b", "a"], ["ba", "c"]], [["ab", "c"], ["c", "ab"], ["a", "b", "c"]]],
+    "one each": [
+        [["a"], ["b"], ["c"]],
+        [["ab"], ["b"], ["c"]],
+        [["a"], ["a"], []],
+        [["abc"], ["abc"], ["abc"]],
+    ],
+    "other orders": [
+        [["a", "b"], ["b", "a"], ["ba", "c"]],
+        [["ab", "c"], ["c", "ab"], ["a", "b", "c"]],
+    ],
 }
 
 
@@ -63,7 +73,8 @@ def test_ranks_use_other_optimizers_or_in_another_order(which: str, wire: str) -
 
         nets = models()
         optimizers = [
-            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)) for net in nets.values()
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+            for net in nets.values()
         ]
         for step, of_rank in enumerate(plan):
             for optimizer in optimizers:
@@ -72,7 +83,9 @@ def test_ranks_use_other_optimizers_or_in_another_order(which: str, wire: str) -
                 run_backward(nets, used, rank, step)
             for optimizer in optimizers:
                 optimizer.step()
-        return [parameter.detach().clone() for net in nets.values() for parameter in net.parameters()]
+        return [
+            parameter.detach().clone() for net in nets.values() for parameter in net.parameters()
+        ]
 
     wanted = alone(plan, 3)
     for found in job(3, train, wire=wire):
@@ -84,7 +97,11 @@ def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> N
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2]), hvd.add_process_set([0, 2])]
+        sets = [
+            hvd.add_process_set([0, 1]),
+            hvd.add_process_set([1, 2]),
+            hvd.add_process_set([0, 2]),
+        ]
         mine = [one for one in sets if one.included()]
         nets = [torch.nn.Linear(2, 1, bias=False) for _ in mine]
         optimizers = [
@@ -96,7 +113,8 @@ def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> N
                 optimizer.zero_grad()
             x = torch.full((1, 2), float(rank))
             chain = x
-            for net in nets if (rank > 0) == (turn == 0) else nets[::-1]:  # the last one's gradient comes first
+            # the last one's gradient comes first
+            for net in nets if (rank > 0) == (turn == 0) else nets[::-1]:
                 chain = net(chain).repeat(1, 2)
             chain.sum().backward()
             found = [net.weight.grad.clone() for net in nets]
@@ -117,7 +135,8 @@ def test_an_error_in_one_process_set_does_not_keep_the_ranks_of_another() -> Non
         nets = [torch.nn.Linear(2, 1 + (rank == 1), bias=False), torch.nn.Linear(2, 1, bias=False)]
         mine = [(net, one) for net, one in zip(nets, sets, strict=True) if one.included()]
         made = [
-            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), process_set=one) for net, one in mine
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), process_set=one)
+            for net, one in mine
         ]
         total = sum(net(torch.full((1, 2), 1.0 + rank)).sum() for net, _ in mine)
         if rank == 2:
@@ -141,7 +160,9 @@ def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
 
         nets = models()
         twins = [
-            hvd.DistributedOptimizer(torch.optim.SGD(nets[name].parameters(), lr=0.1), nets[name].named_parameters())
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(nets[name].parameters(), lr=0.1), nets[name].named_parameters()
+            )
             for name in "ab"
         ]
         run_backward(nets, "ab"[rank], 0, 0)
@@ -158,7 +179,9 @@ def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
 
 
 def test_a_rank_that_steps_waits_for_the_gradients_of_all() -> None:
-    """Also if another one computes them after it has computed others; and none are thrown away without a word."""
+    """Also if another one computes them after it has computed others; and none are thrown away
+    without a word.
+    """
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -176,7 +199,9 @@ def test_a_rank_that_steps_waits_for_the_gradients_of_all() -> None:
                     run_backward(nets, todo, rank, step)
                 else:
                     made[todo.lower()].step()
-        found = [parameter.detach().clone() for net in nets.values() for parameter in net.parameters()]
+        found = [
+            parameter.detach().clone() for net in nets.values() for parameter in net.parameters()
+        ]
         for optimizer in made.values():
             optimizer.zero_grad()
         run_backward(nets, "ab"[rank], rank, 0)
@@ -231,4 +256,7 @@ def test_after_another_init_it_does_not_matter_which_are_garbage() -> None:
     command = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", AGAIN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     found = sorted(done.stdout.splitlines())
-    assert (done.returncode, found) == (0, [f"[{rank}]<stdout>:-6 -3 -6" for rank in range(2)]), done.stderr
+    assert (done.returncode, found) == (
+        0,
+        [f"[{rank}]<stdout>:-6 -3 -6" for rank in range(2)],
+    ), done.stderr

@@ -15,7 +15,9 @@ def test_sparse_tensors_are_added_up() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
-        mine = torch.sparse_coo_tensor([[rank, 2]], [[1.0 + rank, 2.0], [4.0, 6.0]], (4, 2), check_invariants=True)
+        mine = torch.sparse_coo_tensor(
+            [[rank, 2]], [[1.0 + rank, 2.0], [4.0, 6.0]], (4, 2), check_invariants=True
+        )
         wanted = torch.tensor([[1.0, 2.0], [2.0, 2.0], [8.0, 12.0], [0.0, 0.0]])
         total = hvd.sparse_allreduce_async(mine, "s", hvd.Sum)()
         assert total.is_sparse
@@ -24,7 +26,9 @@ def test_sparse_tensors_are_added_up() -> None:
         for wait in reversed(waits):
             assert torch.equal(wait().to_dense(), wanted / 2)
             assert wait() is wait(), "a second call gives the result again"
-        assert torch.equal(hvd.sparse_allreduce_async(mine.to_dense(), op=hvd.Sum)().to_dense(), wanted)
+        assert torch.equal(
+            hvd.sparse_allreduce_async(mine.to_dense(), op=hvd.Sum)().to_dense(), wanted
+        )
         nothing = torch.zeros(4, 2).to_sparse(1)
         only = hvd.sparse_allreduce_async(mine if rank else nothing, "only", op=hvd.Sum)()
         assert torch.equal(only.to_dense()[1], torch.tensor([2.0, 2.0]))
@@ -33,13 +37,19 @@ def test_sparse_tensors_are_added_up() -> None:
         )
         mean = hvd.sparse_allreduce_async(whole, "whole", hvd.Average)().to_dense()
         assert mean.dtype == torch.int8
-        assert mean.tolist() == [0, 3, 0], "integers are added up before they are divided and truncated"
+        assert mean.tolist() == [
+            0,
+            3,
+            0,
+        ], "integers are added up before they are divided and truncated"
         large = torch.tensor([2**62 + rank, -(2**63) + rank])
         large = torch.sparse_coo_tensor([[0, 2]], large, (3,), check_invariants=True)
         mean = hvd.sparse_allreduce_async(large, "large", hvd.Average)().to_dense()
         assert mean.tolist() == [2**62, 0, -(2**63) + 1], "the sum alone does not fit"
         wide = torch.sparse_coo_tensor([[2]], [1.0], (3 + rank,), check_invariants=True)
-        with pytest.raises(hvd.HorovodInternalError, match=r"tensor of shape \[3\], but .* tensor of shape \[4\]\."):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"tensor of shape \[3\], but .* tensor of shape \[4\]\."
+        ):
             hvd.sparse_allreduce_async(wide, "wide", hvd.Sum)()
         with pytest.raises(ValueError, match="not defined for sparse tensors"):
             hvd.sparse_allreduce_async(mine, "s", hvd.Max)
@@ -74,7 +84,9 @@ def run(rank: int, n: int, wrap: Any, make: Any, passes: int = 1, part_only: int
             whole = (model(rows).square().mean() + model(rows, other=False).sum() / 8) / passes
             if n > 1:
                 rows = rows.chunk(n)[rank]
-                whole = (model(rows).square().mean() + model(rows, other=False).sum() / 8 * n) / passes
+                whole = (
+                    model(rows).square().mean() + model(rows, other=False).sum() / 8 * n
+                ) / passes
             whole.backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -88,7 +100,13 @@ MAKE = {
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"op": 1}, {"backward_passes_per_step": 2}, {"groups": 1}, {"gradient_predivide_factor": 2.0}],
+    [
+        {},
+        {"op": 1},
+        {"backward_passes_per_step": 2},
+        {"groups": 1},
+        {"gradient_predivide_factor": 2.0},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())
@@ -107,7 +125,9 @@ def test_rows_train_like_one_rank(options: dict[str, Any], make: Any) -> None:
         return run(rank, 2, wrap, make, passes)
 
     one, other = job(2, train)
-    for found, same, wanted in zip(one, other, run(0, 1, lambda optimizer: optimizer, make, passes), strict=True):
+    for found, same, wanted in zip(
+        one, other, run(0, 1, lambda optimizer: optimizer, make, passes), strict=True
+    ):
         assert torch.equal(found, same)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -118,12 +138,16 @@ def test_rows_are_compressed_too(compression: str) -> None:
         import farandole.torch as hvd
 
         def wrap(optimizer: Any) -> Any:
-            return hvd.DistributedOptimizer(optimizer, compression=getattr(hvd.Compression, compression))
+            return hvd.DistributedOptimizer(
+                optimizer, compression=getattr(hvd.Compression, compression)
+            )
 
         return run(rank, 2, wrap, MAKE["sgd"])
 
     one, other = job(2, train)
-    for found, same, wanted in zip(one, other, run(0, 1, lambda optimizer: optimizer, MAKE["sgd"]), strict=True):
+    for found, same, wanted in zip(
+        one, other, run(0, 1, lambda optimizer: optimizer, MAKE["sgd"]), strict=True
+    ):
         assert torch.equal(found, same)
         torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.02)
 
@@ -134,7 +158,11 @@ def test_a_second_loss_after_the_first_was_exchanged() -> None:
 
     def train(rank: int, n: int, wrap: Any, scale: float) -> list[Any]:
         model = Words()
-        optimizer = wrap(torch.optim.SGD(list(model.table.parameters()) + list(model.other.parameters()), lr=scale))
+        optimizer = wrap(
+            torch.optim.SGD(
+                list(model.table.parameters()) + list(model.other.parameters()), lr=scale
+            )
+        )
         for step in range(3):
             optimizer.zero_grad()
             rows = batch(step).chunk(n)[rank]
@@ -153,7 +181,9 @@ def test_a_second_loss_after_the_first_was_exchanged() -> None:
 
     def alone(model_scale: float = 0.1) -> list[Any]:
         model = Words()
-        optimizer = torch.optim.SGD(list(model.table.parameters()) + list(model.other.parameters()), lr=model_scale)
+        optimizer = torch.optim.SGD(
+            list(model.table.parameters()) + list(model.other.parameters()), lr=model_scale
+        )
         for step in range(3):
             optimizer.zero_grad()
             for rows in batch(step).chunk(2):
@@ -177,7 +207,9 @@ def test_sums_stay_sums_when_other_parameters_take_their_place() -> None:
 
         table = torch.nn.Embedding(3, 2, sparse=True)
         kept, thrown, left = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table.weight, kept, thrown, left], lr=0.1), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([table.weight, kept, thrown, left], lr=0.1), op=hvd.Sum
+        )
         (table(torch.tensor([rank])).sum() + (rank + 1.0) * (kept + thrown + left).sum()).backward()
         thrown.grad = None
         optimizer.param_groups[0]["params"] = [table.weight, kept, thrown]
@@ -199,7 +231,9 @@ def test_rows_while_a_rank_has_joined() -> None:
         outcomes = []
         for options in ({}, {"sparse_as_dense": True}):
             model = Words()
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), **options
+            )
             try:
                 for step in range(1 + rank):
                     model(batch(step)).sum().backward()
@@ -212,7 +246,7 @@ def test_rows_while_a_rank_has_joined() -> None:
             hvd.join()
         return outcomes
 
-    (first, second) = job(2, train)
+    first, second = job(2, train)
     assert first == ["", ""]
     assert "Allgather is not supported with Join" in second[0]
     assert "sparse_as_dense=True" in second[0]
@@ -220,7 +254,9 @@ def test_rows_while_a_rank_has_joined() -> None:
 
 
 class Tied(torch.nn.Module):
-    """Rows of a table; or the whole table, whose gradient is dense then; or both; or rows of another one, too."""
+    """Rows of a table; or the whole table, whose gradient is dense then; or both; or rows of
+    another one, too.
+    """
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -230,21 +266,36 @@ class Tied(torch.nn.Module):
 
     def forward(self, rows: Any, use: str) -> Any:
         found = self.table.weight.sum(0, keepdim=True) if use == "all" else self.table(rows)
-        return found @ self.table.weight.t() if use == "both" else found + self.other(rows) if use == "two" else found
+        return (
+            found @ self.table.weight.t()
+            if use == "both"
+            else found + self.other(rows)
+            if use == "two"
+            else found
+        )
 
 
 USES = {
     "others have dense ones": (["all", "two", "rows", "both"], ["all", "all", "two", "rows"]),
     "in the last pass alone": (["rows", "rows", "rows", "two"], ["rows", "rows", "rows", "two"]),
-    "in the last pass of one rank": (["all", "rows", "both", "two"], ["both", "rows", "all", "rows"]),
+    "in the last pass of one rank": (
+        ["all", "rows", "both", "two"],
+        ["both", "rows", "all", "rows"],
+    ),
 }
 
 
 @pytest.mark.parametrize("uses", USES.values(), ids=USES.keys())
-@pytest.mark.parametrize("options", [{}, {"op": 1}, {"compression": "fp16"}, {"codec": "topk:1.0"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"op": 1}, {"compression": "fp16"}, {"codec": "topk:1.0"}], ids=str
+)
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_parameter_whose_first_sparse_gradient_comes_late(uses: Any, options: dict[str, Any], passes: int) -> None:
-    """It has a place in a bucket by then, in which other ranks may have dense ones of the same step."""
+def test_a_parameter_whose_first_sparse_gradient_comes_late(
+    uses: Any, options: dict[str, Any], passes: int
+) -> None:
+    """It has a place in a bucket by then, in which other ranks may have dense ones of the same
+    step.
+    """
     n = len(uses)
 
     def train(ranks: Any, sparse: bool, wrap: Any) -> list[Any]:
@@ -253,7 +304,10 @@ def test_a_parameter_whose_first_sparse_gradient_comes_late(uses: Any, options: 
         for step in range(8 // passes):
             optimizer.zero_grad()
             for number in range(step * passes, (step + 1) * passes):
-                losses = [model(batch(2 * number + rank), uses[rank][number % 4]).tanh().sum() for rank in ranks]
+                losses = [
+                    model(batch(2 * number + rank), uses[rank][number % 4]).tanh().sum()
+                    for rank in ranks
+                ]
                 (sum(losses) / len(ranks)).backward()
             optimizer.step()
         return [parameter.detach() for parameter in model.parameters()]
@@ -272,23 +326,32 @@ def test_a_parameter_whose_first_sparse_gradient_comes_late(uses: Any, options: 
         return train([rank], True, wrap)
 
     one, other = job(n, distributed)
-    wide = {"rtol": 1e-2, "atol": 5e-3} if "compression" in options else {"rtol": 1e-5, "atol": 1e-6}
-    for found, same, wanted in zip(one, other, train(range(n), False, lambda optimizer: optimizer), strict=True):
+    wide = (
+        {"rtol": 1e-2, "atol": 5e-3} if "compression" in options else {"rtol": 1e-5, "atol": 1e-6}
+    )
+    for found, same, wanted in zip(
+        one, other, train(range(n), False, lambda optimizer: optimizer), strict=True
+    ):
         assert torch.equal(found, same)
         torch.testing.assert_close(found, wanted, **wide)
 
 
 def test_what_has_no_rows_may_get_some() -> None:
-    """``zero_grad(set_to_none=False)`` leaves sparse gradients without rows, and the next backward adds to them."""
+    """``zero_grad(set_to_none=False)`` leaves sparse gradients without rows, and the next backward
+    adds to them.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         table, head = torch.nn.Embedding(9, 3, sparse=True), torch.nn.Linear(3, 1)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
+        )
         for step in range(6):
             optimizer.zero_grad(set_to_none=False)
-            found = table(torch.tensor([rank])) if step % 3 else torch.ones(1, 3)  # no rank uses the table in step 3
+            # no rank uses the table in step 3
+            found = table(torch.tensor([rank])) if step % 3 else torch.ones(1, 3)
             head(found).sum().backward()
             optimizer.step()
         given = torch.zeros(4, 2).to_sparse(1)
@@ -312,7 +375,10 @@ def test_what_a_codec_has_not_sent_goes_with_the_first_rows(codec: str, op: str,
         kind, rows = getattr(hvd, op), torch.tensor([1, 2])
         table, other = (torch.nn.Parameter(torch.zeros(4, 2)) for _ in range(2))
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([table, other], lr=1.0), [("table", table), ("other", other)], op=kind, codec=codec
+            torch.optim.SGD([table, other], lr=1.0),
+            [("table", table), ("other", other)],
+            op=kind,
+            codec=codec,
         )
         numbers, total = torch.Generator().manual_seed(rank), torch.zeros(4, 2)
         off = []
@@ -330,6 +396,10 @@ def test_what_a_codec_has_not_sent_goes_with_the_first_rows(codec: str, op: str,
             off.append(float((hvd.allreduce(total, op=kind) + table.detach()).abs().max()))
         assert min(off[:3]) > 0.01
         assert max(off[3:]) < 1e-5
-        assert not [name for name in optimizer.state_dict()["farandole"]["codec"]["state"] if "residual/table" in name]
+        assert not [
+            name
+            for name in optimizer.state_dict()["farandole"]["codec"]["state"]
+            if "residual/table" in name
+        ]
 
     job(2, fn)

@@ -1,4 +1,6 @@
-"""A rank whose gradient makes NaN of all ranks' weights says so; others, and programs that see to it, say nothing."""
+"""A rank whose gradient makes NaN of all ranks' weights says so; others, and programs that see to
+it, say nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def synchronized(optimizer: Any, model: Any) -> None:
 
 
 def skip(optimizer: Any, model: Any) -> None:
-    if all(parameter.grad is None or torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
+    if all(
+        parameter.grad is None or torch.isfinite(parameter.grad).all()
+        for parameter in model.parameters()
+    ):
         optimizer.step()
 
 
@@ -40,19 +45,28 @@ def mend(optimizer: Any, model: Any) -> None:
 
 
 def train(
-    rank: int, do: Callable[[Any, Any], Any] = step_only, *, steps: int = SPOILT + 2, dtype: Any = None, **options: Any
+    rank: int,
+    do: Callable[[Any, Any], Any] = step_only,
+    *,
+    steps: int = SPOILT + 2,
+    dtype: Any = None,
+    **options: Any,
 ) -> None:
     """``do(optimizer, model)`` steps."""
     import farandole.torch as hvd
 
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 0), torch.nn.Linear(0, 2)).to(dtype)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 3), torch.nn.Linear(3, 0), torch.nn.Linear(0, 2)
+    ).to(dtype)
     model.add_module("bias", torch.nn.Linear(4, 2, dtype=dtype))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options
     )
     for step in range(1, steps + 1):
-        rows = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank), dtype=dtype)
+        rows = torch.randn(
+            2, 4, generator=torch.Generator().manual_seed(10 * step + rank), dtype=dtype
+        )
         if step == SPOILT and rank == 1:
             rows[0, 0] = float("nan")
         optimizer.zero_grad()
@@ -66,7 +80,12 @@ def test_the_rank_and_the_step_are_named() -> None:
 
         train(rank, op=hvd.Sum)
 
-    programs = train, partial(train, dtype=torch.bfloat16), partial(train, do=synchronized), added_up
+    programs = (
+        train,
+        partial(train, dtype=torch.bfloat16),
+        partial(train, do=synchronized),
+        added_up,
+    )
     quiet, told = heard(2, *programs)
     assert quiet == [[]] * len(programs)
     for texts in told:

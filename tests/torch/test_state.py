@@ -22,7 +22,10 @@ def test_broadcast_parameters() -> None:
         )
         model[1].num_batches_tracked += rank
         hvd.broadcast_parameters(model.state_dict(), root_rank=1)
-        halves = [("half", torch.full((2, 2), float(rank)).bfloat16()), ("flag", torch.tensor(rank == 1))]
+        halves = [
+            ("half", torch.full((2, 2), float(rank)).bfloat16()),
+            ("flag", torch.tensor(rank == 1)),
+        ]
         hvd.broadcast_parameters(halves, 1)
         hvd.broadcast_parameters(model.named_parameters(), 0)
         hvd.broadcast_parameters({}, 0)
@@ -58,14 +61,21 @@ def test_pairs_may_come_in_another_order_on_each_rank() -> None:
     assert job(2, check) == [[[1.0, 1.0], [10.0, 10.0]]] * 2
 
 
-SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))  # one can iterate over it, and finds no tensor
+# one can iterate over it, and finds no tensor
+SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        *[(params, "invalid params of type: ") for params in (3, "weight", torch.ones(2), None, SEQUENCE)],
-        ({"epoch": 3, "model": SEQUENCE.state_dict()}, "'model' is a OrderedDict, not a tensor, so nothing of it"),
+        *[
+            (params, "invalid params of type: ")
+            for params in (3, "weight", torch.ones(2), None, SEQUENCE)
+        ],
+        (
+            {"epoch": 3, "model": SEQUENCE.state_dict()},
+            "'model' is a OrderedDict, not a tensor, so nothing of it",
+        ),
         ([("a", torch.ones(1)), ("model", SEQUENCE)], "'model' is a Sequential, not a tensor"),
         (SEQUENCE.children(), "'0' is a Linear, not a tensor"),
     ],
@@ -79,7 +89,9 @@ def test_parameters_that_are_none(params: Any, text: str) -> None:
         with pytest.raises(ValueError, match=text):
             hvd.broadcast_parameters(params, 0)
         hvd.broadcast_parameters({"layer._extra_state": {}, "layer.w": torch.ones(1)}, 0)
-        with pytest.raises(TypeError, match=r"broadcast_optimizer_state takes an optimizer, like .*, not a dict"):
+        with pytest.raises(
+            TypeError, match=r"broadcast_optimizer_state takes an optimizer, like .*, not a dict"
+        ):
             hvd.broadcast_optimizer_state({"state": {}}, 0)
     finally:
         hvd.shutdown()
@@ -140,7 +152,9 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def test_complex_tensors_are_broadcast() -> None:
-    """Parameters, some of them transposed, and the moments of an optimizer that has stepped on rank 0 alone."""
+    """Parameters, some of them transposed, and the moments of an optimizer that has stepped on rank
+    0 alone.
+    """
 
     def check(rank: int) -> Any:
         import farandole.torch as hvd
@@ -178,7 +192,10 @@ def test_broadcast_optimizer_state(name: str, steps: tuple[int, int]) -> None:
             before = [each.clone() if isinstance(each, torch.Tensor) else each for each in before]
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        state = [each.clone() if isinstance(each, torch.Tensor) else each for each in flat(optimizer.state_dict())]
+        state = [
+            each.clone() if isinstance(each, torch.Tensor) else each
+            for each in flat(optimizer.state_dict())
+        ]
         optimizer.zero_grad()
         model(torch.ones(1, 3).double()).sum().backward()
         if name != "lbfgs":
@@ -192,7 +209,9 @@ def test_broadcast_optimizer_state(name: str, steps: tuple[int, int]) -> None:
 
 
 def test_state_lies_in_memory_as_its_parameter_does() -> None:
-    """Fused optimizers go through both in the order of memory, and do not look whether it is the same."""
+    """Fused optimizers go through both in the order of memory, and do not look whether it is the
+    same.
+    """
 
     def check(rank: int) -> Any:
         import farandole.torch as hvd
@@ -229,7 +248,9 @@ def test_broadcast_state_of_a_distributed_optimizer() -> None:
         model(torch.ones(1, 3).double() * rank).sum().backward()
         optimizer.step()
         scheduler.step()
-        return [parameter.detach() for parameter in model.parameters()], optimizer.param_groups[0]["lr"]
+        return [parameter.detach() for parameter in model.parameters()], optimizer.param_groups[0][
+            "lr"
+        ]
 
     (one, rate), (other, other_rate) = job(2, check)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -240,7 +261,9 @@ def test_an_optimizer_without_state_finds_gradients_of_zero() -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd
 
-        frozen, mine, seen = (torch.nn.Parameter(torch.ones(2), requires_grad=number > 0) for number in range(3))
+        frozen, mine, seen = (
+            torch.nn.Parameter(torch.ones(2), requires_grad=number > 0) for number in range(3)
+        )
         seen.grad = torch.ones(2)
         hvd.broadcast_optimizer_state(torch.optim.SGD([frozen, mine, seen], lr=0.1), 0)
         assert frozen.grad is None
@@ -257,7 +280,9 @@ def test_objects() -> None:
         factor = rank + 2
         function = hvd.broadcast_object(lambda x: x * factor, root_rank=1)
         assert function(10) == 30
-        assert hvd.broadcast_object(None if rank else {"epoch": 3}, 0, name="resume") == {"epoch": 3}
+        assert hvd.broadcast_object(None if rank else {"epoch": 3}, 0, name="resume") == {
+            "epoch": 3
+        }
         assert hvd.allgather_object(["x"] * rank) == [[], ["x"]]
         assert hvd.allgather_object(torch.full((rank,), 1.0), name="t")[1].tolist() == [1.0]
 

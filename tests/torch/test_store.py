@@ -32,7 +32,9 @@ def clients() -> Iterator[list[StoreClient]]:
 
 
 def test_what_each_method_does(clients: list[StoreClient]) -> None:
-    store, other, foreign = (JobStore(client, prefix, 10.0) for client, prefix in zip(clients, "aab", strict=False))
+    store, other, foreign = (
+        JobStore(client, prefix, 10.0) for client, prefix in zip(clients, "aab", strict=False)
+    )
     store.set("key", "text")
     assert other.get("key") == b"text"
     assert other.check(["key"])
@@ -61,7 +63,9 @@ def test_what_each_method_does(clients: list[StoreClient]) -> None:
 def test_no_addition_is_lost(clients: list[StoreClient]) -> None:
     """Nor counted twice: every thread gets numbers that no other gets."""
     with ThreadPoolExecutor(4) as pool:
-        counted = pool.map(lambda client: [JobStore(client, "n", 10.0).add("n", 1) for _ in range(25)], clients)
+        counted = pool.map(
+            lambda client: [JobStore(client, "n", 10.0).add("n", 1) for _ in range(25)], clients
+        )
         assert sorted(number for numbers in counted for number in numbers) == list(range(1, 101))
 
 

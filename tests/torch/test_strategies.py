@@ -30,7 +30,9 @@ def trained(n: int, kind: str, strategy: Any, steps: int = 6, **options: Any) ->
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind](model.parameters()), strategy=strategy, **options)
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS[kind](model.parameters()), strategy=strategy, **options
+        )
         steps_of(rank, n, model, optimizer, 0, steps)
         return values(model)
 
@@ -68,16 +70,21 @@ def test_local_sgd_is_its_model_with_any_optimizer(kind: str) -> None:
 def test_an_average_after_every_step_of_sgd_is_an_average_of_gradients() -> None:
     expected = trained(2, "sgd", "allreduce")
     assert_close(trained(2, "sgd", "gossip:complete"), expected)
-    assert_close(trained(2, "sgd", "gossip:complete,gamma=1", codec="topk:1"), expected)  # it leaves out nothing
+    # it leaves out nothing
+    assert_close(trained(2, "sgd", "gossip:complete,gamma=1", codec="topk:1"), expected)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("strategy", ["local_sgd:2", "bmuf:2,momentum=0", "gossip:complete"])
 def test_memory_that_two_parameters_have_is_exchanged_once(strategy: str, frozen: bool) -> None:
-    """Weights are tied by their data in old programs. All ranks have the same rows: the mean is what each one has."""
+    """Weights are tied by their data in old programs. All ranks have the same rows: the mean is
+    what each one has.
+    """
 
     def run(wrap: Callable[[Any], Any]) -> list[Any]:
-        model = torch.nn.ModuleList([torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)])
+        model = torch.nn.ModuleList(
+            [torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)]
+        )
         torch.nn.init.orthogonal_(model[0].weight, generator=torch.Generator().manual_seed(2))
         model[1].weight.data = model[0].weight.data
         model[0].weight.requires_grad_(not frozen)  # the other one trains it
@@ -96,22 +103,32 @@ def test_memory_that_two_parameters_have_is_exchanged_once(strategy: str, frozen
     assert_close(job(2, fn), [run(lambda optimizer: optimizer)] * 2)
 
 
-def test_parameters_with_a_part_of_their_memory_in_common_are_refused_and_those_that_mesh_are_not() -> None:
+def test_parameters_with_a_part_of_their_memory_in_common_are_refused_and_those_that_mesh_are_not() -> (
+    None
+):
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         def run(strategy: str, *parts: Any) -> Any:
             weights = [torch.nn.Parameter(part) for part in parts]
             named = [(f"part{place}", weight) for place, weight in enumerate(weights)]
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), named, strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(weights, lr=1.0), named, strategy=strategy
+            )
             for _ in range(2):
                 optimizer.zero_grad()
                 (sum(weight.sum() for weight in weights) * (rank + 1.0)).backward()
                 optimizer.step()
 
         for strategy in ("local_sgd:1", "bmuf:2", "easgd:1", "gossip", "ps"):
-            for cut in (lambda it: (it[:4], it[2:]), lambda it: (it, it[3:5]), lambda it: (it[:3], it[:6:2])):
-                with pytest.raises(ValueError, match=r"'part[01]' and 'part[01]' have a part of their memory"):
+            for cut in (
+                lambda it: (it[:4], it[2:]),
+                lambda it: (it, it[3:5]),
+                lambda it: (it[:3], it[:6:2]),
+            ):
+                with pytest.raises(
+                    ValueError, match=r"'part[01]' and 'part[01]' have a part of their memory"
+                ):
                     run(strategy, *cut(torch.zeros(6)))
         for strategy in ("allreduce", "local_sgd:1", "gossip"):
             memory = torch.zeros(6)
@@ -130,7 +147,9 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
             model = net()
             strategy = LocalSGD(2, outer="nesterov", lr=0.7)
             codec = codec_of("topk:0.3")
-            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy, codec=codec)
+            optimizer = hvd.DistributedOptimizer(
+                OPTIMIZERS["adam"](model.parameters()), strategy=strategy, codec=codec
+            )
             steps_of(rank, 2, model, optimizer, 0, 3)
             if resumed:
                 file = io.BytesIO()
@@ -148,9 +167,14 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
                     OPTIMIZERS["adam"](model.parameters()), strategy=strategy, codec=codec
                 )
                 optimizer.load_state_dict(loaded["optimizer"])
-                other = hvd.DistributedOptimizer(OPTIMIZERS["adam"](net().parameters()), strategy="local_sgd:2")
+                other = hvd.DistributedOptimizer(
+                    OPTIMIZERS["adam"](net().parameters()), strategy="local_sgd:2"
+                )
                 with pytest.raises(
-                    ValueError, match=r"the checkpoint is of strategy 'local_sgd:2,outer=nesterov.*'local_sgd:2'"
+                    ValueError,
+                    match=(
+                        r"the checkpoint is of strategy 'local_sgd:2,outer=nesterov.*'local_sgd:2'"
+                    ),
                 ):
                     other.load_state_dict(loaded["optimizer"])
             steps_of(rank, 2, model, optimizer, 3, 7)
@@ -160,7 +184,9 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     job(2, fn)
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd:4", "diloco:3", "bmuf:3", "easgd:3", "gossip:exponential"])
+@pytest.mark.parametrize(
+    "strategy", ["local_sgd:4", "diloco:3", "bmuf:3", "easgd:3", "gossip:exponential"]
+)
 def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strategy: str) -> None:
     """Horovod's way: rank 0 loads, and gives the others what it has."""
 
@@ -168,13 +194,18 @@ def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strate
         import farandole.torch as hvd
 
         model = net()
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
-        steps_of(0, 1, model, optimizer, 0, 6)  # all ranks alike, so that a checkpoint of one is one of all
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["momentum"](model.parameters()), strategy=strategy
+        )
+        # all ranks alike, so that a checkpoint of one is one of all
+        steps_of(0, 1, model, optimizer, 0, 6)
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         ends = []
         for loads in (True, rank == 0):
             model = net()
-            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                OPTIMIZERS["momentum"](model.parameters()), strategy=strategy
+            )
             if loads:
                 model.load_state_dict(saved[0])
                 optimizer.load_state_dict(copy.deepcopy(saved[1]))
@@ -190,7 +221,9 @@ def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strate
         assert all(torch.equal(one, other) for one, other in zip(told, wanted, strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd:2 int8", "diloco:2", "easgd:2", "gossip:ring topk:0.5", "ps"])
+@pytest.mark.parametrize(
+    "strategy", ["local_sgd:2 int8", "diloco:2", "easgd:2", "gossip:ring topk:0.5", "ps"]
+)
 def test_a_state_of_another_model_is_refused(strategy: str) -> None:
     """numpy would stretch what was kept of a head with one output over one with three."""
 
@@ -202,7 +235,9 @@ def test_a_state_of_another_model_is_refused(strategy: str) -> None:
         for count in (1, 3):
             model = torch.nn.Linear(4, count)
             plain = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), strategy=spec, codec=codec)
+            optimizer = hvd.DistributedOptimizer(
+                plain, model.named_parameters(), strategy=spec, codec=codec
+            )
             found.append((model, optimizer))
 
         def two_steps(model: Any, optimizer: Any) -> None:
@@ -212,7 +247,9 @@ def test_a_state_of_another_model_is_refused(strategy: str) -> None:
 
         two_steps(*found[0])
         found[1][1].load_state_dict(found[0][1].state_dict())
-        with pytest.raises(ValueError, match=r"has the shape \(1, 4\) for 'weight', which has \(3, 4\) here: load"):
+        with pytest.raises(
+            ValueError, match=r"has the shape \(1, 4\) for 'weight', which has \(3, 4\) here: load"
+        ):
             two_steps(*found[1])
 
     job(2, fn, store=True)
@@ -220,7 +257,9 @@ def test_a_state_of_another_model_is_refused(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco:3", "ps"])
 def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> None:
-    """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of another codec."""
+    """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of
+    another codec.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -228,7 +267,9 @@ def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> N
         ends = []
         for resumed in (False, True):
             model = net()
-            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                OPTIMIZERS["momentum"](model.parameters()), strategy=strategy
+            )
             steps_of(rank, 2, model, optimizer, 0, 4)
             if resumed:
                 file = io.BytesIO()
@@ -237,7 +278,11 @@ def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> N
                 model = net()
                 model.load_state_dict(weights)
                 OPTIMIZERS["momentum"](model.parameters()).load_state_dict(state)
-                for spec, kept in (("topk:0.2", [False] * 2), ("", [rank == 0, False]), ("", [True] * 2)):
+                for spec, kept in (
+                    ("topk:0.2", [False] * 2),
+                    ("", [rank == 0, False]),
+                    ("", [True] * 2),
+                ):
                     codec = codec_of(spec or "topk:0.3")
                     plain = OPTIMIZERS["momentum"](model.parameters())
                     optimizer = hvd.DistributedOptimizer(plain, strategy=strategy, codec=codec)
@@ -282,13 +327,23 @@ def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> 
 
 
 def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while() -> None:
-    """All are of one shape, so that what is kept of one would fit another. What has not been trained yet has other
-    values on each rank with the codec."""
+    """All are of one shape, so that what is kept of one would fit another. What has not been
+    trained yet has other values on each rank with the codec.
+    """
     ends = {
-        "local_sgd:1": 3.0, "local_sgd:1 int8": 3.0, "bmuf:1": 3.0, "diloco:1": 2.34, "easgd:1": None,
-        "gossip:complete": 3.0, "gossip_async:complete": 3.0, "ps": 3.0, "ps_async": -1.0, "ssp:1": -1.0,
-        "gossip:complete int8": 3.0, "gossip_async:complete int8": 3.0,
-    }  # fmt: skip
+        "local_sgd:1": 3.0,
+        "local_sgd:1 int8": 3.0,
+        "bmuf:1": 3.0,
+        "diloco:1": 2.34,
+        "easgd:1": None,
+        "gossip:complete": 3.0,
+        "gossip_async:complete": 3.0,
+        "ps": 3.0,
+        "ps_async": -1.0,
+        "ssp:1": -1.0,
+        "gossip:complete int8": 3.0,
+        "gossip_async:complete int8": 3.0,
+    }
 
     def fn(rank: int) -> list[Any]:
         import farandole.torch as hvd
@@ -297,7 +352,9 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
         for spec in ends:
             strategy, _, codec = spec.partition(" ")
             begin = 5.0 + (rank - 1 if codec else 0)
-            frozen, first, late = (torch.nn.Parameter(torch.full((3,), value)) for value in (0.1 * rank, 0.0, begin))
+            frozen, first, late = (
+                torch.nn.Parameter(torch.full((3,), value)) for value in (0.1 * rank, 0.0, begin)
+            )
             frozen.requires_grad_(False)
             late.requires_grad_(False)
             told = [("frozen", frozen), ("first", first), ("late", late)]
@@ -305,7 +362,9 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
             for step in range(3):
                 if step in (0, 1):
                     plain = torch.optim.SGD([frozen, first, late], lr=1.0)
-                    optimizer = hvd.DistributedOptimizer(plain, told, strategy=strategy, codec=codec)
+                    optimizer = hvd.DistributedOptimizer(
+                        plain, told, strategy=strategy, codec=codec
+                    )
                 if step == 1:
                     file = io.BytesIO()
                     torch.save(saved, file)
@@ -322,7 +381,9 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
             assert first.tolist() == [7.0 + rank] * 3, spec
             found.append(late.tolist())
             kept = optimizer.state_dict()["farandole"]["slots"]
-            assert all([array is None for array in slot] == [True, False, False] for slot in kept), spec
+            assert all(
+                [array is None for array in slot] == [True, False, False] for slot in kept
+            ), spec
         return found
 
     rows = job(3, fn, store=True)
@@ -333,14 +394,18 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
 
 @pytest.mark.parametrize("strategy", ["adasum", "local_sgd:1", "gossip:complete", "ps"])
 def test_what_is_frozen_between_backward_and_step_takes_part_in_that_step(strategy: str) -> None:
-    """Its step was of this rank's gradient alone, and no exchange came later: ranks had other weights for good."""
+    """Its step was of this rank's gradient alone, and no exchange came later: ranks had other
+    weights for good.
+    """
 
     def fn(rank: int) -> list[float]:
         import farandole.torch as hvd
 
         body, side = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
         named = [("body", body), ("side", side)]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([body, side], lr=0.1), named, strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([body, side], lr=0.1), named, strategy=strategy
+        )
         for step in range(4):
             optimizer.zero_grad()
             ((body.sum() + (side.sum() if step < 2 else 0.0)) * (rank + 1.0)).backward()
@@ -351,16 +416,23 @@ def test_what_is_frozen_between_backward_and_step_takes_part_in_that_step(strate
     assert job(2, fn, store=True) == [pytest.approx([0.7] * 2, abs=1e-6)] * 2
 
 
-def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freeze_others_are_told() -> None:
+def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freeze_others_are_told() -> (
+    None
+):
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, two], lr=1.0), strategy="local_sgd:2")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([one, two], lr=1.0), strategy="local_sgd:2"
+        )
         for step in range(4):
             optimizer.zero_grad()
             one.requires_grad_(step == 0)
-            (sum(parameter.sum() for parameter in (one, two) if parameter.requires_grad) * (rank + 1.0)).backward()
+            (
+                sum(parameter.sum() for parameter in (one, two) if parameter.requires_grad)
+                * (rank + 1.0)
+            ).backward()
             optimizer.step()
             if step == 1:
                 assert one.tolist() == [-1.5] * 2
@@ -371,7 +443,9 @@ def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freez
             two.requires_grad_(rank == 1)
             one.grad = two.grad = None
             told = [("one", one), ("two", two)]
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy
+            )
             with pytest.raises((ValueError, hvd.HorovodInternalError), match=r"one.*two|two.*one"):
                 optimizer.step()
 
@@ -412,7 +486,9 @@ def test_a_step_that_a_scaler_skips_on_one_rank_counts() -> None:
         import farandole.torch as hvd
 
         parameter = torch.nn.Parameter(torch.zeros(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy="local_sgd:2")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), strategy="local_sgd:2"
+        )
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
         for step in range(4):
             optimizer.zero_grad()
@@ -434,7 +510,9 @@ def test_joined_ranks_do_not_count_and_state_is_broadcast() -> None:
 
         parameter = torch.nn.Parameter(torch.zeros(2))
         plain = torch.optim.SGD([parameter], lr=1.0, momentum=0.5)
-        optimizer = hvd.DistributedOptimizer(plain, strategy=LocalSGD(2, outer="momentum", momentum=0.0))
+        optimizer = hvd.DistributedOptimizer(
+            plain, strategy=LocalSGD(2, outer="momentum", momentum=0.0)
+        )
         for _ in range(2 + 2 * rank):
             optimizer.zero_grad()
             (parameter * (rank + 1.0)).sum().backward()
@@ -464,7 +542,9 @@ def test_the_end_of_an_epoch_is_told() -> None:
             ("adasum", mean, mean),
         ):
             parameter = torch.nn.Parameter(torch.zeros(2))
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([parameter], lr=1.0), strategy=strategy
+            )
             (parameter * (rank + 1.0)).sum().backward()
             optimizer.step()
             assert parameter.tolist() == stepped
@@ -483,7 +563,10 @@ def test_complex_weights_are_exchanged_like_their_parts() -> None:
         import farandole.torch as hvd
 
         for strategy in ("local_sgd:1", "ps", "gossip"):
-            weight, statistics = torch.nn.Parameter(torch.full((2, 1), 1j)), torch.full((2,), 2j * rank)
+            weight, statistics = (
+                torch.nn.Parameter(torch.full((2, 1), 1j)),
+                torch.full((2,), 2j * rank),
+            )
             optimizer = hvd.DistributedOptimizer(
                 torch.optim.SGD([weight], lr=1.0), strategy=strategy, buffers=[statistics]
             )
@@ -496,14 +579,18 @@ def test_complex_weights_are_exchanged_like_their_parts() -> None:
 
 
 def test_an_epoch_that_ends_with_an_exchange_has_no_other_one() -> None:
-    """An outer optimizer would take its step twice. Ranks that took another number of steps are waited for."""
+    """An outer optimizer would take its step twice. Ranks that took another number of steps are
+    waited for.
+    """
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         parameter = torch.nn.Parameter(torch.zeros(2))
         strategy = LocalSGD("epoch", outer="momentum", momentum=0.5, warmup=2)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), strategy=strategy
+        )
 
         def epoch(steps: int) -> None:
             for _ in range(steps):
@@ -522,7 +609,9 @@ def test_an_epoch_that_ends_with_an_exchange_has_no_other_one() -> None:
     job(2, fn)
 
 
-def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchronous_ones_their_model() -> None:
+def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchronous_ones_their_model() -> (
+    None
+):
     """Two ranks that take turns, with an optimizer of their own each."""
 
     def fn(rank: int) -> list[Any]:
@@ -531,7 +620,9 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchron
         found = []
         for strategy in ("ps", "allreduce"):
             model = net()
-            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy=strategy)
+            optimizer = hvd.DistributedOptimizer(
+                OPTIMIZERS["sgd"](model.parameters()), strategy=strategy
+            )
             steps_of(rank, 2, model, optimizer, 0, 4)
             found.append(values(model))
         model = net()
@@ -577,7 +668,9 @@ def test_gossip_in_the_background_keeps_what_all_have_learned() -> None:
 
         parameter, statistics = torch.nn.Parameter(torch.zeros(2)), torch.zeros(2)
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([parameter], lr=1.0), strategy="gossip_async:complete", buffers=[statistics]
+            torch.optim.SGD([parameter], lr=1.0),
+            strategy="gossip_async:complete",
+            buffers=[statistics],
         )
         for _ in range(3 + 4 * rank):
             optimizer.zero_grad()
@@ -597,9 +690,13 @@ def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_othe
 
         model = net()
         strategy = kinds[rank]
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["sgd"](model.parameters()), strategy=strategy
+        )
         who = f"(0 has '{kinds[0]}'|2 has 'adasum')"  # whoever looks first says it for all
-        text = f"all ranks must use the same strategy, but rank {who}, and rank [12] reduces gradients"
+        text = (
+            f"all ranks must use the same strategy, but rank {who}, and rank [12] reduces gradients"
+        )
         with pytest.raises((hvd.HorovodInternalError, ValueError), match=text):
             steps_of(rank, 3, model, optimizer, 0, 4)
 
@@ -610,10 +707,17 @@ def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_othe
 def test_weights_that_are_broadcast_in_the_middle_are_where_a_strategy_begins_anew() -> None:
     """It took the difference for a way that a rank has gone, and went back or twice as far."""
     chosen = [
-        ("diloco:2", ""), ("bmuf:2", "topk:0.3"), ("local_sgd:2", "topk:0.3"), ("easgd:2", ""), ("ps:2", ""),
-        ("ps_async:2", "topk:0.3"), ("ssp:1,every=2", ""), ("gossip_async:ring,every=2", ""), ("gossip", "topk:0.3"),
+        ("diloco:2", ""),
+        ("bmuf:2", "topk:0.3"),
+        ("local_sgd:2", "topk:0.3"),
+        ("easgd:2", ""),
+        ("ps:2", ""),
+        ("ps_async:2", "topk:0.3"),
+        ("ssp:1,every=2", ""),
+        ("gossip_async:ring,every=2", ""),
+        ("gossip", "topk:0.3"),
         ("gossip_async", "topk:0.3"),
-    ]  # fmt: skip
+    ]
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -623,10 +727,13 @@ def test_weights_that_are_broadcast_in_the_middle_are_where_a_strategy_begins_an
             for goes_on in (True, False):
                 parameter, other = (torch.nn.Parameter(torch.arange(6.0)) for _ in range(2))
                 plain = torch.optim.SGD([parameter], lr=1.0)
-                optimizer = hvd.DistributedOptimizer(plain, [("p", parameter)], strategy=strategy, codec=codec)
+                optimizer = hvd.DistributedOptimizer(
+                    plain, [("p", parameter)], strategy=strategy, codec=codec
+                )
                 for step in range(4 + 4):
                     if step == 4:
-                        hvd.broadcast_parameters([("other", other)], root_rank=0)  # not the optimizer's
+                        # not the optimizer's
+                        hvd.broadcast_parameters([("other", other)], root_rank=0)
                         with torch.no_grad():
                             parameter.copy_(torch.full((6,), 100.0 * (rank + 1)))
                         hvd.broadcast_parameters([("p", parameter)], root_rank=1)
@@ -667,7 +774,9 @@ def test_what_was_not_pushed_waits_where_others_are_frozen_and_comes_with_the_av
     job(2, fn, store=True, servers=1)
 
 
-def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it_waited_for() -> None:
+def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it_waited_for() -> (
+    None
+):
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -694,9 +803,16 @@ def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    [("diloco:2", ""), ("easgd:2", ""), ("gossip:complete,every=2", "topk:1"), ("local_sgd:2", "bf16")],
+    [
+        ("diloco:2", ""),
+        ("easgd:2", ""),
+        ("gossip:complete,every=2", "topk:1"),
+        ("local_sgd:2", "bf16"),
+    ],
 )
-def test_what_is_kept_of_a_parameter_stays_its_own_where_others_come_in_its_place(strategy: str, codec: str) -> None:
+def test_what_is_kept_of_a_parameter_stays_its_own_where_others_come_in_its_place(
+    strategy: str, codec: str
+) -> None:
     """A new head, or another order in a group."""
 
     def fn(rank: int) -> None:

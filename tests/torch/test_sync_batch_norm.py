@@ -1,4 +1,6 @@
-"""SyncBatchNorm on n ranks is BatchNorm on one rank with the whole batch: outputs, statistics and all gradients."""
+"""SyncBatchNorm on n ranks is BatchNorm on one rank with the whole batch: outputs, statistics and
+all gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from tests.job import job
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 SHAPES = {"1d": (11, 3), "signals": (11, 3, 5), "2d": (11, 3, 4, 2), "3d": (11, 3, 2, 2, 2)}
-PLAIN = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}
+PLAIN = {
+    2: torch.nn.BatchNorm1d,
+    3: torch.nn.BatchNorm1d,
+    4: torch.nn.BatchNorm2d,
+    5: torch.nn.BatchNorm3d,
+}
 CUTS = {2: [4, 7], 3: [5, 0, 6]}  # uneven; a rank may have nothing
 
 
@@ -47,12 +54,20 @@ def passes(module: Any, shape: tuple[int, ...], dtype: Any, cut: Any) -> list[An
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}, {"eps": 0.1, "momentum": 0.3}],
+    [
+        {},
+        {"affine": False},
+        {"track_running_stats": False},
+        {"momentum": None},
+        {"eps": 0.1, "momentum": 0.3},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_like_one_process_with_the_whole_batch(shape: tuple[int, ...], n: int, options: dict[str, Any]) -> None:
+def test_like_one_process_with_the_whole_batch(
+    shape: tuple[int, ...], n: int, options: dict[str, Any]
+) -> None:
     dtype = torch.float64
 
     def fn(rank: int) -> Any:
@@ -69,7 +84,9 @@ def test_like_one_process_with_the_whole_batch(shape: tuple[int, ...], n: int, o
         torch.testing.assert_close(found, wanted[index], rtol=1e-9, atol=1e-9)
     if module.affine:  # every rank has its part of these
         for index in (6, 7):
-            torch.testing.assert_close(sum(result[index] for result in results), wanted[index], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                sum(result[index] for result in results), wanted[index], rtol=1e-9, atol=1e-9
+            )
     for index in range(8 if module.affine else 6, len(wanted)):
         for result in results:
             torch.testing.assert_close(result[index], wanted[index], rtol=1e-9, atol=1e-9)
@@ -82,12 +99,16 @@ def test_other_types_and_mixed_ones(dtype: str) -> None:
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
 
-        mixed = layer(hvd.SyncBatchNorm, {}, torch.float32)  # parameters in float32, as autocast has them
+        # parameters in float32, as autocast has them
+        mixed = layer(hvd.SyncBatchNorm, {}, torch.float32)
         return passes(mixed, (11, 3, 4), kind, lambda whole: whole.split([4, 7])[rank])
 
     results = job(2, fn)
     wanted = passes(
-        layer(torch.nn.BatchNorm1d, {}, torch.float64), (11, 3, 4), torch.float64, lambda whole: whole.to(kind).double()
+        layer(torch.nn.BatchNorm1d, {}, torch.float64),
+        (11, 3, 4),
+        torch.float64,
+        lambda whole: whole.to(kind).double(),
     )
     tolerance = 1e-4 if dtype == "float32" else 0.1
     for index in range(6):
@@ -100,9 +121,13 @@ def test_models_are_converted_and_train_alike() -> None:
     def model_of() -> Any:
         torch.manual_seed(0)
         return torch.nn.Sequential(
-            torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
-            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.BatchNorm1d(3)),
-        )  # fmt: skip
+            torch.nn.Conv2d(1, 4, 3),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.BatchNorm1d(3)
+            ),
+        )
 
     def run(model: Any, wrap: Any, cut: Any) -> Any:
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -123,12 +148,17 @@ def test_models_are_converted_and_train_alike() -> None:
         model = hvd.convert_sync_batchnorm(model)
         assert type(model[1]) is type(model[3][2]) is hvd.SyncBatchNorm
         assert model[1].weight is weight
-        assert hvd.convert_sync_batchnorm(torch.nn.BatchNorm1d(2)).process_set is hvd.global_process_set
+        assert (
+            hvd.convert_sync_batchnorm(torch.nn.BatchNorm1d(2)).process_set
+            is hvd.global_process_set
+        )
         assert copy.deepcopy(model)[1].process_set is hvd.global_process_set
         return run(model, hvd.DistributedOptimizer, lambda whole: whole.chunk(2)[rank])
 
     shared = torch.nn.BatchNorm1d(4)
-    twice = torch.nn.ModuleDict({"bn": shared, "again": shared, "inner": torch.nn.Sequential(shared)})
+    twice = torch.nn.ModuleDict(
+        {"bn": shared, "again": shared, "inner": torch.nn.Sequential(shared)}
+    )
     twice.register_module("none", None)
 
     def of_several_names(rank: int) -> None:
@@ -140,13 +170,17 @@ def test_models_are_converted_and_train_alike() -> None:
 
     job(1, of_several_names)
     one, other = job(2, fn)
-    for found, same, wanted in zip(one, other, run(model_of(), lambda each: each, lambda whole: whole), strict=True):
+    for found, same, wanted in zip(
+        one, other, run(model_of(), lambda each: each, lambda whole: whole), strict=True
+    ):
         assert torch.equal(found, same)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_where_ranks_hold_different_weights() -> None:
-    """As between two exchanges of a strategy of weights: each sample's gradient goes by the weight of its own rank."""
+    """As between two exchanges of a strategy of weights: each sample's gradient goes by the weight
+    of its own rank.
+    """
     weights = torch.tensor([[0.5, 2.0, -1.0], [1.5, 0.0, 3.0]], dtype=torch.float64)
     whole, factors = batch((11, 3), 0, torch.float64), batch((11, 3), 50, torch.float64)
 
@@ -164,8 +198,12 @@ def test_gradients_where_ranks_hold_different_weights() -> None:
     x, own = whole.clone().requires_grad_(), weights.clone().requires_grad_()
     normal = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
     (normal * own.repeat_interleave(torch.tensor([4, 7]), 0) * factors).sum().backward()
-    torch.testing.assert_close(torch.cat([found[0] for found in results]), x.grad, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(torch.stack([found[1] for found in results]), own.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        torch.cat([found[0] for found in results]), x.grad, rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(
+        torch.stack([found[1] for found in results]), own.grad, rtol=1e-9, atol=1e-9
+    )
 
 
 def test_sets_frozen_inputs_and_what_is_refused() -> None:
@@ -179,11 +217,15 @@ def test_sets_frozen_inputs_and_what_is_refused() -> None:
             x.requires_grad_(rank == 0)  # the other one only wants the weights' gradients
             module(x).pow(3).sum().backward()
             assert module.running_mean.tolist() == pytest.approx(
-                (torch.cat([batch((4, 3), each, torch.float32) for each in (0, 2)]).mean(0) / 10).tolist()
+                (
+                    torch.cat([batch((4, 3), each, torch.float32) for each in (0, 2)]).mean(0) / 10
+                ).tolist()
             )
         whole = hvd.SyncBatchNorm(3)
         for bad in (torch.ones(3), torch.ones(())):
-            with pytest.raises(ValueError, match=f"expected at least 2D input \\(got {bad.dim()}D input\\)"):
+            with pytest.raises(
+                ValueError, match=f"expected at least 2D input \\(got {bad.dim()}D input\\)"
+            ):
                 whole(bad)
         with pytest.raises(ValueError, match="expected an input with 3 channels"):
             whole(torch.ones(2, 4))

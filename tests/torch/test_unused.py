@@ -1,4 +1,6 @@
-"""Gradients that were reduced into new tensors, which the program drops: it steps with those of each rank."""
+"""Gradients that were reduced into new tensors, which the program drops: it steps with those of
+each rank.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,29 @@ for step in range(103):
         (0, "hvd.allreduce(p.grad)", "5"),  # the ranks hold the same
         (0, "p.grad = hvd.allreduce(p.grad)", "hvd.rank()"),
         (0, "p.grad.data.copy_(hvd.allreduce(p.grad.data))", "hvd.rank()"),
-        (0, "p.data = hvd.allreduce(p.data) if step % 7 == 0 else p.data", "hvd.rank()"),  # ranks differ on purpose
+        # ranks differ on purpose
+        (0, "p.data = hvd.allreduce(p.data) if step % 7 == 0 else p.data", "hvd.rank()"),
     ],
 )
-def test_means_that_are_dropped_are_told(tmp_path: Path, count: int, reduce: str, seed: str) -> None:
+def test_means_that_are_dropped_are_told(
+    tmp_path: Path, count: int, reduce: str, seed: str
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(reduce=reduce, seed=seed))
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "run",
+        "-np",
+        "2",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "100 steps with SGD" in line]
     assert len(told) == bool(count), done.stderr
-    assert not count or f"hvd.allreduce was given {count} gradient{'s' * (count > 1)} of it" in told[0]
+    assert (
+        not count or f"hvd.allreduce was given {count} gradient{'s' * (count > 1)} of it" in told[0]
+    )

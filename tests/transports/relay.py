@@ -1,4 +1,6 @@
-"""A relay between two ends of a TCP connection: it reads everything, knows no secret, and changes what it likes."""
+"""A relay between two ends of a TCP connection: it reads everything, knows no secret, and changes
+what it likes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ import socket
 import threading
 from collections.abc import Callable
 
-# From what came (the number of the connection, towards whom it goes, the bytes) to what is passed on, each to an end.
+# From what came (the number of the connection, towards whom it goes, the bytes) to what is passed
+# on, each to an end.
 Attack = Callable[["Relay", int, str, bytes], None]
 
 
 class Relay:
-    """Listens on ``address``, passes on to ``behind``. What happens to bytes after ``arm`` is for ``attack`` to say,
-    which sends with ``send(connection, end, data)``; the ends are "server" and "client"."""
+    """Listens on ``address``, passes on to ``behind``. What happens to bytes after ``arm`` is for
+    ``attack`` to say, which sends with ``send(connection, end, data)``; the ends are "server" and
+    "client".
+    """
 
     def __init__(self, behind: tuple[str, int], attack: Attack) -> None:
         self.behind, self.attack = behind, attack

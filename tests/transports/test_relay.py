@@ -1,5 +1,6 @@
-"""A relay that does not know the job's secret, between ranks and between a rank and the store: whatever it does ends in
-a named error, never in wrong numbers or in a hang."""
+"""A relay that does not know the job's secret, between ranks and between a rank and the store:
+whatever it does ends in a named error, never in wrong numbers or in a hang.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ ALTERED = [relay.flip, relay.flip_head, relay.inject, relay.append, relay.replay
 
 
 def between(attack: Attack, connection: int, work: Any, secret: str = "") -> list[str]:
-    """What two ranks raise that talk through a relay, by two connections for data if the second is attacked."""
+    """What two ranks raise that talk through a relay, by two connections for data if the second is
+    attacked.
+    """
     streams = 1 + (connection == MORE)
     store, secret, relays = ThreadStore(), secret or new_secret(), []
     connected = threading.Barrier(2)
@@ -80,10 +83,16 @@ def agree(link: Any) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "connection"),
-    [*((attack, DATA) for attack in (*ALTERED[1:], relay.leave_out)), (relay.inject, MORE), (relay.leave_out, MORE)],
+    [
+        *((attack, DATA) for attack in (*ALTERED[1:], relay.leave_out)),
+        (relay.inject, MORE),
+        (relay.leave_out, MORE),
+    ],
 )
 def test_data_that_nobody_sent_is_told_as_such(attack: Attack, connection: int) -> None:
-    """Its content is not authenticated, so a flipped bit inside of a message is not among these: docs/run.md."""
+    """Its content is not authenticated, so a flipped bit inside of a message is not among these:
+    docs/run.md.
+    """
     raised = between(attack, connection, exchange)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
@@ -96,7 +105,9 @@ def test_notices_that_nobody_sent_are_told_as_such(attack: Attack) -> None:
     assert set(raised) <= {"WireError", "PeerLostError"}
 
 
-@pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (MORE, exchange), (BOARD, agree)])
+@pytest.mark.parametrize(
+    ("connection", "work"), [(DATA, exchange), (MORE, exchange), (BOARD, agree)]
+)
 def test_a_connection_that_is_cut(connection: int, work: Any) -> None:
     assert between(relay.truncate, connection, work) == ["PeerLostError", "PeerLostError"]
 
@@ -160,7 +171,10 @@ def test_frames_in_another_order_or_left_out_are_told() -> None:
             sender = Session(front, b"a" * 32, b"b" * 32)
             for text in (b"first", b"second", b"third"):
                 sender.send(text)
-            frames = [back.recv(24 + len(text) + 16, socket.MSG_WAITALL) for text in (b"first", b"second", b"third")]
+            frames = [
+                back.recv(24 + len(text) + 16, socket.MSG_WAITALL)
+                for text in (b"first", b"second", b"third")
+            ]
         receiver = Session(other, b"b" * 32, b"a" * 32)
         one.sendall(frames[0] + frames[2] + frames[1])
         assert receiver.receive(100) == b"first"

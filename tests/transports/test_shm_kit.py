@@ -54,7 +54,10 @@ def test_a_limit_of_the_size_of_files_is_told() -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(OSError, match=r"100000 bytes of shared memory cannot be had: File too large \(`ulimit -f`"):
+        with pytest.raises(
+            OSError,
+            match=r"100000 bytes of shared memory cannot be had: File too large \(`ulimit -f`",
+        ):
             memory.create(100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -72,7 +75,8 @@ def test_a_limit_of_the_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(resource, "getrlimit", lambda _, space=space: (space, space))
         fd = memory.create(1)
         with pytest.raises(
-            OSError, match=f"4096 bytes of shared memory cannot be mapped: Cannot allocate memory{said}"
+            OSError,
+            match=f"4096 bytes of shared memory cannot be mapped: Cannot allocate memory{said}",
         ):
             memory.attach(fd, 1)
         with pytest.raises(OSError, match="Bad file"):
@@ -85,6 +89,7 @@ def test_a_sandbox_that_forbids_shared_memory_is_told(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "memfd_create", forbidden)
     with pytest.raises(
-        OSError, match=r"no shared memory .*\(memfd_create\): Function not implemented; .*--transport tcp"
+        OSError,
+        match=r"no shared memory .*\(memfd_create\): Function not implemented; .*--transport tcp",
     ):
         memory.create(1)

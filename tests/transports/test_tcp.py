@@ -70,7 +70,10 @@ class TestSeveralConnections(LinkKit):
 def test_another_number_of_connections_is_told() -> None:
     store = ThreadStore()
     store.set("tcp/w/0", b"127.0.0.1|1;4")
-    with pytest.raises(SettingsError, match=r"rank 1 was started with --tcp-streams 1 .*, rank 0 with 4: set the same"):
+    with pytest.raises(
+        SettingsError,
+        match=r"rank 1 was started with --tcp-streams 1 .*, rank 0 with 4: set the same",
+    ):
         tcp.connect(1, 2, new_secret(), "w", store, 60.0)
 
 
@@ -98,8 +101,12 @@ def _nobody() -> Any:
 def test_another_secret_does_not_get_in(caplog: pytest.LogCaptureFixture) -> None:
     store, secrets = ThreadStore(), [new_secret(), new_secret()]
     with caplog.at_level(logging.WARNING, "farandole"), pytest.raises(RendezvousError) as caught:
-        pool.threads(2, lambda rank: tcp.connect(rank, 2, secrets[rank], "w", store, 2.0), lambda link: None)
-    assert re.match(r"rank [01] and rank [01] \(127\.0\.0\.1\) did not connect within 2 s ", str(caught.value))
+        pool.threads(
+            2, lambda rank: tcp.connect(rank, 2, secrets[rank], "w", store, 2.0), lambda link: None
+        )
+    assert re.match(
+        r"rank [01] and rank [01] \(127\.0\.0\.1\) did not connect within 2 s ", str(caught.value)
+    )
     (told,) = [record.message for record in caplog.records if "was refused" in record.message]
     assert told.startswith("a stranger at 127.0.0.1:")
 
@@ -133,7 +140,10 @@ def test_a_rank_that_is_there_but_cannot_be_reached_is_told_before_the_start_tim
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
         store.set("tcp/w/0", f"127.0.0.1|{full.getsockname()[1]}".encode())
-        with pytest.raises(RendezvousError, match=r"^rank 1 does not reach rank 0 \(127\.0\.0\.1\): nothing answers"):
+        with pytest.raises(
+            RendezvousError,
+            match=r"^rank 1 does not reach rank 0 \(127\.0\.0\.1\): nothing answers",
+        ):
             tcp.connect(1, 2, new_secret(), "w", store, 600.0)
 
 
@@ -148,9 +158,13 @@ def test_a_rank_that_can_let_nobody_in_says_so(monkeypatch: pytest.MonkeyPatch) 
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    with pytest.raises(RendezvousError, match="rank 0 cannot let other ranks in: no thread can be started"):
+    with pytest.raises(
+        RendezvousError, match="rank 0 cannot let other ranks in: no thread can be started"
+    ):
         pool.threads(
-            2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 3.0 if rank else 600.0), lambda link: None
+            2,
+            lambda rank: tcp.connect(rank, 2, secret, "w", store, 3.0 if rank else 600.0),
+            lambda link: None,
         )
 
 
@@ -161,13 +175,21 @@ class OneDead(ThreadStore):
         super().set(key, b"127.0.0.9/24|1," + value)
 
 
-def test_of_several_addresses_the_first_that_answers_is_taken_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_several_addresses_the_first_that_answers_is_taken_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store, secret, host = OneDead(), new_secret(), "127.0.1.1/24,127.0.2.1/24"
     with caplog.at_level(logging.INFO, "farandole"):
         for scope in ("v", "w"):
-            pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, scope, store, 60.0, host)), check_sum)  # noqa: B023
+
+            def link(rank: int, scope: str = scope) -> Any:
+                return over(tcp.connect(rank, 3, secret, scope, store, 60.0, host))
+
+            pool.threads(3, link, check_sum)
     said = [record.message for record in caplog.records if "goes over" in record.message]
-    assert said == ["rank 0: TCP to the other hosts goes over 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"]
+    assert said == [
+        "rank 0: TCP to the other hosts goes over 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"
+    ]
 
 
 def test_it_listens_on_the_given_interface_only_and_not_for_long() -> None:
@@ -244,7 +266,9 @@ def _hung_up(sock: socket.socket) -> bool:
     return True
 
 
-def test_strangers_are_refused_and_logged_once(besieged: _Besieged, caplog: pytest.LogCaptureFixture) -> None:
+def test_strangers_are_refused_and_logged_once(
+    besieged: _Besieged, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "farandole"):
         strangers = [besieged.dial() for _ in range(5)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + b"x" * 200)
@@ -254,7 +278,8 @@ def test_strangers_are_refused_and_logged_once(besieged: _Besieged, caplog: pyte
         for each in (*strangers[:3], strangers[4]):  # the last one says nothing at all
             assert _hung_up(each)
             each.close()
-        until(lambda: "was refused" in caplog.text, "the word on it")  # who is refused is hung up on first
+        # who is refused is hung up on first
+        until(lambda: "was refused" in caplog.text, "the word on it")
         besieged.relieve()
     assert sum("was refused" in record.message for record in caplog.records) == 1
 
@@ -326,7 +351,8 @@ def test_garbage_of_any_kind(pieces: list[bytes], fuzzed: _Besieged) -> None:
     try:
         for piece in pieces:
             sock.sendall(piece)
-        with contextlib.suppress(OSError):  # it may have hung up before we were through, which is fine too
+        # it may have hung up before we were through, which is fine too
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
         assert _hung_up(sock)
     except ConnectionError:
@@ -344,7 +370,8 @@ def fuzzed() -> Iterator[_Besieged]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("rubbish", "brought bytes that it did not send"), ("unknown", "a notice of the kind b'z'")]
+    ("kind", "said"),
+    [("rubbish", "brought bytes that it did not send"), ("unknown", "a notice of the kind b'z'")],
 )
 def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said: str) -> None:
     store, secret = ThreadStore(), new_secret()
@@ -374,7 +401,9 @@ def test_ranks_that_exchange_other_lengths_are_told() -> None:
 
     def body(link: Any) -> None:
         mine, theirs = np.zeros(100 + link.rank, np.uint8), np.zeros(100 + link.rank, np.uint8)
-        with pytest.raises((WireError, PeerLostError), match=r"rank \d sent 10\d bytes where 10\d were expected"):
+        with pytest.raises(
+            (WireError, PeerLostError), match=r"rank \d sent 10\d bytes where 10\d were expected"
+        ):
             exchange(link, mine, theirs)
 
     def exchange(link: Any, mine: Any, theirs: Any) -> None:
@@ -411,7 +440,9 @@ def test_nothing_is_left_open() -> None:
 
 
 def test_a_large_message_is_not_held_up_by_a_board_that_nobody_reads() -> None:
-    """Board messages beyond what the network holds, posted while the other rank is still busy with data."""
+    """Board messages beyond what the network holds, posted while the other rank is still busy with
+    data.
+    """
     store, secret = ThreadStore(), new_secret()
 
     def body(transport: Any) -> None:

@@ -17,7 +17,16 @@ from farandole.handshake import new_secret
 from farandole.transports import tcp
 from farandole.transports.tcp import overlay as overlays
 from farandole.transports.tcp.overlay import overlay
-from farandole.transports.tcp.rounds import HOLD, HOLD_MORE, Onward, Rounds, Run, merged, packed, unpacked
+from farandole.transports.tcp.rounds import (
+    HOLD,
+    HOLD_MORE,
+    Onward,
+    Rounds,
+    Run,
+    merged,
+    packed,
+    unpacked,
+)
 from tests import pool
 from tests.kits.transport import (
     BoardKit,
@@ -51,7 +60,9 @@ class TestTree(BoardKit, FailureKit):
         return joiner(size)
 
     def test_seventeen_ranks(self) -> None:
-        """Rounds in which ranks post the same, other things, or late; and who is missing, as all hear."""
+        """Rounds in which ranks post the same, other things, or late; and who is missing, as all
+        hear.
+        """
         size = 17
         turns = [threading.Event() for _ in range(size)]
 
@@ -81,7 +92,9 @@ class TestTree(BoardKit, FailureKit):
         self.run(size, body)
 
     def test_a_rank_that_does_not_look_passes_on_what_others_say(self) -> None:
-        """Rank 0, the root, computes: the others hear of each other all the same, and of an abort."""
+        """Rank 0, the root, computes: the others hear of each other all the same, and of an
+        abort.
+        """
         computed = threading.Event()
 
         def body(transport: Any) -> None:
@@ -105,7 +118,9 @@ class TestTree(BoardKit, FailureKit):
 
     @pytest.mark.parametrize("leaver", [0, 1, 6])
     def test_who_needs_a_rank_that_has_left_is_told_so(self, leaver: int) -> None:
-        """The root, one in the middle, a leaf: nobody waits for ever, and the round before is whole everywhere."""
+        """The root, one in the middle, a leaf: nobody waits for ever, and the round before is whole
+        everywhere.
+        """
 
         def body(transport: Any) -> None:
             board = transport.board
@@ -151,7 +166,9 @@ def test_a_killed_rank_is_named_by_all_however_far_they_are() -> None:
             return str(error)
 
     results = pool.procs(7, _in_a_tree(body), wire="tcp", deaths=True)
-    assert [text for rank, text in enumerate(results) if rank != 3 and "rank 3 was lost" not in text] == []
+    assert [
+        text for rank, text in enumerate(results) if rank != 3 and "rank 3 was lost" not in text
+    ] == []
 
 
 def _in_a_tree(body: Callable[[Any], str]) -> Any:
@@ -198,7 +215,12 @@ def _reached(start: int, gone: int, edges: set[tuple[int, int]]) -> set[int]:
         beside.setdefault(one, []).append(two)
     found, new = {start}, [start]
     while new:
-        new = [peer for rank in new for peer in beside.get(rank, []) if peer != gone and peer not in found]
+        new = [
+            peer
+            for rank in new
+            for peer in beside.get(rank, [])
+            if peer != gone and peer not in found
+        ]
         found.update(new)
     return found
 
@@ -209,14 +231,25 @@ def test_a_thousand_ranks_are_three_steps_from_the_root() -> None:
 
 
 def test_runs_of_the_same_message_become_one_and_come_back() -> None:
-    runs = [Run(4, 1, b"b"), Run(1, 2, b"a"), Run(3, 1, b"a"), Run(0, 1, b"a"), Run(5, 2, b"b"), Run(8, 1, b"b")]
+    runs = [
+        Run(4, 1, b"b"),
+        Run(1, 2, b"a"),
+        Run(3, 1, b"a"),
+        Run(0, 1, b"a"),
+        Run(5, 2, b"b"),
+        Run(8, 1, b"b"),
+    ]
     assert merged(runs) == [Run(0, 4, b"a"), Run(4, 3, b"b"), Run(8, 1, b"b")]
     assert list(unpacked(packed(merged(runs)), 9)) == merged(runs)
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"x", *(packed([Run(*ranks, b"")]) for ranks in ((3, 2), (0, 0), (9, 1))), packed([Run(0, 1, b"ab")])[:-1]],
+    [
+        b"x",
+        *(packed([Run(*ranks, b"")]) for ranks in ((3, 2), (0, 0), (9, 1))),
+        packed([Run(0, 1, b"ab")])[:-1],
+    ],
 )
 def test_what_is_no_run_of_messages_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes"):

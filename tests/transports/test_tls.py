@@ -43,9 +43,13 @@ class TestTlsLink(LinkKit):
         return lambda rank: tcp.connect(rank, size, SECRET, scope, store, 60.0, streams=2)
 
 
-@pytest.mark.parametrize("attack", [relay.flip, relay.inject, relay.replay, relay.reflect, relay.leave_out])
+@pytest.mark.parametrize(
+    "attack", [relay.flip, relay.inject, relay.replay, relay.reflect, relay.leave_out]
+)
 @pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (BOARD, agree)])
-def test_what_nobody_sent_is_told_as_such_also_inside_of_a_tensor(attack: Attack, connection: int, work: Any) -> None:
+def test_what_nobody_sent_is_told_as_such_also_inside_of_a_tensor(
+    attack: Attack, connection: int, work: Any
+) -> None:
     raised = between(attack, connection, work, SECRET)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
@@ -75,7 +79,9 @@ def test_who_listens_learns_nothing_and_in_clear_everything(tls: bool) -> None:
     secret = new_secret(tls=tls)
     server = StoreServer(secret)
     ears = [Ear(_parts(server.address))]
-    clients = [StoreClient(f"127.0.0.1:{ears[0].address[1]}", secret, timeout=60.0) for _ in range(2)]
+    clients = [
+        StoreClient(f"127.0.0.1:{ears[0].address[1]}", secret, timeout=60.0) for _ in range(2)
+    ]
 
     def join(rank: int) -> Any:
         if rank == 1:
@@ -85,7 +91,10 @@ def test_who_listens_learns_nothing_and_in_clear_everything(tls: bool) -> None:
 
     def body(link: Any) -> None:
         for length in (len(PATTERN), 4096, 3_000_000):
-            data, got = np.resize(np.frombuffer(PATTERN, np.uint8), length), np.zeros(length, np.uint8)
+            data, got = (
+                np.resize(np.frombuffer(PATTERN, np.uint8), length),
+                np.zeros(length, np.uint8),
+            )
             link.sendrecv(data, 1 - link.rank, got, 1 - link.rank)
             assert np.array_equal(data, got)
         rounds(over(link), [b"a notice"])
@@ -98,7 +107,12 @@ def test_who_listens_learns_nothing_and_in_clear_everything(tls: bool) -> None:
             each.close()
     heard = [bytes(ear.heard) for ear in ears]
     assert len(heard[1]) > 6_000_000
-    found = [PATTERN in heard[1], b"a notice" in heard[1], b"tcp/w/0" in heard[0], secret.encode() in heard[0]]
+    found = [
+        PATTERN in heard[1],
+        b"a notice" in heard[1],
+        b"tcp/w/0" in heard[0],
+        secret.encode() in heard[0],
+    ]
     assert found == [not tls] * 4
 
 

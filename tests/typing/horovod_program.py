@@ -1,4 +1,6 @@
-"""What a user of Horovod writes. It is not run: tests/typing/test_typing.py has type checkers read it."""
+"""What a user of Horovod writes. It is not run: tests/typing/test_typing.py has type checkers read
+it.
+"""
 
 from collections.abc import Callable
 
@@ -27,9 +29,13 @@ def train(steps: int, rate: float = 0.1) -> dict[str, float]:
     model = hvd.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=hvd.Compression.fp16, op=hvd.Average,
-        groups=[list(model.layer.parameters())], process_set=hvd.global_process_set,
-    )  # fmt: skip
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16,
+        op=hvd.Average,
+        groups=[list(model.layer.parameters())],
+        process_set=hvd.global_process_set,
+    )
     assert_type(optimizer, torch.optim.SGD)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -1,4 +1,6 @@
-"""What type checkers must find: one error in each line that ends with ``# wrong``. See ``torch_program``."""
+"""What type checkers must find: one error in each line that ends with ``# wrong``. See
+``torch_program``.
+"""
 
 import torch
 

@@ -1,4 +1,6 @@
-"""What users of the other frameworks write; of these numpy alone has types of its own here. See ``torch_program``."""
+"""What users of the other frameworks write; of these numpy alone has types of its own here. See
+``torch_program``.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,7 +1,9 @@
-"""Type checkers see real types through ``import farandole.torch as hvd``, and no errors that are none.
+"""Type checkers see real types through ``import farandole.torch as hvd``, and no errors that are
+none.
 
-mypy is run as users run it: in strict mode, with a configuration of its own, reading farandole as an installed package.
-basedpyright (``pip install basedpyright``, which brings what it needs) is run where it is installed.
+mypy is run as users run it: in strict mode, with a configuration of its own, reading farandole as
+an installed package. basedpyright (``pip install basedpyright``, which brings what it needs) is run
+where it is installed.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
     """Where errors were found ("file:line"), and where they should be."""
     for name in (*GOOD, "mistakes.py"):
         (folder / name).write_text((HERE / name).read_text())
-    sources = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])  # nobody has to install compat
+    # nobody has to install compat
+    sources = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
     env = {**os.environ, "PYTHONPATH": sources}
-    done = subprocess.run([*checker, *GOOD, "mistakes.py"], cwd=folder, capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [*checker, *GOOD, "mistakes.py"], cwd=folder, capture_output=True, text=True, env=env
+    )
     print(done.stdout, done.stderr)
     lines = (HERE / "mistakes.py").read_text().splitlines()
-    expected = {f"mistakes.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    expected = {
+        f"mistakes.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# wrong")
+    }
     return set(re.findall(r"(\w+\.py:\d+)(?::\d+)*(?: -|:) error", done.stdout)), expected
 
 
@@ -47,7 +54,9 @@ def test_pyright(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
-    found, expected = check([sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], tmp_path)
+    found, expected = check(
+        [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], tmp_path
+    )
     assert found == expected
 
 
@@ -89,8 +98,11 @@ def test_keras_under_tensorflow_lists_what_keras_3_and_2_have() -> None:
     def lists(path: str) -> list[set[str]]:
         nodes = ast.walk(ast.parse((root / path / "__init__.py").read_text()))
         lists = [each.value for each in nodes if isinstance(each, (ast.Assign, ast.AugAssign))]
-        return [{name.value for name in each.elts if isinstance(name, ast.Constant)} for each in lists
-                if isinstance(each, ast.List)]  # fmt: skip
+        return [
+            {name.value for name in each.elts if isinstance(name, ast.Constant)}
+            for each in lists
+            if isinstance(each, ast.List)
+        ]
 
     common, of_keras_2, of_keras_3 = lists("tensorflow/keras")
     assert common | of_keras_3 == lists("keras")[0]

@@ -38,7 +38,9 @@ example: farandole run -np 2 python train.py --epochs 3"""
 
 
 def module(command: str) -> Any:
-    """The file of a command: ``parser()`` gives its options, ``main(arguments)`` runs it and returns the status."""
+    """The file of a command: ``parser()`` gives its options, ``main(arguments)`` runs it and
+    returns the status.
+    """
     return importlib.import_module(f"{__name__}.{command}")
 
 
@@ -55,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"farandole: {error}\n")
         return 2
     except JobFailedError as error:
-        # Nobody reads any more: `farandole run ... | head`. A rank that dies of SIGPIPE is a failure like others.
+        # Nobody reads any more: `farandole run ... | head`. A rank that dies of SIGPIPE is a
+        # failure like others.
         if error.exit_code == 128 + signal.SIGPIPE and error.rank < 0:
             mute()
         else:
@@ -78,7 +81,11 @@ def _dispatch(arguments: list[str]) -> int:
 
         return say(farandole.__version__)
     if first in ("-h", "--help", "help"):
-        return _dispatch([arguments[1], "--help"]) if len(arguments) > 1 and first == "help" else say(HELP)
+        return (
+            _dispatch([arguments[1], "--help"])
+            if len(arguments) > 1 and first == "help"
+            else say(HELP)
+        )
     if first in COMMANDS:
         status: int = module(first).main(arguments[1:])
         return status
@@ -87,9 +94,16 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _unknown(first: str, arguments: Sequence[str]) -> str:
     near = did_you_mean(first, [*COMMANDS, "--help", "--version"])
-    forgotten = first.startswith("-") or first.endswith(".py") or os.path.basename(first).startswith("python")
+    forgotten = (
+        first.startswith("-")
+        or first.endswith(".py")
+        or os.path.basename(first).startswith("python")
+    )
     if forgotten and not near:
         added = [] if first.startswith("-") else ["-np 2"] + ["python"] * first.endswith(".py")
         wanted = " ".join(["farandole run", *added, *arguments])
         return f"the command stands first: {wanted}"
-    return f"there is no command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole --help"
+    return (
+        f"there is no command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole"
+        " --help"
+    )

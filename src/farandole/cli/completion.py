@@ -26,12 +26,17 @@ class Option(NamedTuple):
 
 def parser() -> Parser:
     made = Parser(
-        prog="farandole completion", example="source <(farandole completion bash)",
-        description="A script with which the shell completes commands, options and values. In bash and zsh, put the "
-        "line below, with the shell's name, into ~/.bashrc or ~/.zshrc; in fish: farandole completion fish > "
-        "~/.config/fish/completions/farandole.fish",
-    )  # fmt: skip
-    made.add_argument("shell", type=one_of(SHELLS), choices=SHELLS, metavar="|".join(SHELLS), help="which shell")
+        prog="farandole completion",
+        example="source <(farandole completion bash)",
+        description=(
+            "A script with which the shell completes commands, options and values. In bash and zsh,"
+            " put the line below, with the shell's name, into ~/.bashrc or ~/.zshrc; in fish:"
+            " farandole completion fish > ~/.config/fish/completions/farandole.fish"
+        ),
+    )
+    made.add_argument(
+        "shell", type=one_of(SHELLS), choices=SHELLS, metavar="|".join(SHELLS), help="which shell"
+    )
     return made
 
 
@@ -118,19 +123,33 @@ def _bash(commands: dict[str, list[Option]], *, zsh: bool) -> str:
         options.append(_case(f"{command} -", _words(names), more="*"))
         for option in known:
             if option.names and option.takes_value:
-                reply = "compgen -f" if option.files else f"compgen -W {shlex.quote(' '.join(option.values))}"
+                reply = (
+                    "compgen -f"
+                    if option.files
+                    else f"compgen -W {shlex.quote(' '.join(option.values))}"
+                )
                 patterns = "|".join(f'"{command} {name}"' for name in option.names)
-                values.append(f'        {patterns}) COMPREPLY=($({reply} -- "$current")); return ;;')
+                values.append(
+                    f'        {patterns}) COMPREPLY=($({reply} -- "$current")); return ;;'
+                )
             elif option.values and not option.names:
                 arguments.append(_case(command, _words(option.values)))
     script = _BASH.format(
         shell="zsh" if zsh else "bash",
         install=f"source <(farandole completion {'zsh' if zsh else 'bash'})",
-        valued="|".join(name for option in commands["run"] if option.takes_value for name in option.names),
+        valued="|".join(
+            name for option in commands["run"] if option.takes_value for name in option.names
+        ),
         commands=shlex.quote(" ".join([*commands, "--help", "--version"])),
-        values="\n".join(values), options="\n".join(options), arguments="\n".join(arguments),
-    )  # fmt: skip
-    return f"autoload -U +X compinit bashcompinit && compinit -C && bashcompinit\n{script}" if zsh else script
+        values="\n".join(values),
+        options="\n".join(options),
+        arguments="\n".join(arguments),
+    )
+    return (
+        f"autoload -U +X compinit bashcompinit && compinit -C && bashcompinit\n{script}"
+        if zsh
+        else script
+    )
 
 
 def _words(names: Sequence[str]) -> str:
@@ -144,22 +163,29 @@ def _case(pattern: str, action: str, more: str = "") -> str:
 def _fish(commands: dict[str, list[Option]]) -> str:
     lines = ["# farandole: completion for fish; > ~/.config/fish/completions/farandole.fish"]
     for command, what in cli.COMMANDS.items():
-        lines.append(f"complete -c farandole -f -n __fish_use_subcommand -a {command} -d {_quoted(what)}")
+        lines.append(
+            f"complete -c farandole -f -n __fish_use_subcommand -a {command} -d {_quoted(what)}"
+        )
     for command, known in commands.items():
         where = f"complete -c farandole -n {_quoted(f'__fish_seen_subcommand_from {command}')}"
         for option in known:
             words = f" -a {_quoted(' '.join(option.values))}" if option.values else ""
             value = f" {'-r' if option.files else '-x'}{words}" if option.takes_value else ""
-            named = "".join(f" {_spelling(name)}" for name in option.names) if option.names else " -f"
+            named = (
+                "".join(f" {_spelling(name)}" for name in option.names) if option.names else " -f"
+            )
             if option.names or option.values:
-                lines.append(f"{where}{named}{value if option.names else words} -d {_quoted(option.doc)}")
+                lines.append(
+                    f"{where}{named}{value if option.names else words} -d {_quoted(option.doc)}"
+                )
     return "\n".join(lines)
 
 
 def _spelling(name: str) -> str:
     if name.startswith("--"):
         return f"-l {name[2:]}"
-    return f"-s {name[1:]}" if len(name) == 2 else f"-o {name[1:]}"  # -np: one dash, several letters
+    # -np: one dash, several letters
+    return f"-s {name[1:]}" if len(name) == 2 else f"-o {name[1:]}"
 
 
 def _quoted(text: str) -> str:

@@ -13,9 +13,10 @@ from farandole.config import Setting, settings_of
 
 def parser() -> Parser:
     return Parser(
-        prog="farandole config", example="farandole config | grep timeline",
+        prog="farandole config",
+        example="farandole config | grep timeline",
         description="Every setting: flag, variable, Horovod's variable, default, meaning.",
-    )  # fmt: skip
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,10 +30,19 @@ def _table(shown: Sequence[Setting]) -> str:
     rows = [("flag", "variable", "default", "unit", "meaning")]
     for setting in shown:
         also = f" ({setting.horovod})" if setting.horovod else ""
-        rows.append((setting.flag, setting.variable + also, setting.shown(setting.default), setting.unit, setting.doc))
+        rows.append(
+            (
+                setting.flag,
+                setting.variable + also,
+                setting.shown(setting.default),
+                setting.unit,
+                setting.doc,
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
+        for row in rows
     )
 
 
@@ -42,7 +52,11 @@ def _paragraphs(shown: Sequence[Setting]) -> str:
     texts = []
     for setting in shown:
         default = f"{setting.shown(setting.default) or 'none'} {setting.unit}".rstrip()
-        variables = "\n    ".join([setting.variable, setting.horovod] if setting.horovod else [setting.variable])
-        doc = textwrap.fill(setting.doc, max(width - 1, 30), initial_indent="    ", subsequent_indent="    ")
+        variables = "\n    ".join(
+            [setting.variable, setting.horovod] if setting.horovod else [setting.variable]
+        )
+        doc = textwrap.fill(
+            setting.doc, max(width - 1, 30), initial_indent="    ", subsequent_indent="    "
+        )
         texts.append(f"{setting.flag}  (default: {default})\n    {variables}\n{doc}")
     return "\n".join(texts)

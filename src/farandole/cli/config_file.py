@@ -13,13 +13,16 @@ PLACES = ("hosts", "hostfile")  # two ways to say one thing
 
 
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
-    """Give ``options`` the file's values where the command line has none (None). Names are those of the long
-    flags, with ``-`` or ``_``. ``options.from_file`` says where each of them stands. Raises SettingsError for unknown
-    names and for values of another type."""
+    """Give ``options`` the file's values where the command line has none (None). Names are those of
+    the long flags, with ``-`` or ``_``. ``options.from_file`` says where each of them stands.
+    Raises SettingsError for unknown names and for values of another type.
+    """
     known = {
         name.removeprefix("--"): action
-        for action in made._actions for name in action.option_strings if name.startswith("--")
-    }  # fmt: skip
+        for action in made._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
     for name in NOT_HERE:
         del known[name]
     said = [dest for dest in PLACES if getattr(options, dest) is not None]
@@ -27,12 +30,18 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
     for key, value in config_file.read(path, holds="options by name (np: 2)").items():
         where = f"{path}: {key}"
         if isinstance(value, dict):
-            raise SettingsError(f"{where}: sections are for horovodrun; options stand at the top level (np: 2)")
+            raise SettingsError(
+                f"{where}: sections are for horovodrun; options stand at the top level (np: 2)"
+            )
         action = known.get(str(key).replace("_", "-"))
         if action is None:
             near = did_you_mean(str(key).replace("_", "-"), known)
             raise SettingsError(f"{where}: there is no option {str(key)!r}{near}")
-        if value is not None and getattr(options, action.dest) is None and not (said and action.dest in PLACES):
+        if (
+            value is not None
+            and getattr(options, action.dest) is None
+            and not (said and action.dest in PLACES)
+        ):
             setattr(options, action.dest, _value(where, action, value))
             names = (*action.option_strings, action.dest.removeprefix("setting_"))
             options.from_file[action.dest] = config_file.Place(where, names)
@@ -51,5 +60,7 @@ def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
     if isinstance(value, bool) and word in str(action.metavar).split("|"):
         return word
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise SettingsError(f"{where}={value!r} must be text or a number, as it would stand after {flag}")
+        raise SettingsError(
+            f"{where}={value!r} must be text or a number, as it would stand after {flag}"
+        )
     return str(value)

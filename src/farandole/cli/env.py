@@ -23,14 +23,34 @@ from farandole.cli.parsing import Parser, say
 from farandole.config import content, cores, quota
 
 PACKAGES = (
-    "farandole", "farandole-horovod", "horovod", "numpy", "cloudpickle", "psutil", "rich",
-    "torch", "tensorflow", "tensorflow-cpu", "keras", "tf_keras", "jax", "jaxlib", "optax", "flax", "mxnet", "pyspark",
-    "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "PyYAML",
-)  # fmt: skip
+    "farandole",
+    "farandole-horovod",
+    "horovod",
+    "numpy",
+    "cloudpickle",
+    "psutil",
+    "rich",
+    "torch",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "tf_keras",
+    "jax",
+    "jaxlib",
+    "optax",
+    "flax",
+    "mxnet",
+    "pyspark",
+    "mpi4py",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "PyYAML",
+)
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "pyspark")
 VARIABLES = re.compile(
-    "(FARANDOLE|HOROVOD|OMP|MKL|OPENBLAS|NCCL|CUDA|NVIDIA|TORCH|PYTORCH|TF|KERAS|JAX|XLA|MALLOC|GLIBC|OMPI|PMI|PMIX"
-    "|SLURM|SPARK|GLOO|KMP)_.*|(VIRTUAL_ENV|CONDA_PREFIX|PYTHONPATH|PYTHONHOME|LD_PRELOAD|LD_LIBRARY_PATH|TMPDIR)"
+    "(FARANDOLE|HOROVOD|OMP|MKL|OPENBLAS|NCCL|CUDA|NVIDIA|TORCH|PYTORCH|TF|KERAS|JAX|XLA|MALLOC"
+    "|GLIBC|OMPI|PMI|PMIX|SLURM|SPARK|GLOO|KMP)_.*"
+    "|(VIRTUAL_ENV|CONDA_PREFIX|PYTHONPATH|PYTHONHOME|LD_PRELOAD|LD_LIBRARY_PATH|TMPDIR)"
 )
 SECRET = re.compile("SECRET|TOKEN|PASS|PWD|CREDENTIAL|AUTH|KEY|COOKIE", re.IGNORECASE)
 USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
@@ -41,10 +61,13 @@ Facts = dict[str, dict[str, str]]
 
 def parser() -> Parser:
     made = Parser(
-        prog="farandole env", example="farandole env > report.txt",
-        description="Facts about this machine and what is installed, for a report. Values of variables that look like "
-        "secrets are hidden.",
-    )  # fmt: skip
+        prog="farandole env",
+        example="farandole env > report.txt",
+        description=(
+            "Facts about this machine and what is installed, for a report. Values of variables that"
+            " look like secrets are hidden."
+        ),
+    )
     made.add_argument("--json", action="store_true", help="the same as JSON")
     return made
 
@@ -52,7 +75,11 @@ def parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     found = facts(os.environ)
-    return say(json.dumps(found, indent=2) if options.json else table(found, shutil.get_terminal_size().columns))
+    return say(
+        json.dumps(found, indent=2)
+        if options.json
+        else table(found, shutil.get_terminal_size().columns)
+    )
 
 
 def facts(env: Mapping[str, str]) -> Facts:
@@ -78,23 +105,35 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def table(found: Facts, columns: int) -> str:
     """The facts in two columns, within the terminal."""
-    indent = max(len(name) for section in ("versions", "machine", "limits") for name in found[section]) + 4
+    indent = (
+        max(len(name) for section in ("versions", "machine", "limits") for name in found[section])
+        + 4
+    )
     lines: list[str] = []
     for title, section in found.items():
         lines += ["", title] if lines else [title]
         for name, text in section.items() or {"none": ""}.items():
             label = f"  {name}"
             head = label.ljust(indent) if len(label) < indent else f"{label} "
-            wrapped = textwrap.wrap(text, max(20, columns - 1 - indent), break_on_hyphens=False) or [""]
+            wrapped = textwrap.wrap(
+                text, max(20, columns - 1 - indent), break_on_hyphens=False
+            ) or [""]
             if len(head) > indent and len(head) + len(wrapped[0]) >= columns:
                 lines.append(head.rstrip())
                 head = " " * indent
-            lines += [f"{head}{wrapped[0]}".rstrip(), *(" " * indent + line for line in wrapped[1:])]
+            lines += [
+                f"{head}{wrapped[0]}".rstrip(),
+                *(" " * indent + line for line in wrapped[1:]),
+            ]
     return "\n".join(lines)
 
 
 def _versions() -> dict[str, str]:
-    found = {"Python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"}
+    found = {
+        "Python": (
+            f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
+        )
+    }
     for name in PACKAGES:
         try:
             found[name] = str(metadata.version(name))
@@ -106,7 +145,11 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
-    system = platform.freedesktop_os_release().get("PRETTY_NAME", "") if _is_named() else platform.system()
+    system = (
+        platform.freedesktop_os_release().get("PRETTY_NAME", "")
+        if _is_named()
+        else platform.system()
+    )
     limit = quota()
     share = f", {limit:g} by control group" if limit < 1 << 20 else ""
     memory = machine.memory()
@@ -118,9 +161,11 @@ def _machine() -> dict[str, str]:
         "kernel": f"{platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()) or "unknown",
         "processor": _processor(),
-        "cores": f"{cores()} usable ({os.cpu_count()} in the machine, {allowed} by affinity{share})",
+        "cores": (
+            f"{cores()} usable ({os.cpu_count()} in the machine, {allowed} by affinity{share})"
+        ),
         "memory": f"{_size(memory.total)}, {_size(memory.free)} free{capped}",
-    }  # fmt: skip
+    }
 
 
 def _is_named() -> bool:
@@ -135,11 +180,17 @@ def _processor() -> str:
 
 
 def _gpus(env: Mapping[str, str]) -> dict[str, str]:
-    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=index,name,memory.total,driver_version",
+        "--format=csv,noheader",
+    ]
     if shutil.which(query[0]) is None:
         return {}
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"nvidia-smi": f"fails: {error}"}
     if done.returncode:
@@ -181,7 +232,10 @@ def _share_memory() -> str:
 def _connect() -> str:
     import psutil
 
-    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname(), 5.0):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_connection(door.getsockname(), 5.0),
+    ):
         pass
     try:
         up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -189,17 +243,21 @@ def _connect() -> str:
         return "127.0.0.1"
     found = [
         f"{name} {address.address}"
-        for name, addresses in psutil.net_if_addrs().items() if name in up
-        for address in addresses if address.family in (socket.AF_INET, socket.AF_INET6)
-    ]  # fmt: skip
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in up
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     return ", ".join(found)
 
 
 def _limits() -> dict[str, str]:
     names = {
-        "open files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC,
-        "locked memory": resource.RLIMIT_MEMLOCK, "address space": resource.RLIMIT_AS,
-    }  # fmt: skip
+        "open files": resource.RLIMIT_NOFILE,
+        "processes": resource.RLIMIT_NPROC,
+        "locked memory": resource.RLIMIT_MEMLOCK,
+        "address space": resource.RLIMIT_AS,
+    }
     found = {}
     for name, number in names.items():
         soft, hard = resource.getrlimit(number)
@@ -207,7 +265,9 @@ def _limits() -> dict[str, str]:
         found[name] = f"{_limit(soft, in_bytes)} (hard: {_limit(hard, in_bytes)})"
     try:
         shm = shutil.disk_usage("/dev/shm")
-        found["/dev/shm"] = f"{_size(shm.total)}, {_size(shm.free)} free (not needed: shared memory is anonymous)"
+        found["/dev/shm"] = (
+            f"{_size(shm.total)}, {_size(shm.free)} free (not needed: shared memory is anonymous)"
+        )
     except OSError as error:
         found["/dev/shm"] = f"none ({error}); not needed: shared memory is anonymous"
     return found

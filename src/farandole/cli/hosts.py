@@ -1,4 +1,6 @@
-"""``farandole hosts``: can these hosts run a job together? What they have, and how fast they reach each other."""
+"""``farandole hosts``: can these hosts run a job together? What they have, and how fast they reach
+each other.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,25 @@ from farandole.network import EVERYWHERE, chosen, interfaces, joined, split
 from farandole.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
-ANSWER = 60.0  # seconds for all hosts to answer, after which ssh has long given up on those that are down
+# seconds for all hosts to answer, after which ssh has long given up on those that are down
+ANSWER = 60.0
 EACH = 8  # hosts up to which every pair is measured; of more, each with the next, as in a ring
 Send = Callable[[str, bytes], None]
 
 
 def parser() -> Parser:
     made = Parser(
-        prog="farandole hosts", example="farandole hosts -H gpu1:4,gpu2:4",
-        description="Checks whether these hosts can be reached by ssh and run a job together. Shows what they have, "
-        "and latency and bandwidth between each pair.",
-    )  # fmt: skip
+        prog="farandole hosts",
+        example="farandole hosts -H gpu1:4,gpu2:4",
+        description=(
+            "Checks whether these hosts can be reached by ssh and run a job together. Shows what"
+            " they have, and latency and bandwidth between each pair."
+        ),
+    )
     made.add_argument("-H", "--hosts", metavar="H:N,...", help="the hosts, as for farandole run")
-    made.add_argument("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
+    made.add_argument(
+        "--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2"
+    )
     made.add_argument("--json", action="store_true", help="the same as JSON")
     for setting in settings_of(Settings):
         if setting.name in SETTINGS:
@@ -48,7 +56,9 @@ def parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     if bool(options.hosts) == bool(options.hostfile):
-        raise SettingsError("give the hosts by either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4")
+        raise SettingsError(
+            "give the hosts by either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4"
+        )
     listed = parse_hosts(options.hosts or read_hostfile(options.hostfile))
     found = check([host for host, _ in listed], settings_for({}, overrides(vars(options))))
     status = say(json.dumps(found, indent=2) if options.json else table(listed, found))
@@ -56,8 +66,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises JobFailedError that names
-    every host that cannot be used, and why."""
+    """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises
+    JobFailedError that names every host that cannot be used, and why.
+    """
     told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
     own, lacking = _addresses(settings)
     secret = new_secret()
@@ -89,10 +100,17 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
         pairs = {}
         for turn in rounds(list(hosts)):
             for host, peer in turn:
-                asked = {"addresses": answers[host]["facts"]["addresses"], "port": answers[host]["port"]}
+                asked = {
+                    "addresses": answers[host]["facts"]["addresses"],
+                    "port": answers[host]["port"],
+                }
                 sessions[peer].send(json.dumps(asked).encode())
-            for peer, answer in _gather(sessions, told, [peer for _, peer in turn], "measured").items():
-                pairs[f"{next(host for host, other in turn if other == peer)} {peer}"] = answer["measured"]
+            for peer, answer in _gather(
+                sessions, told, [peer for _, peer in turn], "measured"
+            ).items():
+                pairs[f"{next(host for host, other in turn if other == peer)} {peer}"] = answer[
+                    "measured"
+                ]
         return {"hosts": {host: answers[host]["facts"] for host in hosts}, "pairs": pairs}
     finally:
         for session in sessions.values():
@@ -101,7 +119,9 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
 
 
 def _addresses(settings: Settings) -> tuple[list[str], SettingsError | None]:
-    """This machine's, at which hosts must reach a job's driver; or why it has none that are wanted."""
+    """This machine's, at which hosts must reach a job's driver; or why it has none that are
+    wanted.
+    """
     try:
         return [each.address for each in chosen(interfaces(), settings.network_interfaces)], None
     except SettingsError as error:
@@ -112,7 +132,9 @@ def _facts(sessions: Mapping[str, Session], told: Any) -> dict[str, Any]:
     return _gather(sessions, told, list(sessions), "facts")
 
 
-def _gather(sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], key: str) -> dict[str, Any]:
+def _gather(
+    sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], key: str
+) -> dict[str, Any]:
     """The message with ``key`` of each host."""
     found: dict[str, Any] = {}
     why: dict[str, str] = {}
@@ -134,8 +156,10 @@ def _gather(sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], ke
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs to measure, in rounds in which no host has two of them. Pure. The second of a pair, whose ranks are
-    the higher ones, connects to the first, as in a job: a firewall may let only the other way through."""
+    """The pairs to measure, in rounds in which no host has two of them. Pure. The second of a pair,
+    whose ranks are the higher ones, connects to the first, as in a job: a firewall may let only the
+    other way through.
+    """
     if len(hosts) > EACH:
         pairs = [*itertools.pairwise(hosts), (hosts[0], hosts[-1])]
     else:
@@ -153,14 +177,24 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 
 def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
     """The findings, in columns."""
-    rows = [["host", "slots", "name there", "Python", "Farandole", "numpy", "cores", "memory", "GPUs"]]
+    rows = [
+        ["host", "slots", "name there", "Python", "Farandole", "numpy", "cores", "memory", "GPUs"]
+    ]
     for host, slots in listed:
         facts = found["hosts"][host]
-        rows.append([
-            host, str(slots), facts["hostname"], facts["python"], _farandole(facts["farandole"]),
-            facts["numpy"] or "none", str(facts["cores"]), f"{facts['memory'] / (1 << 30):.0f} GiB",
-            _gpus(facts["gpus"]),
-        ])  # fmt: skip
+        rows.append(
+            [
+                host,
+                str(slots),
+                facts["hostname"],
+                facts["python"],
+                _farandole(facts["farandole"]),
+                facts["numpy"] or "none",
+                str(facts["cores"]),
+                f"{facts['memory'] / (1 << 30):.0f} GiB",
+                _gpus(facts["gpus"]),
+            ]
+        )
     ways = [["between", "address", "latency", "bandwidth"]]
     for pair, measured in found["pairs"].items():
         names = pair.replace(" ", " and ")
@@ -168,8 +202,17 @@ def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
             ways.append([names, "-", "-", f"not reached: {measured['error']}"])
         else:
             speed = measured["bandwidth"] * 8 / 1e9
-            ways.append([names, measured["address"], f"{measured['latency'] * 1e6:.0f} us", f"{speed:.3g} Gbit/s"])
-    return "\n".join([_columns(rows), *(["", _columns(ways)] if len(ways) > 1 else []), *_doubts(found)])
+            ways.append(
+                [
+                    names,
+                    measured["address"],
+                    f"{measured['latency'] * 1e6:.0f} us",
+                    f"{speed:.3g} Gbit/s",
+                ]
+            )
+    return "\n".join(
+        [_columns(rows), *(["", _columns(ways)] if len(ways) > 1 else []), *_doubts(found)]
+    )
 
 
 def _doubts(found: Mapping[str, Any]) -> list[str]:
@@ -179,15 +222,21 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     for name, what in (("python", "Python"), ("numpy", "numpy")):
         kinds = {".".join(facts[host][name].split(".")[:2]) for host in facts}
         if len(kinds) > 1:
-            lines.append(f"{what} differs: functions and results may not be readable on another host")
+            lines.append(
+                f"{what} differs: functions and results may not be readable on another host"
+            )
     absent = [host for host in facts if not facts[host]["numpy"]]
     if absent:
-        lines.append(f"numpy is missing on {', '.join(absent)}: every rank needs it (pip install numpy)")
+        lines.append(
+            f"numpy is missing on {', '.join(absent)}: every rank needs it (pip install numpy)"
+        )
     return ["", *lines] if lines else []
 
 
 def _farandole(odd: str | None) -> str:
-    return "the same" if odd is None else "another one: ours is sent" if odd else "none: ours is sent"
+    return (
+        "the same" if odd is None else "another one: ours is sent" if odd else "none: ours is sent"
+    )
 
 
 def _gpus(names: Sequence[str]) -> str:
@@ -198,5 +247,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
     )

@@ -20,20 +20,29 @@ class Choice(NamedTuple):
 
 
 def ranks(cores: int, gpus: int, memory: int) -> Choice:
-    """How many ranks suit a machine with so many usable cores, visible GPUs and bytes of free memory.
+    """How many ranks suit a machine with so many usable cores, visible GPUs and bytes of free
+    memory.
 
-    One for each GPU. Without, one for each of up to four cores; from there on two cores for each rank, with which
-    gradients are exchanged while backward computes. Each rank has at least 1 GiB.
+    One for each GPU. Without, one for each of up to four cores; from there on two cores for each
+    rank, with which gradients are exchanged while backward computes. Each rank has at least 1 GiB.
     """
     if gpus:
         return Choice(gpus, f"one for each of {gpus} GPUs" if gpus > 1 else "there is one GPU")
     wanted = cores if cores <= FEW else max(FEW, cores // 2)
     fitting = max(1, memory // GIB)
     if fitting < wanted:
-        return Choice(fitting, f"{memory / GIB:.1f} GiB of memory are free, and a rank should have one")
+        return Choice(
+            fitting, f"{memory / GIB:.1f} GiB of memory are free, and a rank should have one"
+        )
     if cores <= FEW:
-        return Choice(wanted, f"one for each of {cores} usable cores" if cores > 1 else "there is one usable core")
-    return Choice(wanted, f"{cores} usable cores, two for a rank: one computes while the other exchanges gradients")
+        return Choice(
+            wanted,
+            f"one for each of {cores} usable cores" if cores > 1 else "there is one usable core",
+        )
+    return Choice(
+        wanted,
+        f"{cores} usable cores, two for a rank: one computes while the other exchanges gradients",
+    )
 
 
 def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
@@ -46,7 +55,8 @@ def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     if visible is None:
         return there
     named = [name.strip() for name in visible.split(",")]
-    allowed = next((place for place, name in enumerate(named) if name in ("", "-1")), len(named))  # the rest is hidden
+    # the rest is hidden
+    allowed = next((place for place, name in enumerate(named) if name in ("", "-1")), len(named))
     return min(there, allowed)
 
 
@@ -59,12 +69,16 @@ class Memory(NamedTuple):
 
 def memory(path: str = "/proc/meminfo") -> Memory:
     """The kernel's figures (in KiB)."""
-    amounts = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", content(path), re.MULTILINE))
+    amounts = dict(
+        re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", content(path), re.MULTILINE)
+    )
     return Memory(int(amounts.get("MemTotal", 0)) << 10, int(amounts.get("MemAvailable", 0)) << 10)
 
 
 def free_memory() -> int:
-    """Bytes that new processes may use: the system's free memory, within the limits of the control groups."""
+    """Bytes that new processes may use: the system's free memory, within the limits of the control
+    groups.
+    """
     return min(memory().free or UNLIMITED, memory_limit())  # 0: nobody says
 
 

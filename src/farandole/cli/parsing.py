@@ -13,13 +13,17 @@ from farandole.launch.arguments import check_values
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises SettingsError instead of exiting. ``example`` stands below the options, in lines of its own."""
+    """Raises SettingsError instead of exiting. ``example`` stands below the options, in lines of
+    its own.
+    """
 
     def __init__(self, *, example: str = "", **options: Any) -> None:
         super().__init__(
-            **options, allow_abbrev=False, epilog=f"example: {example}" if example else None,
+            **options,
+            allow_abbrev=False,
+            epilog=f"example: {example}" if example else None,
             formatter_class=_Formatter,
-        )  # fmt: skip
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)
@@ -46,7 +50,9 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in choices:
             near = did_you_mean(text, choices)
-            raise argparse.ArgumentTypeError(f"{text!r} is not known; choose one of {', '.join(choices)}{near}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not known; choose one of {', '.join(choices)}{near}"
+            )
         return text
 
     return check

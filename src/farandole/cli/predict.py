@@ -23,61 +23,136 @@ EXAMPLE = "farandole predict --model m.pt --input in.parquet --output out.parque
 
 def parser() -> Parser:
     made = Parser(
-        prog="farandole predict", example=EXAMPLE,
-        description="Writes a model's predictions for all rows of Parquet files. Ended early and started again, it "
-        "goes on with the files that are missing.",
-    )  # fmt: skip
-    made.add_argument(
-        "--model", required=True, metavar="FILE",
-        help="a file of torch (.pt), .keras or .onnx, the folder of a SavedModel, or FILE.py:FUNCTION or "
-        "MODULE:FUNCTION, a function on arrays, or one without arguments that gives a model",
-    )  # fmt: skip
-    made.add_argument(
-        "--input", required=True, action="append", metavar="PATH", help="a file, folder or URL; repeatable"
+        prog="farandole predict",
+        example=EXAMPLE,
+        description=(
+            "Writes a model's predictions for all rows of Parquet files. Ended early and started"
+            " again, it goes on with the files that are missing."
+        ),
     )
-    made.add_argument("--output", required=True, metavar="FOLDER", help="where files with predictions go")
-    made.add_argument("-np", "--num-proc", "--np", dest="np", type=int, default=1, metavar="N", help="processes (1)")
-    made.add_argument("--columns", metavar="A,B", help="the model's inputs (the only column, or that of arrays)")
-    made.add_argument("--keep", metavar="A,B", help="columns of the input that are written, too (all)")
     made.add_argument(
-        "--output-columns", metavar="A,B", help="names of the new column, or of a struct's fields (prediction)"
+        "--model",
+        required=True,
+        metavar="FILE",
+        help=(
+            "a file of torch (.pt), .keras or .onnx, the folder of a SavedModel, or"
+            " FILE.py:FUNCTION or MODULE:FUNCTION, a function on arrays, or one without arguments"
+            " that gives a model"
+        ),
     )
-    made.add_argument("--returns", metavar="TYPE", help="of a prediction, as Spark writes it: float, array<float>, ...")
-    made.add_argument("--batch-size", type=int, metavar="ROWS", help="that the model gets at once (256)")
-    made.add_argument("--shape", action="append", default=[], metavar="A=28,28", help="of a column's rows; repeatable")
-    made.add_argument("--dtype", action="append", default=[], metavar="A=float32", help="of a column; repeatable")
-    made.add_argument("--fill", action="append", default=[], metavar="A=0", help="the value for null; repeatable")
     made.add_argument(
-        "--decode", action="append", default=[], metavar="A=FILE.py:FUNCTION",
+        "--input",
+        required=True,
+        action="append",
+        metavar="PATH",
+        help="a file, folder or URL; repeatable",
+    )
+    made.add_argument(
+        "--output", required=True, metavar="FOLDER", help="where files with predictions go"
+    )
+    made.add_argument(
+        "-np",
+        "--num-proc",
+        "--np",
+        dest="np",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes (1)",
+    )
+    made.add_argument(
+        "--columns", metavar="A,B", help="the model's inputs (the only column, or that of arrays)"
+    )
+    made.add_argument(
+        "--keep", metavar="A,B", help="columns of the input that are written, too (all)"
+    )
+    made.add_argument(
+        "--output-columns",
+        metavar="A,B",
+        help="names of the new column, or of a struct's fields (prediction)",
+    )
+    made.add_argument(
+        "--returns",
+        metavar="TYPE",
+        help="of a prediction, as Spark writes it: float, array<float>, ...",
+    )
+    made.add_argument(
+        "--batch-size", type=int, metavar="ROWS", help="that the model gets at once (256)"
+    )
+    made.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="A=28,28",
+        help="of a column's rows; repeatable",
+    )
+    made.add_argument(
+        "--dtype", action="append", default=[], metavar="A=float32", help="of a column; repeatable"
+    )
+    made.add_argument(
+        "--fill", action="append", default=[], metavar="A=0", help="the value for null; repeatable"
+    )
+    made.add_argument(
+        "--decode",
+        action="append",
+        default=[],
+        metavar="A=FILE.py:FUNCTION",
         help="what makes an array of a row's bytes; repeatable",
-    )  # fmt: skip
-    made.add_argument("--stack", action="store_true", help="columns are numbers, and together one array for the model")
+    )
     made.add_argument(
-        "--errors", type=one_of(("raise", "column")), choices=("raise", "column"),
+        "--stack",
+        action="store_true",
+        help="columns are numbers, and together one array for the model",
+    )
+    made.add_argument(
+        "--errors",
+        type=one_of(("raise", "column")),
+        choices=("raise", "column"),
         help="rows that fail: one error, or null with the error in one more column (raise)",
-    )  # fmt: skip
+    )
     made.add_argument("--key", metavar="A", help="the column that names a row in errors")
-    made.add_argument("--threads", type=int, metavar="N", help="of each process (the cores shared out)")
-    made.add_argument("--device", metavar="NAME", help="cpu, cuda (a GPU for each process) or cuda:1 (cpu)")
-    made.add_argument("--rows-per-file", type=int, metavar="N", help="rows in a file of the output, at most (131072)")
+    made.add_argument(
+        "--threads", type=int, metavar="N", help="of each process (the cores shared out)"
+    )
+    made.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda (a GPU for each process) or cuda:1 (cpu)"
+    )
+    made.add_argument(
+        "--rows-per-file",
+        type=int,
+        metavar="N",
+        help="rows in a file of the output, at most (131072)",
+    )
     made.add_argument("--signature", metavar="NAME", help="of a SavedModel (serving_default)")
-    made.add_argument("--trust-pickle", action="store_true", help="open model files that name code, which is run")
-    made.add_argument("--overwrite", action="store_true", help="begin anew where the output is there")
+    made.add_argument(
+        "--trust-pickle", action="store_true", help="open model files that name code, which is run"
+    )
+    made.add_argument(
+        "--overwrite", action="store_true", help="begin anew where the output is there"
+    )
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     given = {
-        "inputs": _listed(options.columns), "keep": _listed(options.keep), "returns": options.returns,
-        "output_columns": _output(options.output_columns), "batch_size": options.batch_size, "errors": options.errors,
-        "key": options.key, "threads": options.threads, "device": options.device, "signature": options.signature,
-        "rows_per_file": options.rows_per_file, "trust_pickle": options.trust_pickle,
+        "inputs": _listed(options.columns),
+        "keep": _listed(options.keep),
+        "returns": options.returns,
+        "output_columns": _output(options.output_columns),
+        "batch_size": options.batch_size,
+        "errors": options.errors,
+        "key": options.key,
+        "threads": options.threads,
+        "device": options.device,
+        "signature": options.signature,
+        "rows_per_file": options.rows_per_file,
+        "trust_pickle": options.trust_pickle,
         "shapes": {name: _sizes(name, text) for name, text in _pairs("--shape", options.shape)},
         "dtypes": dict(_pairs("--dtype", options.dtype)),
         "fill": {name: _value(text) for name, text in _pairs("--fill", options.fill)},
         "decode": {name: _function(text) for name, text in _pairs("--decode", options.decode)},
-    }  # fmt: skip
+    }
     if options.np < 1:
         raise SettingsError(f"-np {options.np} must be at least 1")
     try:
@@ -90,9 +165,14 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with _tidy():
             done = predict_parquet(
-                model, options.input, options.output, np=options.np, stack=options.stack, overwrite=options.overwrite,
+                model,
+                options.input,
+                options.output,
+                np=options.np,
+                stack=options.stack,
+                overwrite=options.overwrite,
                 **{name: value for name, value in given.items() if value not in (None, {})},
-            )  # fmt: skip
+            )
     except DataError as error:
         raise SettingsError(str(error)) from error
     return say(f"{done}: {options.output}")
@@ -100,14 +180,16 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _tidy() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does: what it has in temporary folders, and files that are not
-    complete, are removed."""
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: what it has in temporary folders, and
+    files that are not complete, are removed.
+    """
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]  # others are somebody's choice
+    # others are somebody's choice
+    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         ours = []
     for number in ours:
@@ -120,7 +202,9 @@ def _tidy() -> Iterator[None]:
 
 
 def _model(text: str, options: dict[str, Any]) -> Any:
-    """A path, or the function that FILE.py:FUNCTION or MODULE:FUNCTION names: that is known by its file and name."""
+    """A path, or the function that FILE.py:FUNCTION or MODULE:FUNCTION names: that is known by its
+    file and name.
+    """
     from farandole.inference.models import pack
 
     if os.path.exists(text) or "://" in text or ":" not in text:
@@ -137,8 +221,12 @@ def _model(text: str, options: dict[str, Any]) -> Any:
 
 def _function(text: str) -> Any:
     source, _, name = text.rpartition(":")
-    if not name.isidentifier() or not (source.endswith(".py") or all(map(str.isidentifier, source.split(".")))):
-        raise SettingsError(f"{text!r} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")
+    if not name.isidentifier() or not (
+        source.endswith(".py") or all(map(str.isidentifier, source.split(".")))
+    ):
+        raise SettingsError(
+            f"{text!r} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION"
+        )
     try:
         if source.endswith(".py"):
             space = runpy.run_path(source)
@@ -172,7 +260,9 @@ def _sizes(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise SettingsError(f"--shape {name}={text} must be COLUMN=SIZE,SIZE,..., in whole numbers") from None
+        raise SettingsError(
+            f"--shape {name}={text} must be COLUMN=SIZE,SIZE,..., in whole numbers"
+        ) from None
 
 
 def _value(text: str) -> Any:

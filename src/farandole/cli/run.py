@@ -22,36 +22,76 @@ EXAMPLE = """farandole run -np 2 python train.py --epochs 3
          farandole run -np auto --output-dir logs python train.py"""
 # The flag's names elsewhere: in torchrun, accelerate, Slurm and Horovod.
 ELSEWHERE = {
-    "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
-    "-c": "-np", "-N": "-np", "--output-filename": "--output-dir", "--prefix-output-with-timestamp":
-    "--prefix-timestamp", "--host": "--hosts", "-hostfile": "--hostfile", "--quiet": "--log-level",
-    "--debug": "--log-level", "--version": "farandole --version",
-}  # fmt: skip
+    "--nproc": "-np",
+    "--nproc-per-node": "-np",
+    "--num-processes": "-np",
+    "--ntasks": "-np",
+    "--world-size": "-np",
+    "-c": "-np",
+    "-N": "-np",
+    "--output-filename": "--output-dir",
+    "--prefix-output-with-timestamp": "--prefix-timestamp",
+    "--host": "--hosts",
+    "-hostfile": "--hostfile",
+    "--quiet": "--log-level",
+    "--debug": "--log-level",
+    "--version": "farandole --version",
+}
 _ATTACHED = r"(-np|-n)=?(\d\S*|auto)"
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
-_NAMED = ("--hostfile", "--output-dir", "--config-file", "--launcher")  # an empty one would mean: none
+# an empty one would mean: none
+_NAMED = ("--hostfile", "--output-dir", "--config-file", "--launcher")
 _ENV = ("-x", "-env", "-genv", "-genvlist", "--env", "--export")  # of mpirun, docker, srun
 LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 _SHELL = ("cd", "export", "source", "set", "ulimit", "alias", "eval")
-_PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")  # options of Python without a value
+# options of Python without a value
+_PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")
 
 
 def parser(launchers: Sequence[str] = ()) -> Parser:
-    """Those options that are settings are made from ``config``. ``launchers``: names for the help; to find those of
-    other distributions takes a while."""
+    """Those options that are settings are made from ``config``. ``launchers``: names for the help;
+    to find those of other distributions takes a while.
+    """
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     made.set_defaults(from_file={})  # see config_file
     add = made.add_argument_group("what runs where").add_argument
-    add(*_PROC, dest="np", metavar="N", help="number of processes; auto: as many as suit this machine")
-    add("-H", "--hosts", metavar="H:N,...", help="where they run, with the number of places (default: this machine)")
+    add(
+        *_PROC,
+        dest="np",
+        metavar="N",
+        help="number of processes; auto: as many as suit this machine",
+    )
+    add(
+        "-H",
+        "--hosts",
+        metavar="H:N,...",
+        help="where they run, with the number of places (default: this machine)",
+    )
     add("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
     add("--launcher", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
-    add("--config-file", metavar="FILE", help="YAML file of these options by name (np: 2); those given here win")
+    add(
+        "--config-file",
+        metavar="FILE",
+        help="YAML file of these options by name (np: 2); those given here win",
+    )
     add = made.add_argument_group("output").add_argument
-    add("--output-dir", metavar="DIR", help="keep the output of each rank in DIR/rank.<number>/stdout and stderr")
-    add("--show-ranks", metavar="N,...", help="show what these ranks print (files and error reports have all)")
-    add("--prefix-timestamp", action="store_true", default=None, help="put the time in front of each line")
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="keep the output of each rank in DIR/rank.<number>/stdout and stderr",
+    )
+    add(
+        "--show-ranks",
+        metavar="N,...",
+        help="show what these ranks print (files and error reports have all)",
+    )
+    add(
+        "--prefix-timestamp",
+        action="store_true",
+        default=None,
+        help="put the time in front of each line",
+    )
     add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
     add("-h", "--help", action="store_true", help="show this text")
     groups: dict[str, Any] = {}
@@ -69,7 +109,9 @@ def full_parser() -> Parser:
 def add_setting(group: Any, setting: Setting) -> None:
     """The setting's flag, in a parser or a group of one."""
     if setting.kind is bool:
-        group.add_argument(setting.flag, dest=_dest(setting), action="store_true", default=None, help=setting.doc)
+        group.add_argument(
+            setting.flag, dest=_dest(setting), action="store_true", default=None, help=setting.doc
+        )
         return
     default = (
         f" (default: {' '.join([setting.shown(setting.default), setting.unit]).rstrip()})"
@@ -77,7 +119,10 @@ def add_setting(group: Any, setting: Setting) -> None:
         else ""
     )
     group.add_argument(
-        setting.flag, dest=_dest(setting), metavar=_metavar(setting), help=f"{setting.doc}{default}".replace("%", "%%")
+        setting.flag,
+        dest=_dest(setting),
+        metavar=_metavar(setting),
+        help=f"{setting.doc}{default}".replace("%", "%%"),
     )
 
 
@@ -139,25 +184,35 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     wanted = options.launcher or "auto"
     request = Request(0, hosts=options.hosts)
     with within(options.from_file.get("launcher")):
-        launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
+        launcher = (
+            registry.best("launcher", request)
+            if wanted == "auto"
+            else registry.load("launcher", wanted)()
+        )
     np = _number(options, launcher.name)
     given = overrides(vars(options))
     settings = settings_for({}, given)
     _check_exchange(settings)
     _tell_idle(given, settings)
     return Job(
-        np=np, command=command, settings=settings,
-        hosts=options.hosts, launcher=launcher,
+        np=np,
+        command=command,
+        settings=settings,
+        hosts=options.hosts,
+        launcher=launcher,
         display=Display(
-            output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp),
+            output_dir=options.output_dir,
+            prefix_timestamp=bool(options.prefix_timestamp),
             show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
             verbose=bool(options.verbose),
         ),
-    )  # fmt: skip
+    )
 
 
 def _check_exchange(settings: Settings) -> None:
-    """SettingsError for a strategy or a codec that cannot be: now, not on all ranks when they begin to train."""
+    """SettingsError for a strategy or a codec that cannot be: now, not on all ranks when they begin
+    to train.
+    """
     codec = registry.make("codec", settings.codec) if settings.codec else None
     if settings.strategy == Settings().strategy:
         return
@@ -176,7 +231,11 @@ def _tell_idle(given: Mapping[str, Any], settings: Settings) -> None:
     flags = {each.name: (each.group, each.flag) for each in settings_of()}
     for name in ("timeline", "autotune"):
         group, needed = flags[name]
-        idle = [flag for other, (its_group, flag) in flags.items() if its_group == group and other in given]
+        idle = [
+            flag
+            for other, (its_group, flag) in flags.items()
+            if its_group == group and other in given
+        ]
         if idle and not getattr(settings, name):
             do = "does" if len(idle) == 1 else "do"
             sys.stderr.write(f"farandole: {', '.join(idle)} {do} nothing without {needed}\n")
@@ -188,10 +247,14 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
 
     if options.np != "auto":
         if not re.fullmatch(r"-?\d+", options.np):
-            raise SettingsError(f"-np {options.np!r} cannot be read: it must be a whole number >= 1, or auto")
+            raise SettingsError(
+                f"-np {options.np!r} cannot be read: it must be a whole number >= 1, or auto"
+            )
         return check_np(int(options.np))
     if launcher != "local" and options.hosts is None:
-        raise SettingsError(f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4")
+        raise SettingsError(
+            f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4"
+        )
     from farandole.cli import machine
 
     if options.hosts is not None:
@@ -204,8 +267,12 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
 
 
 def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and the user's command, which begins at ``--`` or at the first word that is no flag of ours."""
-    takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
+    """Our flags, and the user's command, which begins at ``--`` or at the first word that is no
+    flag of ours.
+    """
+    takes_value = {
+        name: action.nargs != 0 for action in made._actions for name in action.option_strings
+    }
     rest, flags = list(arguments), list[str]()
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -217,14 +284,18 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
             continue
         name, equals, _ = word.partition("=")
         if name not in takes_value:
-            raise SettingsError(f"there is no flag {name!r}{_near(name, takes_value)}; see farandole run --help")
+            raise SettingsError(
+                f"there is no flag {name!r}{_near(name, takes_value)}; see farandole run --help"
+            )
         flags.append(word)
         if takes_value[name] and not equals:
             if not rest or rest[0] == "--" or rest[0].split("=")[0] in takes_value:
                 raise SettingsError(f"{name} needs a value; see farandole run --help")
             flags.append(rest.pop(0))
         if name in _NAMED and flags[-1] in ("", f"{name}="):
-            raise SettingsError(f"the value of {name} is empty: is it a variable of the shell that is not set?")
+            raise SettingsError(
+                f"the value of {name} is empty: is it a variable of the shell that is not set?"
+            )
         if flags[-1] == f"{name}=--":  # argparse would make a list of it
             raise SettingsError(f"{name} needs a value; see farandole run --help")
     return flags, rest
@@ -244,13 +315,17 @@ def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
     for setting in settings_of():
         given = options.get(_dest(setting))
         if given is not None:
-            found[setting.name] = given if isinstance(given, bool) else parse(setting, setting.flag, given)
+            found[setting.name] = (
+                given if isinstance(given, bool) else parse(setting, setting.flag, given)
+            )
     return found
 
 
 def _without_np(command: Sequence[str]) -> str:
     if command and command[0][0] in LONG_DASHES:
-        return f"{command[0]!r} begins with a long dash, as texts have it; options begin with - or --"
+        return (
+            f"{command[0]!r} begins with a long dash, as texts have it; options begin with - or --"
+        )
     if command and (command[0].isdigit() or command[0] == "auto"):
         return f"-np is missing in front of {command[0]}: farandole run -np {' '.join(command)}"
     for place, word in enumerate(command):
@@ -258,11 +333,17 @@ def _without_np(command: Sequence[str]) -> str:
         attached = re.fullmatch(_ATTACHED, word)
         if name in _PROC or attached:
             after = 1 if equals or attached else 2
-            number = value if equals else attached[2] if attached else " ".join(command[place + 1 : place + 2])
+            number = (
+                value
+                if equals
+                else attached[2]
+                if attached
+                else " ".join(command[place + 1 : place + 2])
+            )
             rest = [*command[:place], *command[place + after :]]
             return (
-                f"{name} stands after the command, so it is an argument of {command[0]!r}. Options of farandole stand "
-                f"before: farandole run -np {number} {' '.join(rest)}"
+                f"{name} stands after the command, so it is an argument of {command[0]!r}. Options"
+                f" of farandole stand before: farandole run -np {number} {' '.join(rest)}"
             )
     bare = command and command[0].endswith(".py") and not _runs(command[0])
     shown = " ".join(["python", *command] if bare else command) or "python train.py"
@@ -270,11 +351,14 @@ def _without_np(command: Sequence[str]) -> str:
 
 
 def _runs(path: str) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)  # as shutil, which loads three kinds of compression
+    # as shutil, which loads three kinds of compression
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def check_command(command: Sequence[str]) -> None:
-    """SettingsError for a program or a Python script that is not there, before anything is started."""
+    """SettingsError for a program or a Python script that is not there, before anything is
+    started.
+    """
     program = command[0]
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     if not any(_runs(os.path.join(folder, program)) for folder in folders):
@@ -290,37 +374,55 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_input(command: Sequence[str]) -> None:
-    """SettingsError for a Python that would read its program from where ranks have nothing, and do nothing, well."""
+    """SettingsError for a Python that would read its program from where ranks have nothing, and do
+    nothing, well.
+    """
     if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
         rest = [word for word in command[1:] if word not in _PLAIN]
         if not rest or re.fullmatch(r"-|/dev/stdin|/(dev|proc/self)/fd/\d+", rest[0]):
             place = rest[0] if rest and rest[0] != "-" else "standard input"
             raise SettingsError(
-                f"{' '.join(command)!r} would read the program from {place}, "
-                "and ranks have nothing there: their standard input is empty, and no open file goes to them. "
-                "Write the program to a file, or give it by python -c"
+                f"{' '.join(command)!r} would read the program from {place}, and ranks have nothing"
+                " there: their standard input is empty, and no open file goes to them. Write the"
+                " program to a file, or give it by python -c"
             )
 
 
 def _not_found(program: str, rest: Sequence[str]) -> str:
     line = " ".join([program, *rest])
     if not program:
-        return "the first word of the command is empty: is it a variable of the shell that is not set?"
+        return (
+            "the first word of the command is empty: is it a variable of the shell that is not set?"
+        )
     if os.path.isdir(program):
         return f"{program!r} is a folder, not a program"
     if " " in program:
-        return f"there is no program {program!r}; a command stands without quotes: farandole run -np N {line}"
+        return (
+            f"there is no program {program!r}; a command stands without quotes: farandole run -np N"
+            f" {line}"
+        )
     if program.endswith(".py"):
         return f"a script needs its interpreter in front: farandole run -np N python {line}"
     if os.path.isfile(program):
         path = program if os.path.dirname(program) else f"./{program}"
         if os.access(program, os.X_OK):
-            return f"{program!r} is a file in this folder, which programs are not looked for in: write {path}"
-        return f"{program!r} is a file that cannot be executed; chmod +x {program}, or put its interpreter in front"
+            return (
+                f"{program!r} is a file in this folder, which programs are not looked for in: write"
+                f" {path}"
+            )
+        return (
+            f"{program!r} is a file that cannot be executed; chmod +x {program}, or put its"
+            " interpreter in front"
+        )
     if program in _SHELL:
-        return f"{program!r} is a word of the shell, not a program: farandole run -np N bash -c '...'"
+        return (
+            f"{program!r} is a word of the shell, not a program: farandole run -np N bash -c '...'"
+        )
     if re.match(r"[A-Za-z_]\w*=", program):
-        return f"a variable stands in front of farandole, and every rank has it: {program} farandole run ..."
+        return (
+            f"a variable stands in front of farandole, and every rank has it: {program} farandole"
+            " run ..."
+        )
     if program[0] in LONG_DASHES:
         return f"{program!r} begins with a long dash, as texts have it; options begin with - or --"
     if program in ("True", "False"):

@@ -11,15 +11,23 @@ EXAMPLE = "farandole timeline merge trace.json trace.json.rank1 -o merged.json"
 
 
 def parser() -> Parser:
-    found = Parser(prog="farandole timeline", description="Merge the timelines that ranks wrote.", example=EXAMPLE)
+    found = Parser(
+        prog="farandole timeline",
+        description="Merge the timelines that ranks wrote.",
+        example=EXAMPLE,
+    )
     found.add_argument(
         "action",
         type=one_of(("merge",)),
         choices=("merge",),
         help="merge: several files become one, for chrome://tracing",
     )
-    found.add_argument("files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ...")
-    found.add_argument("-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes")
+    found.add_argument(
+        "files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ..."
+    )
+    found.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes"
+    )
     return found
 
 

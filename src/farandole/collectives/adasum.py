@@ -1,12 +1,14 @@
-"""Adasum: a sum in which vectors that agree count once, and vectors that have nothing in common are added up.
+"""Adasum: a sum in which vectors that agree count once, and vectors that have nothing in common are
+added up.
 
-Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more are taken in pairs, and
-the results again: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more are
+taken in pairs, and the results again: Maleki et al., "Scaling Distributed Training with Adaptive
+Summation", MLSys 2021.
 
-For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the dot products of
-all pairs of them. So every rank takes a segment of everybody's vectors and computes its part of these products; their
-sum gives all ranks the same weights, and each combines its segment once. That moves as many bytes as a ring, works for
-any number of ranks, and rounds once.
+For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the
+dot products of all pairs of them. So every rank takes a segment of everybody's vectors and computes
+its part of these products; their sum gives all ranks the same weights, and each combines its
+segment once. That moves as many bytes as a ring, works for any number of ranks, and rounds once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _NOISE = 1e-14  # a square below this part of its terms' sum is zero, but for ro
 
 
 def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.0) -> None:
-    """The Adasum of each buffer (all of one floating point type), times ``scale``. The same bits on all ranks."""
+    """The Adasum of each buffer (all of one floating point type), times ``scale``. The same bits on
+    all ranks.
+    """
     size = transport.size
     if not buffers or size == 1:
         for data, out, dtype in buffers:
@@ -47,10 +51,11 @@ def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.
 
 
 def weights(products: Array) -> list[float]:
-    """How much of each vector is in the Adasum of all. ``products``: the dot product of every two of them.
+    """How much of each vector is in the Adasum of all. ``products``: the dot product of every two
+    of them.
 
-    Neighbours are paired first. Where the number is no power of two, the last ones are paired with the first ones
-    before that.
+    Neighbours are paired first. Where the number is no power of two, the last ones are paired with
+    the first ones before that.
     """
     size = len(products)
     vectors = list(np.eye(size))
@@ -60,7 +65,10 @@ def weights(products: Array) -> list[float]:
             vectors[extra - power] = _pair(vectors[extra - power], vectors[extra], products)
         del vectors[power:]
         while len(vectors) > 1:
-            vectors = [_pair(one, two, products) for one, two in zip(vectors[::2], vectors[1::2], strict=True)]
+            vectors = [
+                _pair(one, two, products)
+                for one, two in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
     return [float(weight) for weight in vectors[0]]
 
 
@@ -103,34 +111,48 @@ def _wide(values: Array, dtype: DType) -> Array:
     return (widen(values, dtype) if dtype.is_half else values).astype(np.float64)
 
 
-def _deal(transport: Transport, buffers: Sequence[Buffer], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
+def _deal(
+    transport: Transport, buffers: Sequence[Buffer], counts: Sequence[Sequence[int]]
+) -> list[list[Array]]:
     """Per buffer, everybody's segment that is this rank's to combine."""
     size, rank, itemsize = transport.size, transport.rank, buffers[0].dtype.itemsize
-    pieces = [np.split(data, np.cumsum(count)[:-1]) for (data, _, _), count in zip(buffers, counts, strict=True)]
+    pieces = [
+        np.split(data, np.cumsum(count)[:-1])
+        for (data, _, _), count in zip(buffers, counts, strict=True)
+    ]
     send = np.concatenate([piece[peer] for peer in range(size) for piece in pieces])
     mine = [count[rank] for count in counts]
     receive = np.empty(size * sum(mine), send.dtype)
     sends = [itemsize * sum(count[peer] for count in counts) for peer in range(size)]
-    transport.alltoall(send.view(np.uint8), sends, receive.view(np.uint8), [itemsize * sum(mine)] * size)
+    transport.alltoall(
+        send.view(np.uint8), sends, receive.view(np.uint8), [itemsize * sum(mine)] * size
+    )
     rows = receive.reshape(size, sum(mine))
     ends = np.cumsum(mine)
     return [list(rows[:, end - count : end]) for end, count in zip(ends, mine, strict=True)]
 
 
 def _collect(
-    transport: Transport, buffers: Sequence[Buffer], counts: Sequence[Sequence[int]], segments: Sequence[Array]
+    transport: Transport,
+    buffers: Sequence[Buffer],
+    counts: Sequence[Sequence[int]],
+    segments: Sequence[Array],
 ) -> None:
     """Put everybody's combined segments together."""
     itemsize = buffers[0].dtype.itemsize
     send = np.concatenate(segments)
     receive = np.empty(sum(sum(count) for count in counts), send.dtype)
     totals = [sum(count[peer] for count in counts) for peer in range(transport.size)]
-    transport.allgather(send.view(np.uint8), receive.view(np.uint8), [itemsize * total for total in totals])
+    transport.allgather(
+        send.view(np.uint8), receive.view(np.uint8), [itemsize * total for total in totals]
+    )
     place = 0
     firsts = [0] * len(buffers)
     for peer in range(transport.size):
         for index, count in enumerate(counts):
             length = count[peer]
-            buffers[index].out[firsts[index] : firsts[index] + length] = receive[place : place + length]
+            buffers[index].out[firsts[index] : firsts[index] + length] = receive[
+                place : place + length
+            ]
             firsts[index] += length
             place += length

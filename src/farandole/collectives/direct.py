@@ -1,9 +1,10 @@
 """Everybody talks to everybody: one latency, the cost that counts for small messages.
 
-The exchange is the pairwise one of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-operations in MPICH", IJHPCA 19 (2005): in step i a rank sends to ``rank + i`` and receives from ``rank - i``. What a
-link takes without waiting is sent to all first, so that the steps cost one latency together. Reductions are computed
-by every rank in rank order: the same bits everywhere.
+The exchange is the pairwise one of Thakur, Rabenseifner and Gropp, "Optimization of collective
+communication operations in MPICH", IJHPCA 19 (2005): in step i a rank sends to ``rank + i`` and
+receives from ``rank - i``. What a link takes without waiting is sent to all first, so that the
+steps cost one latency together. Reductions are computed by every rank in rank order: the same bits
+everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def exchange(link: Link, sends: Sequence[Array], receives: Sequence[Array]) -> None:
-    """``sends[i]`` goes to rank i and ``receives[i]`` comes from rank i (uint8); our own part is not touched."""
+    """``sends[i]`` goes to rank i and ``receives[i]`` comes from rank i (uint8); our own part is
+    not touched.
+    """
     rank, size = link.rank, link.size
     steps = [((rank + i) % size, (rank - i) % size) for i in range(1, size)]
     if max(len(sends[dst]) for dst, _ in steps) <= link.ahead and size > 2:
@@ -36,11 +39,14 @@ def exchange(link: Link, sends: Sequence[Array], receives: Sequence[Array]) -> N
             link.sendrecv(sends[dst], dst, receives[src], src)
 
 
-def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
+def allreduce(
+    link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     mine = data.read(0, data.size)
     parts = [
-        mine if rank == link.rank else scratch.take(("part", rank), len(mine), mine.dtype) for rank in range(link.size)
+        mine if rank == link.rank else scratch.take(("part", rank), len(mine), mine.dtype)
+        for rank in range(link.size)
     ]
     exchange(link, [mine.view(np.uint8)] * link.size, [part.view(np.uint8) for part in parts])
     target = out.view(0, out.size)
@@ -53,14 +59,27 @@ def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType,
 
 
 def reducescatter(
-    link: Link, data: Array, out: Array, counts: Sequence[int], dtype: DType, op: ReduceOp, scale: float
+    link: Link,
+    data: Array,
+    out: Array,
+    counts: Sequence[int],
+    dtype: DType,
+    op: ReduceOp,
+    scale: float,
 ) -> None:
-    """Reduce ``data`` and write the segment of this rank to ``out`` (which may be its memory in ``data``)."""
+    """Reduce ``data`` and write the segment of this rank to ``out`` (which may be its memory in
+    ``data``).
+    """
     segments = np.split(data, np.cumsum(counts)[:-1])
     parts = [
-        segments[rank] if rank == link.rank else np.empty(counts[link.rank], data.dtype) for rank in range(link.size)
+        segments[rank] if rank == link.rank else np.empty(counts[link.rank], data.dtype)
+        for rank in range(link.size)
     ]
-    exchange(link, [segment.view(np.uint8) for segment in segments], [part.view(np.uint8) for part in parts])
+    exchange(
+        link,
+        [segment.view(np.uint8) for segment in segments],
+        [part.view(np.uint8) for part in parts],
+    )
     if len(out) and link.rank > 1 and np.may_share_memory(out, data):  # see ``allreduce``
         result = np.empty_like(out)
         kernels.reduce_into(result, parts, op, dtype, scale)

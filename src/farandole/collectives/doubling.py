@@ -1,10 +1,13 @@
-"""Recursive doubling: in step i a rank exchanges all that it has with the one whose number differs in bit i.
+"""Recursive doubling: in step i a rank exchanges all that it has with the one whose number differs
+in bit i.
 
-``log2(size)`` latencies, for small messages of many ranks: Thakur, Rabenseifner and Gropp, "Optimization of collective
-communication operations in MPICH", IJHPCA 19 (2005). Of a number of ranks that is no power of two, those beyond it
-hand their elements to a partner first, and are handed the result.
+``log2(size)`` latencies, for small messages of many ranks: Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Of a number of
+ranks that is no power of two, those beyond it hand their elements to a partner first, and are
+handed the result.
 
-Both ranks of a pair combine the same two partial results in the same order: the same bits everywhere.
+Both ranks of a pair combine the same two partial results in the same order: the same bits
+everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
+def allreduce(
+    link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     rank, kind = link.rank, kernels.accumulator(dtype, scale)
     pairs = 1 << (link.size.bit_length() - 1)
@@ -48,7 +53,9 @@ def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType,
         out.write(0, result)
 
 
-def _combine(link: Link, mine: Array, theirs: Array, peer: int, op: ReduceOp, *, exchange: bool) -> None:
+def _combine(
+    link: Link, mine: Array, theirs: Array, peer: int, op: ReduceOp, *, exchange: bool
+) -> None:
     """Receive the partial result of ``peer``, in exchange for ours or not, and add it to ours."""
     link.sendrecv(mine.view(np.uint8) if exchange else None, peer, theirs.view(np.uint8), peer)
     left, right = (mine, theirs) if link.rank < peer else (theirs, mine)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Scratch:
-    """Pieces of memory by name, kept from one call to the next: fresh memory costs a page fault every 4 KiB."""
+    """Pieces of memory by name, kept from one call to the next: fresh memory costs a page fault
+    every 4 KiB.
+    """
 
     def __init__(self) -> None:
         self._pieces: dict[object, Array] = {}
@@ -29,7 +31,9 @@ class Scratch:
 
 
 class Flat:
-    """Arrays laid end to end (of one dtype, at least one); a range inside one of them is not copied."""
+    """Arrays laid end to end (of one dtype, at least one); a range inside one of them is not
+    copied.
+    """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = [array for array in arrays if len(array)] or list(arrays[:1])

@@ -1,12 +1,13 @@
 """Several hosts: each byte of a host crosses the network once, whichever rank it is of.
 
-An allreduce is a reduce-scatter in shared memory, then an allreduce of each slice among the ranks that hold it (one
-per host, all at the same time), then an all-gather in shared memory; see Horovod's torus allreduce and Cho et al.,
-"BlueConnect" (MLSys 2019). There are as many slices as the host with the fewest ranks has; on larger hosts the other
-ranks take part in shared memory only. A composition of transports, not a kind of one: any two will do.
+An allreduce is a reduce-scatter in shared memory, then an allreduce of each slice among the ranks
+that hold it (one per host, all at the same time), then an all-gather in shared memory; see
+Horovod's torus allreduce and Cho et al., "BlueConnect" (MLSys 2019). There are as many slices as
+the host with the fewest ranks has; on larger hosts the other ranks take part in shared memory only.
+A composition of transports, not a kind of one: any two will do.
 
-A large one goes in pieces: while a thread of its own moves one between the hosts, the next one is reduced in shared
-memory, and the one before is gathered.
+A large one goes in pieces: while a thread of its own moves one between the hosts, the next one is
+reduced in shared memory, and the one before is gathered.
 """
 
 from __future__ import annotations
@@ -31,20 +32,31 @@ if TYPE_CHECKING:
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.BOOL)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
-PIECE, LARGEST = 4 << 20, 16 << 20  # bytes that are between the hosts at a time, for each connection of two ranks
-TURNS = 4  # pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits
-SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"  # the parts of an allreduce
+# bytes that are between the hosts at a time, for each connection of two ranks
+PIECE, LARGEST = 4 << 20, 16 << 20
+# pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits
+TURNS = 4
+# the parts of an allreduce
+SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"
 
 
 class Hierarchical:
-    """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one of each host, those
-    with this rank's index on its host (None: not every host has one). All but allreduce goes over ``flat``."""
+    """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one
+    of each host, those with this rank's index on its host (None: not every host has one). All but
+    allreduce goes over ``flat``.
+    """
 
     def __init__(
-        self, flat: Transport, local: Transport, cross: Transport | None, hosts: Sequence[Sequence[int]],
+        self,
+        flat: Transport,
+        local: Transport,
+        cross: Transport | None,
+        hosts: Sequence[Sequence[int]],
         streams: int = 1,
-    ) -> None:  # fmt: skip
-        """``hosts``: the ranks of each host; ``streams``: connections between two ranks of different hosts."""
+    ) -> None:
+        """``hosts``: the ranks of each host; ``streams``: connections between two ranks of
+        different hosts.
+        """
         self._streams = streams
         self._neighbours = next(host for host in hosts if flat.rank in host)
         self._slices = slices(hosts)
@@ -56,7 +68,11 @@ class Hierarchical:
         self._parts: Parts | None = None
         self._slots = [np.empty(0, np.uint8)] * 2
         self._lane = Lane(f"farandole-hosts-{flat.rank}")
-        self.allgather, self.broadcast, self.alltoall = flat.allgather, flat.broadcast, flat.alltoall
+        self.allgather, self.broadcast, self.alltoall = (
+            flat.allgather,
+            flat.broadcast,
+            flat.alltoall,
+        )
         self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
 
     def allocate(self, nbytes: int) -> Array:
@@ -83,9 +99,13 @@ class Hierarchical:
         if whole is not buffers[0]:
             _deal_out(whole.out, buffers)
 
-    def by_hosts(self, whole: Array, dtype: DType, between: Callable[[Array, int, Transport], None]) -> None:
-        """Add up all ranks' ``whole``, in its place; the sums of the hosts by ``between``, which adds up a slice in its
-        place. It is given the slice, where that begins in ``whole``, and a transport of one rank of each host."""
+    def by_hosts(
+        self, whole: Array, dtype: DType, between: Callable[[Array, int, Transport], None]
+    ) -> None:
+        """Add up all ranks' ``whole``, in its place; the sums of the hosts by ``between``, which
+        adds up a slice in its place. It is given the slice, where that begins in ``whole``, and a
+        transport of one rank of each host.
+        """
         buffer, cross = Buffer(whole, whole, dtype), self.cross
         with self._together():
             counts, slice_ = self._scatter(buffer, ReduceOp.SUM)
@@ -111,7 +131,8 @@ class Hierarchical:
         try:
             yield
         except BaseException as error:
-            self.abort(str(error))  # who waits on another of the wires, also our own thread, does not know yet
+            # who waits on another of the wires, also our own thread, does not know yet
+            self.abort(str(error))
             self._lane.finish()
             raise
 
@@ -130,15 +151,18 @@ class Hierarchical:
 
     def _scatter(self, whole: Buffer, op: ReduceOp) -> tuple[list[int], Array]:
         """This host's sum of this rank's slice, with the elements of every local rank's."""
-        counts = kernels.shares(len(whole.data), self._slices) + [0] * (self.local.size - self._slices)
+        counts = kernels.shares(len(whole.data), self._slices) + [0] * (
+            self.local.size - self._slices
+        )
         slice_ = self._slice(counts[0], whole.data.dtype)[: counts[self.local.rank]]
         part = Buffer(whole.data, slice_, whole.dtype)
         self._do(SCATTER, lambda: self.local.reducescatter(part, counts, op))
         return counts, slice_
 
     def _slice(self, length: int, dtype: np.dtype[Any]) -> Array:
-        """Memory for a slice of so many elements, which every rank of this host can read. It is taken again at the
-        next but one: by then all have read it."""
+        """Memory for a slice of so many elements, which every rank of this host can read. It is
+        taken again at the next but one: by then all have read it.
+        """
         nbytes = length * dtype.itemsize
         if len(self._slots[0]) < nbytes:
             self._slots = [self.local.allocate(1 << (nbytes - 1).bit_length()) for _ in self._slots]
@@ -153,7 +177,10 @@ class Hierarchical:
 
     def _gather(self, whole: Buffer, counts: Sequence[int], slice_: Array) -> None:
         sizes = [count * whole.dtype.itemsize for count in counts]
-        self._do(GATHER, lambda: self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes))
+        self._do(
+            GATHER,
+            lambda: self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes),
+        )
 
     def _do(self, part: str, work: Callable[[], None]) -> None:
         """One part of an allreduce, and its times to whom they interest."""
@@ -170,7 +197,8 @@ class Hierarchical:
         return cast(Streaming, self.flat).streams()
 
     def report_waits(self, report: Report) -> None:
-        lock = threading.Lock()  # one thread waits for neighbours while another waits for counterparts
+        # one thread waits for neighbours while another waits for counterparts
+        lock = threading.Lock()
 
         def one_at_a_time(ranks: Sequence[int], seconds: float) -> None:
             with lock:
@@ -212,7 +240,9 @@ def _pieces(whole: Buffer, nbytes: int) -> list[Buffer]:
     return pieces
 
 
-def _report_of(report: Report, numbers: Sequence[int], ranks: Sequence[int], seconds: float) -> None:
+def _report_of(
+    report: Report, numbers: Sequence[int], ranks: Sequence[int], seconds: float
+) -> None:
     report([numbers[rank] for rank in ranks], seconds)
 
 

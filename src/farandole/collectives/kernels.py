@@ -1,7 +1,8 @@
 """The arithmetic that every wire shares: reduce some parts, elementwise, in a fixed order.
 
-Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit floats are widened
-to float32, summed there and rounded once; integers that are scaled are summed in int64.
+Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit
+floats are widened to float32, summed there and rounded once; integers that are scaled are summed in
+int64.
 """
 
 from __future__ import annotations
@@ -29,21 +30,29 @@ _UFUNCS: dict[ReduceOp, Any] = {
 
 
 def quiet() -> np.errstate:
-    """Gradients that overflow become infinite without a word from numpy: to see that is the optimizer's business."""
+    """Gradients that overflow become infinite without a word from numpy: to see that is the
+    optimizer's business.
+    """
     return np.errstate(all="ignore")
 
 
-def reduce_into(out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0) -> None:
+def reduce_into(
+    out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0
+) -> None:
     """``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
 
-    Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts, no other.
+    Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts,
+    no other.
     """
     with quiet():
         reducer(op, dtype, scale)(out, parts)
 
 
-def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, Sequence[Array]], None]:
-    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk after chunk.
+def reducer(
+    op: ReduceOp, dtype: DType, scale: float = 1.0
+) -> Callable[[Array, Sequence[Array]], None]:
+    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk
+    after chunk.
 
     The caller sees to it that numpy is ``quiet()``: once, rather than for each chunk.
     """
@@ -53,7 +62,9 @@ def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, 
     if scale == 1.0:
         return partial(_reduce_plain, ufunc=ufunc, factor=None)
     if dtype.is_float:
-        with quiet():  # numpy is quicker with an array of the type than with a number whose type it has to find out
+        # numpy is quicker with an array of the type than with a number whose type it has to find
+        # out
+        with quiet():
             return partial(_reduce_plain, ufunc=ufunc, factor=np.array(scale, dtype.storage))
     return partial(_reduce_wide, ufunc=ufunc, scale=scale)
 
@@ -77,7 +88,9 @@ def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -
 
 
 def scale_into(out: Array, values: Array, scale: float) -> None:
-    """``out = scale * values``; into integers it is truncated toward zero (Horovod's rule), exactly where possible."""
+    """``out = scale * values``; into integers it is truncated toward zero (Horovod's rule), exactly
+    where possible.
+    """
     if out.dtype.kind == "f":
         np.multiply(values, scale, out=out, casting="unsafe")
         return
@@ -97,12 +110,16 @@ def divisor_of(scale: float) -> int:
 
 
 def halves(values: Any) -> tuple[Any, Any]:
-    """The upper and the lower 32 bits of int64 ``values``: sums of them fit where the sum of the values does not."""
+    """The upper and the lower 32 bits of int64 ``values``: sums of them fit where the sum of the
+    values does not.
+    """
     return values >> 32, values & 0xFFFFFFFF
 
 
 def average_of_halves(high: Any, low: Any, count: int) -> Any:
-    """The sum, given as sums of ``halves``, by ``count``; truncated toward zero. Arrays, or tensors of PyTorch."""
+    """The sum, given as sums of ``halves``, by ``count``; truncated toward zero. Arrays, or tensors
+    of PyTorch.
+    """
     quotient = high // count
     rest = ((high - quotient * count) << 32) + low
     carried = rest // count
@@ -112,12 +129,16 @@ def average_of_halves(high: Any, low: Any, count: int) -> Any:
 
 
 def scaled_halves(high: Any, low: Any, scale: float) -> Any:
-    """``scale`` times the sum, given as sums of ``halves``: integers, exact, for a scale of 1/n; else float64. Arrays,
-    or tensors of PyTorch."""
+    """``scale`` times the sum, given as sums of ``halves``: integers, exact, for a scale of 1/n;
+    else float64. Arrays, or tensors of PyTorch.
+    """
     divisor = divisor_of(scale)
     if divisor:
         return average_of_halves(high, low, divisor)
-    wide, rest = (half.astype(float) if isinstance(half, np.ndarray) else half.double() for half in (high, low))
+    wide, rest = (
+        half.astype(float) if isinstance(half, np.ndarray) else half.double()
+        for half in (high, low)
+    )
     return (wide * 2.0**32 + rest) * scale
 
 
@@ -144,7 +165,9 @@ def combine_into(out: Array, left: Array, right: Array, op: ReduceOp) -> None:
 
 
 def close_into(out: Array, total: Array, dtype: DType, scale: float) -> None:
-    """Scale the last partial result and round it into ``out``. ``total`` may be ``out``, and may be overwritten."""
+    """Scale the last partial result and round it into ``out``. ``total`` may be ``out``, and may be
+    overwritten.
+    """
     if dtype.is_half:
         if scale != 1.0:
             with quiet():
@@ -168,7 +191,9 @@ def widen(values: Array, dtype: DType) -> Array:
 
 
 def narrow_into(out: Array, values: Array, dtype: DType) -> None:
-    """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN stays NaN."""
+    """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN
+    stays NaN.
+    """
     if dtype is DType.FLOAT16:
         with quiet():
             np.copyto(out, values, casting="unsafe")
@@ -181,7 +206,9 @@ def narrow_into(out: Array, values: Array, dtype: DType) -> None:
         out[nan] = ((bits[nan] >> 16) | 0x40).astype(np.uint16)
 
 
-def _reduce_half(out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, scale: float) -> None:
+def _reduce_half(
+    out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, scale: float
+) -> None:
     total = widen(parts[0], dtype)
     with quiet():
         for part in parts[1:]:
@@ -192,6 +219,8 @@ def _reduce_half(out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, s
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """``total`` rows dealt to ``parts`` ranks: the remainder goes one each to the first ranks (Horovod's rule)."""
+    """``total`` rows dealt to ``parts`` ranks: the remainder goes one each to the first ranks
+    (Horovod's rule).
+    """
     base, extra = divmod(total, parts)
     return [base + (rank < extra) for rank in range(parts)]

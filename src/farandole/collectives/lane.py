@@ -1,4 +1,6 @@
-"""A second thread that works beside its owner, so that two wires of a rank can move data at once."""
+"""A second thread that works beside its owner, so that two wires of a rank can move data at
+once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ Work = Callable[[], None]
 
 
 class Lane:
-    """Does pieces of work one after the other. ``start`` queues one, ``wait`` returns when the oldest is done. Both are
-    called from one thread; the thread behind the lane begins with the first work."""
+    """Does pieces of work one after the other. ``start`` queues one, ``wait`` returns when the
+    oldest is done. Both are called from one thread; the thread behind the lane begins with the
+    first work.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

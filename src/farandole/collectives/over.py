@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 SMALL = 1 << 18  # bytes up to which a message goes to everybody directly where that is cheapest
-LATENCY = 12 << 10  # bytes that 1 Gbit/s sends in 0.1 ms, the time from a program to another one on the next host
+# bytes that 1 Gbit/s sends in 0.1 ms, the time from a program to another one on the next host
+LATENCY = 12 << 10
 MESSAGE = 2 << 10  # bytes whose sending costs as much as the system calls for a message
 
 
@@ -27,8 +28,9 @@ MESSAGE = 2 << 10  # bytes whose sending costs as much as the system calls for a
 def cheapest(nbytes: int, size: int) -> ModuleType:
     """The algorithm for an allreduce of ``nbytes`` among ``size`` ranks. Pure.
 
-    The costs are those of Thakur, Rabenseifner and Gropp (see ``doubling``): steps times latency and bytes that a rank
-    sends, both in bytes; from ``SMALL`` on only the ring is left, which reduces while it receives.
+    The costs are those of Thakur, Rabenseifner and Gropp (see ``doubling``): steps times latency
+    and bytes that a rank sends, both in bytes; from ``SMALL`` on only the ring is left, which
+    reduces while it receives.
     """
     pairs = size.bit_length() - 1
     steps = pairs if size == 1 << pairs else pairs + 2
@@ -45,7 +47,9 @@ def over(wire: Link | Transport) -> Transport:
 
 
 class Collectives:
-    """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they pick the same."""
+    """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they
+    pick the same.
+    """
 
     def __init__(self, link: Link) -> None:
         self.rank, self.size = link.rank, link.size
@@ -65,7 +69,10 @@ class Collectives:
             for buffer in buffers:
                 kernels.reduce_into(buffer.out, [buffer.data], op, dtype, scale)
             return
-        data, out = Flat([buffer.data for buffer in buffers]), Flat([buffer.out for buffer in buffers])
+        data, out = (
+            Flat([buffer.data for buffer in buffers]),
+            Flat([buffer.out for buffer in buffers]),
+        )
         if data.size:
             algorithm = cheapest(data.size * data.dtype.itemsize, self.size)
             algorithm.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
@@ -88,21 +95,27 @@ class Collectives:
         else:
             tree.pipelined_broadcast(self.link, data, root)
 
-    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> None:
         sends = np.split(send, np.cumsum(send_counts)[:-1])
         receives = np.split(receive, np.cumsum(receive_counts)[:-1])
         receives[self.rank][:] = sends[self.rank]
         if self.size > 1:
             direct.exchange(self.link, sends, receives)
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
+    ) -> None:
         data, out, dtype = buffer
         if self.size == 1:
             kernels.reduce_into(out, [data], op, dtype, scale)
         elif data.nbytes <= SMALL:
             direct.reducescatter(self.link, data, out, counts, dtype, op, scale)
         else:
-            ring.reducescatter(self.link, Flat([data]), Flat([out]), counts, self._scratch, dtype, op, scale)
+            ring.reducescatter(
+                self.link, Flat([data]), Flat([out]), counts, self._scratch, dtype, op, scale
+            )
 
     def barrier(self) -> None:
         tree.barrier(self.link)
@@ -117,8 +130,8 @@ class Collectives:
         if isinstance(self.link, Streaming):
             return self.link.streams()
         raise RequestError(
-            f"this wire ({type(self.link).__name__}) has no messages from one rank to another (send, recv): use "
-            "--transport auto (FARANDOLE_TRANSPORT)"
+            f"this wire ({type(self.link).__name__}) has no messages from one rank to another"
+            " (send, recv): use --transport auto (FARANDOLE_TRANSPORT)"
         )
 
     def report_waits(self, report: Report) -> None:

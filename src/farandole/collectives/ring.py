@@ -1,17 +1,19 @@
 """Rings: every rank talks to its two neighbours only, and moves as few bytes as can be.
 
-Allreduce is a reduce-scatter followed by an allgather, each of ``size - 1`` steps: Patarasuk and Yuan, "Bandwidth
-optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009). The allgather alone is the ring of
-Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
+Allreduce is a reduce-scatter followed by an allgather, each of ``size - 1`` steps: Patarasuk and
+Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009). The
+allgather alone is the ring of Thakur, Rabenseifner and Gropp, "Optimization of collective
+communication operations in MPICH", IJHPCA 19 (2005).
 
-Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. All messages of all
-groups make one sequence, in which message t + 1 never needs the content of message t; so it is sent while message t is
-still being received and reduced. That takes a link on which a send may run ahead of its receive (``link.ahead``);
-on others send and receive go in step. Where more may be on its way, there are more chunks: with n of them, message
-t + n - 1 does not need message t, and a link of long latency is never idle.
+Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. All
+messages of all groups make one sequence, in which message t + 1 never needs the content of message
+t; so it is sent while message t is still being received and reduced. That takes a link on which a
+send may run ahead of its receive (``link.ahead``); on others send and receive go in step. Where
+more may be on its way, there are more chunks: with n of them, message t + n - 1 does not need
+message t, and a link of long latency is never idle.
 
-Partial results travel in the accumulator's type (float32 for half types), so that there is one rounding, by the rank
-that finishes a segment; everybody else gets his bits.
+Partial results travel in the accumulator's type (float32 for half types), so that there is one
+rounding, by the rank that finishes a segment; everybody else gets his bits.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from farandole.contracts import Link
     from farandole.types import Array
 
-CHUNK = 1 << 20  # bytes of a message: small enough for the caches, large enough to hide Python's part
+# bytes of a message: small enough for the caches, large enough to hide Python's part
+CHUNK = 1 << 20
 WHOLE = 1 << 17  # elements of a segment that are sent as one message
 
 Range = tuple[int, int]
@@ -39,7 +42,9 @@ Group = list[list[Range]]  # [chunk][segment] -> elements
 
 
 class Step(NamedTuple):
-    """One message of the sequence: which of the chunks, which segments go out and come in, in which phase."""
+    """One message of the sequence: which of the chunks, which segments go out and come in, in which
+    phase.
+    """
 
     group: Group
     chunk: int
@@ -48,20 +53,27 @@ class Step(NamedTuple):
 
 
 def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Group]:
-    """``total`` elements, cut into groups of ``size`` segments of ``chunks`` chunks of at most ``chunk`` elements."""
+    """``total`` elements, cut into groups of ``size`` segments of ``chunks`` chunks of at most
+    ``chunk`` elements.
+    """
     count = max(1, -(-total // (chunks * size * chunk)))
     start = 0
     for length in kernels.shares(total, count):
-        used = min(chunks, max(1, -(-length // (size * min(WHOLE, chunk)))))  # more are not worth their messages
+        # more are not worth their messages
+        used = min(chunks, max(1, -(-length // (size * min(WHOLE, chunk)))))
         shares, empty = kernels.shares(length, used * size), [0] * (chunks - used)
-        parts = [part for seg in range(size) for part in (*shares[seg * used : (seg + 1) * used], *empty)]
+        parts = [
+            part for seg in range(size) for part in (*shares[seg * used : (seg + 1) * used], *empty)
+        ]
         cuts = list(pairwise(np.cumsum([start, *parts]).tolist()))
         yield [cuts[index::chunks] for index in range(chunks)]
         start += length
 
 
 def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[Group]:
-    """Segments of ``counts`` elements, every group taking up to ``chunks`` chunks from each of them."""
+    """Segments of ``counts`` elements, every group taking up to ``chunks`` chunks from each of
+    them.
+    """
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
 
     def cut(index: int) -> list[Range]:
@@ -74,7 +86,9 @@ def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[Gr
         yield [cut(index + which) for which in range(chunks)]
 
 
-def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
+def allreduce(
+    link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     width = kernels.accumulator(dtype, scale).itemsize
     groups = even_groups(data.size, link.size, max(1, CHUNK // width), chunks_of(link))
@@ -82,12 +96,21 @@ def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType,
 
 
 def reducescatter(
-    link: Link, data: Flat, out: Flat, counts: Sequence[int], scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+    link: Link,
+    data: Flat,
+    out: Flat,
+    counts: Sequence[int],
+    scratch: Scratch,
+    dtype: DType,
+    op: ReduceOp,
+    scale: float,
 ) -> None:
     """Reduce ``data`` and write the segment of this rank to ``out``."""
     width = kernels.accumulator(dtype, scale).itemsize
     groups = ragged_groups(counts, max(1, CHUNK // width), chunks_of(link))
-    _Ring(link, data, out, sum(counts[: link.rank]), scratch, dtype, op, scale).run(groups, gather=False)
+    _Ring(link, data, out, sum(counts[: link.rank]), scratch, dtype, op, scale).run(
+        groups, gather=False
+    )
 
 
 def chunks_of(link: Link) -> int:
@@ -96,11 +119,20 @@ def chunks_of(link: Link) -> int:
 
 
 class _Ring:
-    """One run. ``data`` and ``out`` may share memory: an element of ``out`` is written only when its value in
-    ``data`` has been used."""
+    """One run. ``data`` and ``out`` may share memory: an element of ``out`` is written only when
+    its value in ``data`` has been used.
+    """
 
     def __init__(
-        self, link: Link, data: Flat, out: Flat, base: int, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+        self,
+        link: Link,
+        data: Flat,
+        out: Flat,
+        base: int,
+        scratch: Scratch,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float,
     ) -> None:
         self.link, self.rank, self.size = link, link.rank, link.size
         self.right, self.left = (link.rank + 1) % link.size, (link.rank - 1) % link.size
@@ -108,16 +140,19 @@ class _Ring:
         self.dtype, self.op, self.scale = dtype, op, scale
         self.partial_type = kernels.accumulator(dtype, scale)
         self.chunks = chunks_of(link)
-        self.partials: list[Array] = [np.empty(0, self.partial_type)] * self.chunks  # the elements to send next
+        # the elements to send next
+        self.partials: list[Array] = [np.empty(0, self.partial_type)] * self.chunks
         self.scratch = scratch
 
     def run(self, groups: Iterator[Group], *, gather: bool) -> None:
         phases = (False, True) if gather else (False,)
         steps = (
             Step(group, chunk, step, phase)
-            for group in groups for phase in phases for step in range(self.size - 1)
+            for group in groups
+            for phase in phases
+            for step in range(self.size - 1)
             for chunk in range(self.chunks)
-        )  # fmt: skip
+        )
         if self.link.ahead >= CHUNK:
             self._run_ahead(steps)
         else:
@@ -142,9 +177,11 @@ class _Ring:
 
     def _sendrecv(self, outgoing: Array | None, into: Array | None) -> None:
         self.link.sendrecv(
-            None if outgoing is None else outgoing.view(np.uint8), self.right,
-            None if into is None else into.view(np.uint8), self.left,
-        )  # fmt: skip
+            None if outgoing is None else outgoing.view(np.uint8),
+            self.right,
+            None if into is None else into.view(np.uint8),
+            self.left,
+        )
 
     def _outgoing(self, step: Step) -> Array:
         lo, hi = self._sent(step)
@@ -159,9 +196,14 @@ class _Ring:
         lo, hi = self._received(step)
         if step.gather:
             view = self.out.view(lo - self.base, hi - self.base)
-            return self._scratch("gather", step.chunk, hi - lo, self.out.dtype) if view is None else view
+            return (
+                self._scratch("gather", step.chunk, hi - lo, self.out.dtype)
+                if view is None
+                else view
+            )
         kind = self.partial_type if step.step else self.data.dtype
-        return self._scratch(step.step % 2, step.chunk, hi - lo, kind)  # what is on its way stands in the other one
+        # what is on its way stands in the other one
+        return self._scratch(step.step % 2, step.chunk, hi - lo, kind)
 
     def _arrived(self, step: Step, into: Array) -> None:
         lo, hi = self._received(step)
@@ -174,7 +216,9 @@ class _Ring:
             self._reduce(step, lo, hi, into)
 
     def _reduce(self, step: Step, lo: int, hi: int, into: Array) -> None:
-        """Add our elements to those received; at the last step the segment is finished, and ours."""
+        """Add our elements to those received; at the last step the segment is finished, and
+        ours.
+        """
         mine = self.data.read(lo, hi)
         last = step.step == self.size - 2
         if last and self.size == 2:  # two ranks have no partial results
@@ -212,7 +256,11 @@ class _Ring:
 
 
 def allgather(link: Link, parts: Sequence[Array]) -> None:
-    """Every rank's part (uint8; our own is in place already) on all ranks, passed on around the ring."""
+    """Every rank's part (uint8; our own is in place already) on all ranks, passed on around the
+    ring.
+    """
     size, right, left = link.size, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for step in range(size - 1):
-        link.sendrecv(parts[(link.rank - step) % size], right, parts[(link.rank - step - 1) % size], left)
+        link.sendrecv(
+            parts[(link.rank - step) % size], right, parts[(link.rank - step - 1) % size], left
+        )

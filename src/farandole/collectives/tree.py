@@ -1,9 +1,10 @@
 """One rank's data on all ranks, and the barrier.
 
-Small data go down a binomial tree, ``log2(size)`` latencies: Thakur, Rabenseifner and Gropp, "Optimization of
-collective communication operations in MPICH", IJHPCA 19 (2005). Large data go along a chain in chunks, so that every
-rank sends each byte once: Patarasuk, Faraj and Yuan, "Pipelined broadcast on Ethernet switched clusters", IPDPS 2006.
-The barrier is the dissemination barrier of Hensgen, Finkel and Manber, IJPP 17 (1988).
+Small data go down a binomial tree, ``log2(size)`` latencies: Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Large data go
+along a chain in chunks, so that every rank sends each byte once: Patarasuk, Faraj and Yuan,
+"Pipelined broadcast on Ethernet switched clusters", IPDPS 2006. The barrier is the dissemination
+barrier of Hensgen, Finkel and Manber, IJPP 17 (1988).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def broadcast(link: Link, data: Array, root: int) -> None:
 
 
 def pipelined_broadcast(link: Link, data: Array, root: int) -> None:
-    """The same along a chain of all ranks that starts at ``root``: a chunk is passed on while the next one comes."""
+    """The same along a chain of all ranks that starts at ``root``: a chunk is passed on while the
+    next one comes.
+    """
     size = link.size
     place = (link.rank - root) % size
     left, right = (link.rank - 1) % size, (link.rank + 1) % size

@@ -1,6 +1,8 @@
-"""The part of ``farandole-horovod`` that is not in ``farandole`` itself: Horovod's names for things, and its command.
+"""The part of ``farandole-horovod`` that is not in ``farandole`` itself: Horovod's names for
+things, and its command.
 
-The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; their behaviour is here.
+The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; their behaviour is
+here.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ HOROVOD = "0.28.1"  # the version whose API this is, and ``horovod.__version__``
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
 _ENDED = (
-    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. "
-    "The first process to do so was:"
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job"
+    " to be terminated. The first process to do so was:"
 )
 ELASTIC = "elastic jobs, whose ranks come and go"
 FIXED = (
-    "leave it out and give the number of processes and their hosts; programs with hvd.elastic.run run in a job of "
-    "fixed size, too"
+    "leave it out and give the number of processes and their hosts; programs with hvd.elastic.run"
+    " run in a job of fixed size, too"
 )
 
 
@@ -34,17 +36,20 @@ def speak_as_horovod() -> None:
 
 
 def check_alone(*names: str) -> None:
-    """Raise ImportError if the real Horovod (or sparkdl) is installed, too: both would own the same package."""
+    """Raise ImportError if the real Horovod (or sparkdl) is installed, too: both would own the same
+    package.
+    """
     for name in names:
         try:
             found = distribution(name)
         except PackageNotFoundError:
             continue
         raise ImportError(
-            f"the distribution {name!r} {found.version} is installed in {found.locate_file('')}, and farandole-horovod "
-            f"offers the same package. Only one of the two can be there. To run on Farandole: "
-            f"pip uninstall -y {name} farandole-horovod, then pip install ./compat in a clone of Farandole. To stay "
-            f"with {name}: pip uninstall -y farandole-horovod && pip install --force-reinstall {name}",
+            f"the distribution {name!r} {found.version} is installed in {found.locate_file('')},"
+            " and farandole-horovod offers the same package. Only one of the two can be there. To"
+            f" run on Farandole: pip uninstall -y {name} farandole-horovod, then pip install"
+            f" ./compat in a clone of Farandole. To stay with {name}: pip uninstall -y"
+            f" farandole-horovod && pip install --force-reinstall {name}",
             name=name,
         )
 
@@ -56,8 +61,14 @@ def missing(name: str) -> NotImplementedError:
 
 
 def in_horovods_words(error: JobFailedError) -> str:
-    """Which process ended how, as Horovod's launcher says it and programs look for it; empty if nobody did."""
-    return "" if error.rank < 0 else f"\n{_ENDED}\nProcess name: {error.rank}\nExit code: {error.exit_code}"
+    """Which process ended how, as Horovod's launcher says it and programs look for it; empty if
+    nobody did.
+    """
+    return (
+        ""
+        if error.rank < 0
+        else f"\n{_ENDED}\nProcess name: {error.rank}\nExit code: {error.exit_code}"
+    )
 
 
 def telling(function: Callable[P, T]) -> Callable[P, T]:

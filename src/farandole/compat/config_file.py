@@ -28,17 +28,26 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
     controller = content.get("controller")
     if controller is not None:
         if str(controller).lower() not in CONTROLLERS:
-            raise SettingsError(f"{path}: controller={controller!r}: No such controller supported: {controller}")
+            raise SettingsError(
+                f"{path}: controller={controller!r}: No such controller supported: {controller}"
+            )
         if not any(getattr(options, f"use_{name}") for name in CONTROLLERS):
             name = str(controller).lower()
             setattr(options, f"use_{name}", True)
-            options.from_file[f"use_{name}"] = Place(f"{path}: controller={controller!r}", (f"--{name}",))
+            options.from_file[f"use_{name}"] = Place(
+                f"{path}: controller={controller!r}", (f"--{name}",)
+            )
     for section, value in content.items():
         if section in _SECTIONS and isinstance(value, dict):
             for key, entry in value.items():
                 where = f"{path}: {section}.{key}"
                 if (section, key) == ("stall_check", "enabled"):
-                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), entry, where)
+                    _fill(
+                        options,
+                        next(flag for flag in TUNABLE if flag.no == "--stall-check"),
+                        entry,
+                        where,
+                    )
                 elif (section, key) in _BY_PLACE:
                     _fill(options, _BY_PLACE[section, key], entry, where)
                 else:
@@ -46,7 +55,9 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
         elif ("", section) in _BY_PLACE:
             _fill(options, _BY_PLACE["", section], value, f"{path}: {section}")
         elif section in _SECTIONS and value is not None:
-            raise SettingsError(f"{path}: {section}={value!r} must be a section: lines of key: value")
+            raise SettingsError(
+                f"{path}: {section}={value!r} must be a section: lines of key: value"
+            )
         elif section != "controller" and not (section in _SECTIONS and value is None):
             unknown.append(str(section))
     return [f"the configuration file's {name} is not known, and left out" for name in unknown]
@@ -60,4 +71,6 @@ def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> No
     if not isinstance(value, wanted) or (isinstance(value, bool) and flag.kind is not bool):
         raise SettingsError(f"{where}={value!r} must be of type {flag.kind.__name__}")
     setattr(options, flag.dest, not value if flag.no == "--stall-check" else value)
-    options.from_file[flag.dest] = Place(where, (*flag.names, flag.dest, *([flag.variable] if flag.variable else [])))
+    options.from_file[flag.dest] = Place(
+        where, (*flag.names, flag.dest, *([flag.variable] if flag.variable else []))
+    )

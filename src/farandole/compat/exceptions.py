@@ -7,21 +7,25 @@ from typing import Any
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = [
-    "HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message",
-]  # fmt: skip
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "get_version_mismatch_message",
+]
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
     """The text of HorovodVersionMismatchError."""
     return (
-        f"Framework {name} installed with version {installed_version} but found version {version}.\n"
-        "This can result in unexpected behavior including runtime errors."
+        f"Framework {name} installed with version {installed_version} but found version"
+        f" {version}.\nThis can result in unexpected behavior including runtime errors."
     )
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod raised this when a framework's version was not the one it was compiled for. Nothing is compiled here, so
-    nothing raises it; the name is for programs that catch it."""
+    """Horovod raised this when a framework's version was not the one it was compiled for. Nothing
+    is compiled here, so nothing raises it; the name is for programs that catch it.
+    """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,4 +1,6 @@
-"""The flags of ``horovodrun``: one row each, with the variable that it sets and, where it has no effect, why."""
+"""The flags of ``horovodrun``: one row each, with the variable that it sets and, where it has no
+effect, why.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from farandole.launch.arguments import check_values
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"
 _FIXED = "this is not an elastic job"
-_NO_MPI = "mpirun, which --mpi asks for, takes options by its own variables (PRTE_MCA_..., HYDRA_...)"
+_NO_MPI = (
+    "mpirun, which --mpi asks for, takes options by its own variables (PRTE_MCA_..., HYDRA_...)"
+)
 
 
 class Flag(NamedTuple):
@@ -35,66 +39,226 @@ class Flag(NamedTuple):
 
 # Settings of a rank, by its environment. The section and key are those of the configuration file.
 TUNABLE = (
-    Flag(("--fusion-threshold-mb",), int, "size of the fusion buffer; 0: no fusion", "HOROVOD_FUSION_THRESHOLD",
-         scale=1 << 20, section="params", key="fusion_threshold_mb"),
-    Flag(("--cycle-time-ms",), float, "how long tensors are gathered before they are exchanged", "HOROVOD_CYCLE_TIME",
-         section="params", key="cycle_time_ms"),
-    Flag(("--cache-capacity",), int, "entries of the response cache; 0: none", "HOROVOD_CACHE_CAPACITY",
-         section="params", key="cache_capacity"),
-    Flag(("--hierarchical-allreduce",), bool, "reduce inside hosts first", "HOROVOD_HIERARCHICAL_ALLREDUCE",
-         no="--no-hierarchical-allreduce", note=_ONE_WAY, section="params", key="hierarchical_allreduce"),
-    Flag(("--hierarchical-allgather",), bool, "gather inside hosts first", "HOROVOD_HIERARCHICAL_ALLGATHER",
-         no="--no-hierarchical-allgather", note=_ONE_WAY, section="params", key="hierarchical_allgather"),
-    Flag(("--torus-allreduce",), bool, "allreduce in two dimensions", "HOROVOD_TORUS_ALLREDUCE",
-         no="--no-torus-allreduce", note=_ONE_WAY, section="params", key="torus_allreduce"),
-    Flag(("--autotune",), bool, "try out sizes while training, keep the fastest", "HOROVOD_AUTOTUNE",
-         no="--no-autotune", section="autotune", key="enabled"),
-    Flag(("--autotune-log-file",), str, "CSV file for what autotune tried", "HOROVOD_AUTOTUNE_LOG",
-         section="autotune", key="log_file"),
-    Flag(("--autotune-warmup-samples",), int, "samples thrown away first", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-         section="autotune", key="warmup_samples"),
-    Flag(("--autotune-steps-per-sample",), int, "steps measured as one", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-         section="autotune", key="steps_per_sample"),
-    Flag(("--autotune-bayes-opt-max-samples",), int, "samples at most", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-         section="autotune", key="bayes_opt_max_samples"),
-    Flag(("--autotune-gaussian-process-noise",), float, "how noisy samples are, from 0 to 1",
-         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", section="autotune", key="gaussian_process_noise"),
-    Flag(("--timeline-filename",), str, "file for a Chrome trace, or DYNAMIC", "HOROVOD_TIMELINE",
-         section="timeline", key="filename"),
-    Flag(("--timeline-mark-cycles",), bool, "mark cycles in the timeline", "HOROVOD_TIMELINE_MARK_CYCLES",
-         no="--no-timeline-mark-cycles", section="timeline", key="mark_cycles"),
-    Flag(("--no-stall-check",), bool, "do not warn about ranks that stay away", "HOROVOD_STALL_CHECK_DISABLE",
-         no="--stall-check"),
-    Flag(("--stall-check-warning-time-seconds",), int, "when to warn", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-         section="stall_check", key="warning_time_seconds"),
-    Flag(("--stall-check-shutdown-time-seconds",), int, "when to end the job; 0: never",
-         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", section="stall_check", key="shutdown_time_seconds"),
-    Flag(("--mpi-threads-disable",), bool, "one thread in MPI", "HOROVOD_MPI_THREADS_DISABLE",
-         no="--no-mpi-threads-disable", note="MPI carries no tensors", section="library_options",
-         key="mpi_threads_disable"),
-    Flag(("--num-nccl-streams",), int, "NCCL streams", "HOROVOD_NUM_NCCL_STREAMS",
-         note="torch.distributed decides on NCCL's streams", section="library_options", key="num_nccl_streams"),
-    Flag(("--thread-affinity",), int, "core of the background thread", "HOROVOD_THREAD_AFFINITY",
-         note="the system places threads; use taskset to bind a program", section="library_options",
-         key="thread_affinity"),
-    Flag(("--gloo-timeout-seconds",), int, "time limit of Gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS",
-         note="a rank that dies is noticed at once, and --stall-check-shutdown-time-seconds limits waiting",
-         section="library_options", key="gloo_timeout_seconds"),
-    Flag(("--log-level",), str, "TRACE, DEBUG, INFO, WARNING, ERROR or FATAL", "HOROVOD_LOG_LEVEL",
-         section="logging", key="level"),
-    Flag(("--log-hide-timestamp", "--log-without-timestamp"), bool, "log lines without their time",
-         "HOROVOD_LOG_HIDE_TIME", no="--log-with-timestamp", section="logging", key="hide_timestamp"),
+    Flag(
+        ("--fusion-threshold-mb",),
+        int,
+        "size of the fusion buffer; 0: no fusion",
+        "HOROVOD_FUSION_THRESHOLD",
+        scale=1 << 20,
+        section="params",
+        key="fusion_threshold_mb",
+    ),
+    Flag(
+        ("--cycle-time-ms",),
+        float,
+        "how long tensors are gathered before they are exchanged",
+        "HOROVOD_CYCLE_TIME",
+        section="params",
+        key="cycle_time_ms",
+    ),
+    Flag(
+        ("--cache-capacity",),
+        int,
+        "entries of the response cache; 0: none",
+        "HOROVOD_CACHE_CAPACITY",
+        section="params",
+        key="cache_capacity",
+    ),
+    Flag(
+        ("--hierarchical-allreduce",),
+        bool,
+        "reduce inside hosts first",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        no="--no-hierarchical-allreduce",
+        note=_ONE_WAY,
+        section="params",
+        key="hierarchical_allreduce",
+    ),
+    Flag(
+        ("--hierarchical-allgather",),
+        bool,
+        "gather inside hosts first",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        no="--no-hierarchical-allgather",
+        note=_ONE_WAY,
+        section="params",
+        key="hierarchical_allgather",
+    ),
+    Flag(
+        ("--torus-allreduce",),
+        bool,
+        "allreduce in two dimensions",
+        "HOROVOD_TORUS_ALLREDUCE",
+        no="--no-torus-allreduce",
+        note=_ONE_WAY,
+        section="params",
+        key="torus_allreduce",
+    ),
+    Flag(
+        ("--autotune",),
+        bool,
+        "try out sizes while training, keep the fastest",
+        "HOROVOD_AUTOTUNE",
+        no="--no-autotune",
+        section="autotune",
+        key="enabled",
+    ),
+    Flag(
+        ("--autotune-log-file",),
+        str,
+        "CSV file for what autotune tried",
+        "HOROVOD_AUTOTUNE_LOG",
+        section="autotune",
+        key="log_file",
+    ),
+    Flag(
+        ("--autotune-warmup-samples",),
+        int,
+        "samples thrown away first",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        section="autotune",
+        key="warmup_samples",
+    ),
+    Flag(
+        ("--autotune-steps-per-sample",),
+        int,
+        "steps measured as one",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        section="autotune",
+        key="steps_per_sample",
+    ),
+    Flag(
+        ("--autotune-bayes-opt-max-samples",),
+        int,
+        "samples at most",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        section="autotune",
+        key="bayes_opt_max_samples",
+    ),
+    Flag(
+        ("--autotune-gaussian-process-noise",),
+        float,
+        "how noisy samples are, from 0 to 1",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        section="autotune",
+        key="gaussian_process_noise",
+    ),
+    Flag(
+        ("--timeline-filename",),
+        str,
+        "file for a Chrome trace, or DYNAMIC",
+        "HOROVOD_TIMELINE",
+        section="timeline",
+        key="filename",
+    ),
+    Flag(
+        ("--timeline-mark-cycles",),
+        bool,
+        "mark cycles in the timeline",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        no="--no-timeline-mark-cycles",
+        section="timeline",
+        key="mark_cycles",
+    ),
+    Flag(
+        ("--no-stall-check",),
+        bool,
+        "do not warn about ranks that stay away",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        no="--stall-check",
+    ),
+    Flag(
+        ("--stall-check-warning-time-seconds",),
+        int,
+        "when to warn",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        section="stall_check",
+        key="warning_time_seconds",
+    ),
+    Flag(
+        ("--stall-check-shutdown-time-seconds",),
+        int,
+        "when to end the job; 0: never",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        section="stall_check",
+        key="shutdown_time_seconds",
+    ),
+    Flag(
+        ("--mpi-threads-disable",),
+        bool,
+        "one thread in MPI",
+        "HOROVOD_MPI_THREADS_DISABLE",
+        no="--no-mpi-threads-disable",
+        note="MPI carries no tensors",
+        section="library_options",
+        key="mpi_threads_disable",
+    ),
+    Flag(
+        ("--num-nccl-streams",),
+        int,
+        "NCCL streams",
+        "HOROVOD_NUM_NCCL_STREAMS",
+        note="torch.distributed decides on NCCL's streams",
+        section="library_options",
+        key="num_nccl_streams",
+    ),
+    Flag(
+        ("--thread-affinity",),
+        int,
+        "core of the background thread",
+        "HOROVOD_THREAD_AFFINITY",
+        note="the system places threads; use taskset to bind a program",
+        section="library_options",
+        key="thread_affinity",
+    ),
+    Flag(
+        ("--gloo-timeout-seconds",),
+        int,
+        "time limit of Gloo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        note=(
+            "a rank that dies is noticed at once, and --stall-check-shutdown-time-seconds limits"
+            " waiting"
+        ),
+        section="library_options",
+        key="gloo_timeout_seconds",
+    ),
+    Flag(
+        ("--log-level",),
+        str,
+        "TRACE, DEBUG, INFO, WARNING, ERROR or FATAL",
+        "HOROVOD_LOG_LEVEL",
+        section="logging",
+        key="level",
+    ),
+    Flag(
+        ("--log-hide-timestamp", "--log-without-timestamp"),
+        bool,
+        "log lines without their time",
+        "HOROVOD_LOG_HIDE_TIME",
+        no="--log-with-timestamp",
+        section="logging",
+        key="hide_timestamp",
+    ),
     Flag(("--start-timeout",), int, "seconds for all ranks to start", "HOROVOD_START_TIMEOUT"),
     Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE", name="tcp_flag"),
-)  # fmt: skip
+)
 
 # Settings of the launcher itself.
 OWN = (
     Flag(("-np", "--num-proc"), int, "number of processes"),
     Flag(("--verbose",), bool, "say what is started where", section="", key="verbose"),
     Flag(("--config-file",), str, "YAML file of these flags; flags of the command line win"),
-    Flag(("--output-filename",), str, "folder for the output of each rank: rank.<number>/stdout and stderr"),
-    Flag(("-prefix-timestamp", "--prefix-output-with-timestamp"), bool, "the time in front of each line"),
+    Flag(
+        ("--output-filename",),
+        str,
+        "folder for the output of each rank: rank.<number>/stdout and stderr",
+    ),
+    Flag(
+        ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+        bool,
+        "the time in front of each line",
+    ),
     Flag(("-H", "--hosts"), str, "hosts and slots: h1:2,h2:4"),
     Flag(("-hostfile", "--hostfile"), str, "file of hosts: <host> slots=<n> per line"),
     Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
@@ -104,12 +268,36 @@ OWN = (
     Flag(("--elastic-timeout",), int, "of elastic jobs", note=_FIXED),
     Flag(("--reset-limit",), int, "of elastic jobs", note=_FIXED),
     Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
-    Flag(("--network-interface", "--network-interfaces"), str, "interfaces that carry the traffic", name="nics"),
+    Flag(
+        ("--network-interface", "--network-interfaces"),
+        str,
+        "interfaces that carry the traffic",
+        name="nics",
+    ),
     Flag(("-p", "--ssh-port"), int, "port of ssh"),
     Flag(("-i", "--ssh-identity-file"), str, "file with the private key for ssh"),
-    Flag(("--mpi-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="mpi_args"),
-    Flag(("--binding-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="binding_args"),
-    Flag(("--gloo",), bool, "ranks are started without mpirun: so without a flag, too", name="use_gloo"),
+    Flag(
+        ("--mpi-args",),
+        str,
+        "arguments of mpirun",
+        note=_NO_MPI,
+        section="library_options",
+        key="mpi_args",
+    ),
+    Flag(
+        ("--binding-args",),
+        str,
+        "arguments of mpirun",
+        note=_NO_MPI,
+        section="library_options",
+        key="binding_args",
+    ),
+    Flag(
+        ("--gloo",),
+        bool,
+        "ranks are started without mpirun: so without a flag, too",
+        name="use_gloo",
+    ),
     Flag(("--mpi",), bool, "ranks are started by mpirun, if there is one", name="use_mpi"),
     Flag(("--jsrun",), bool, "ranks are started by jsrun", name="use_jsrun"),
 )
@@ -132,19 +320,38 @@ def parser() -> argparse.ArgumentParser:
     """Flags that are not given are None, so that a configuration file can fill them in."""
     made = _Parser(prog="horovodrun", usage=USAGE)
     made.add_argument("-v", "--version", action="store_true", help="show the version")
-    made.add_argument("-cb", "--check-build", action="store_true", help="show what there is, and exit")
     made.add_argument(
-        "--blacklist-cooldown-range", dest="cooldown_range", nargs=2, type=int, metavar=("MIN", "MAX"),
+        "-cb", "--check-build", action="store_true", help="show what there is, and exit"
+    )
+    made.add_argument(
+        "--blacklist-cooldown-range",
+        dest="cooldown_range",
+        nargs=2,
+        type=int,
+        metavar=("MIN", "MAX"),
         help="of elastic jobs",
-    )  # fmt: skip
+    )
     for flag in (*OWN, *TUNABLE):
         if flag.kind is bool:
-            made.add_argument(*flag.names, dest=flag.dest, action="store_const", const=True, help=flag.doc)
+            made.add_argument(
+                *flag.names, dest=flag.dest, action="store_const", const=True, help=flag.doc
+            )
         else:
-            made.add_argument(*flag.names, dest=flag.dest, type=flag.kind, metavar=_metavar(flag), help=flag.doc)
+            made.add_argument(
+                *flag.names, dest=flag.dest, type=flag.kind, metavar=_metavar(flag), help=flag.doc
+            )
         if flag.no:
-            names = [flag.no, *(["--no-log-hide-timestamp"] if flag.no == "--log-with-timestamp" else [])]
-            made.add_argument(*names, dest=flag.dest, action="store_const", const=False, help=f"not {flag.names[0]}")
+            names = [
+                flag.no,
+                *(["--no-log-hide-timestamp"] if flag.no == "--log-with-timestamp" else []),
+            ]
+            made.add_argument(
+                *names,
+                dest=flag.dest,
+                action="store_const",
+                const=False,
+                help=f"not {flag.names[0]}",
+            )
     made.add_argument("command", nargs=argparse.REMAINDER, help="what runs on every rank")
     return made
 
@@ -163,17 +370,25 @@ def check(options: argparse.Namespace) -> None:
     if noise is not None and noise > 1:
         raise SettingsError(f"autotune_gaussian_process_noise={noise} must be in [0, 1]")
     for names in TOGETHER:
-        given = [f"--{name.removeprefix('use_').replace('_', '-')}" for name in names if getattr(options, name)]
+        given = [
+            f"--{name.removeprefix('use_').replace('_', '-')}"
+            for name in names
+            if getattr(options, name)
+        ]
         if len(given) > 1:
             raise SettingsError(f"{' and '.join(given)} exclude each other: give one of them")
     level = options.log_level
     if level is not None and str(level).upper() not in LEVELS:
-        raise SettingsError(f"--log-level {level} is not a level; choose one of {', '.join(LEVELS)}")
+        raise SettingsError(
+            f"--log-level {level} is not a level; choose one of {', '.join(LEVELS)}"
+        )
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """The variables that the flags of TUNABLE stand for."""
-    values: dict[str, Any] = {flag.variable: _text(flag, getattr(options, flag.dest)) for flag in TUNABLE}
+    values: dict[str, Any] = {
+        flag.variable: _text(flag, getattr(options, flag.dest)) for flag in TUNABLE
+    }
     return {name: text for name, text in values.items() if text is not None}
 
 
@@ -187,7 +402,11 @@ def _text(flag: Flag, value: Any) -> str | None:
 
 def notes(options: argparse.Namespace) -> list[str]:
     """One line for each flag that is accepted and changes nothing."""
-    told = [(flag.names[-1], flag.note) for flag in (*OWN, *TUNABLE) if flag.note and getattr(options, flag.dest)]
+    told = [
+        (flag.names[-1], flag.note)
+        for flag in (*OWN, *TUNABLE)
+        if flag.note and getattr(options, flag.dest)
+    ]
     if options.cooldown_range:
         told.append(("--blacklist-cooldown-range", _FIXED))
     return [f"{name} has no effect: {note}" for name, note in told]

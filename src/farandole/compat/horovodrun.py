@@ -27,7 +27,9 @@ _NO_LSF = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: that of the rank which failed first, 128 + a signal, or 2."""
+    """Run the command line; returns the exit status: that of the rank which failed first, 128 + a
+    signal, or 2.
+    """
     try:
         check_alone("horovod")
         options = parse_args(argv)
@@ -42,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"horovodrun: {error}\n")
         return 2
     except JobFailedError as error:
-        if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `horovodrun ... | head`
+        # nobody reads any more: `horovodrun ... | head`
+        if error.exit_code == 128 + signal.SIGPIPE:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
             sys.stderr.write(f"horovodrun: {error}{in_horovods_words(error)}\n")
@@ -55,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, with the configuration file's where the command line is silent. SettingsError for impossible ones."""
+    """The flags, with the configuration file's where the command line is silent. SettingsError for
+    impossible ones.
+    """
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     options.from_file, path = {}, options.config_file
     told = config_file.apply(options, path, config_file.read(path)) if path else []
@@ -75,7 +80,9 @@ def job(options: argparse.Namespace) -> Job:
             raise missing(f"horovodrun --{name.replace('_', '-')}")
     if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
-        cure = "Farandole does not start ranks by jsrun: leave --jsrun out, and name the hosts with -H"
+        cure = (
+            "Farandole does not start ranks by jsrun: leave --jsrun out, and name the hosts with -H"
+        )
         raise SettingsError(f"--jsrun: {where}{cure}")
     if options.num_proc is None:
         raise SettingsError(f"-np is missing: how many processes? Usage: {flags.USAGE}")
@@ -85,21 +92,26 @@ def job(options: argparse.Namespace) -> Job:
     env = flags.environment(options)
     settings = settings_for({}, {**_overrides(env), **_remote(options)})
     return Job(
-        np=check_np(options.num_proc), command=command, settings=settings, env=env,
+        np=check_np(options.num_proc),
+        command=command,
+        settings=settings,
+        env=env,
         hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
         launcher=_launcher(bool(options.use_mpi)),
         display=Display(
-            output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
+            output_dir=options.output_filename,
+            prefix_timestamp=bool(options.prefix_output_with_timestamp),
             verbose=bool(options.verbose),
         ),
-    )  # fmt: skip
+    )
 
 
 def _launcher(use_mpi: bool) -> str:
     """By name. A script's ``--mpi`` does not stop where there is no mpirun."""
     if use_mpi and mpi.found() is None:
         sys.stderr.write(
-            "horovodrun: --mpi has no effect: there is no mpirun on the PATH; ranks are started directly\n"
+            "horovodrun: --mpi has no effect: there is no mpirun on the PATH; ranks are started"
+            " directly\n"
         )
         return "auto"
     return "mpi" if use_mpi else "auto"
@@ -108,15 +120,20 @@ def _launcher(use_mpi: bool) -> str:
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
     """The settings among the variables, by their own names: a flag wins over the environment."""
     known = {setting.horovod: setting for setting in settings_of() if setting.horovod}
-    return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
+    return {
+        known[name].name: parse(known[name], name, text)
+        for name, text in env.items()
+        if name in known
+    }
 
 
 def _remote(options: argparse.Namespace) -> dict[str, Any]:
     """The settings for other hosts, of those flags that were given."""
     given = {
-        "ssh_port": options.ssh_port, "ssh_identity_file": options.ssh_identity_file,
+        "ssh_port": options.ssh_port,
+        "ssh_identity_file": options.ssh_identity_file,
         "network_interfaces": options.nics,
-    }  # fmt: skip
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -127,16 +144,23 @@ def check_build() -> str:
     frameworks = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
     operations = {"NCCL": util.nccl_built, "DDL": util.ddl_built, "CCL": util.ccl_built}
     sections: dict[str, dict[str, bool]] = {
-        "Available Frameworks": {name: util.extension_available(module) for name, module in frameworks.items()},
+        "Available Frameworks": {
+            name: util.extension_available(module) for name, module in frameworks.items()
+        },
         "Available Controllers": {"MPI": util.mpi_built(), "Gloo": util.gloo_built()},
         "Available Tensor Operations": {
             **{name: bool(built()) for name, built in operations.items()},
-            "MPI": util.mpi_built(), "Gloo": util.gloo_built(),
+            "MPI": util.mpi_built(),
+            "Gloo": util.gloo_built(),
         },
-    }  # fmt: skip
+    }
     lines = [f"Horovod v{HOROVOD}:"]
     for title, rows in sections.items():
-        lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in rows.items())]
+        lines += [
+            "",
+            f"{title}:",
+            *(f"    [{'X' if there else ' '}] {name}" for name, there in rows.items()),
+        ]
     from farandole import __version__
 
     lines += ["", f"(Farandole {__version__}: nothing is built; Gloo stands for its own wires"]

@@ -20,9 +20,11 @@ class Variables(list[Any]):
 
 
 def let_variables_be_called() -> None:
-    """Keras 3 made ``variables`` of its optimizers a property: its list can be called, too, and gives itself.
+    """Keras 3 made ``variables`` of its optimizers a property: its list can be called, too, and
+    gives itself.
 
-    Does nothing where Keras 3 is not loaded (TensorFlow loads it, unless it was told to take Keras 2).
+    Does nothing where Keras 3 is not loaded (TensorFlow loads it, unless it was told to take Keras
+    2).
     """
     for module, name in _CLASSES.items():
         optimizer: Any = getattr(sys.modules.get(module), name, None)

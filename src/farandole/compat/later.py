@@ -1,4 +1,6 @@
-"""Modules of Horovod and sparkdl that are not there: importing one raises ImportError that says what to use today."""
+"""Modules of Horovod and sparkdl that are not there: importing one raises ImportError that says
+what to use today.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ _SERVICE = (
 )
 _ESTIMATORS = (
     "the estimators of that module",
-    "sparkdl.estimators.HorovodEstimator, horovod.spark.keras, horovod.spark.torch, and sparkdl.HorovodRunner, which "
-    "runs any function",
+    (
+        "sparkdl.estimators.HorovodEstimator, horovod.spark.keras, horovod.spark.torch, and"
+        " sparkdl.HorovodRunner, which runs any function"
+    ),
 )
 _XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, of xgboost itself")
 
@@ -36,7 +40,9 @@ LATER: dict[str, tuple[str, str]] = {
 }
 # Horovod's own machinery, which programs had no business in: nothing of it comes later.
 PRIVATE = {
-    "horovod.runner": "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util",
+    "horovod.runner": (
+        "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util"
+    ),
     "horovod.spark": "conf driver gloo_run mpi_run runner",
     "horovod.spark.common": "cache constants datamodule serialization",
     "horovod.spark.keras": "bare datamodule optimizer remote tensorflow util",
@@ -55,35 +61,48 @@ def not_there(module: str) -> ImportError | None:
     if module in LATER:
         what, today = LATER[module]
         text = (
-            f"Extension {module} has not been built: this version of Farandole does not have {what} yet, and nothing "
-            f"that is installed or compiled here would change that. Today: {today}."
+            f"Extension {module} has not been built: this version of Farandole does not have {what}"
+            " yet, and nothing that is installed or compiled here would change that. Today:"
+            f" {today}."
         )
     elif module in _PRIVATE:
         text = (
-            f"{module} is Horovod's own machinery, and Farandole has another: use horovod.run, horovodrun, "
-            "horovod.spark.run or the module of your framework"
+            f"{module} is Horovod's own machinery, and Farandole has another: use horovod.run,"
+            " horovodrun, horovod.spark.run or the module of your framework"
         )
     else:
         return None
     return ImportError(text, name=module)
 
 
-_OF_SPARKDL = ("HorovodEstimator", "KerasImageFileEstimator", "DeepImageFeaturizer", "DeepImagePredictor",
-               "KerasImageFileTransformer", "KerasTransformer", "TFImageTransformer", "TFTransformer")  # fmt: skip
+_OF_SPARKDL = (
+    "HorovodEstimator",
+    "KerasImageFileEstimator",
+    "DeepImageFeaturizer",
+    "DeepImagePredictor",
+    "KerasImageFileTransformer",
+    "KerasTransformer",
+    "TFImageTransformer",
+    "TFTransformer",
+)
 
 
 def attribute_of_sparkdl(name: str) -> NoReturn:
     """``sparkdl.__getattr__``: what Databricks' module had besides HorovodRunner, long ago."""
     if name in _OF_SPARKDL:
         what, today = _ESTIMATORS
-        raise ImportError(f"sparkdl.{name}: this version of Farandole does not have {what}. Today: {today}.")
+        raise ImportError(
+            f"sparkdl.{name}: this version of Farandole does not have {what}. Today: {today}."
+        )
     raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
 
 
 class _Finder:
     """Comes last: asked only for modules that nobody has."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return None if not_there(name) is None else ModuleSpec(name, _Loader())
 
 

@@ -18,18 +18,39 @@ T = TypeVar("T")
 
 
 def run(
-    func: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
-    min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
-    reset_limit: int | None = None, cooldown_range: Any = None, hosts: str | None = None, hostfile: str | None = None,
-    host_discovery_script: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
-    ssh_identity_file: str | None = None, disable_cache: bool | None = None, output_filename: str | None = None,
-    verbose: Any = None, use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
-    network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
-    np: int | None = None, min_np: int | None = None, max_np: int | None = None,
-) -> list[T]:  # fmt: skip
-    """``func(*args, **kwargs)`` on ``num_proc`` processes; the results, in rank order. Horovod's arguments.
+    func: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: Any = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[T]:
+    """``func(*args, **kwargs)`` on ``num_proc`` processes; the results, in rank order. Horovod's
+    arguments.
 
-    Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a rank fails.
+    Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a
+    rank fails.
     """
     num_proc = _renamed("num_proc", num_proc, "np", np)
     elastic = {
@@ -40,7 +61,11 @@ def run(
     for name, value in elastic.items():
         if value is not None:
             raise missing(f"horovod.run({name}={value!r})")
-    for name, value in (("slots", slots), ("reset_limit", reset_limit), ("cooldown_range", cooldown_range)):
+    for name, value in (
+        ("slots", slots),
+        ("reset_limit", reset_limit),
+        ("cooldown_range", cooldown_range),
+    ):
         if value is not None:
             logger.info("horovod.run: %s=%r has no effect: this is not an elastic job", name, value)
     if hosts and hostfile:
@@ -49,22 +74,39 @@ def run(
         raise SettingsError("Argument use_gloo and use_mpi only allow one set True.")
     if executable and executable != sys.executable:
         raise SettingsError(
-            f"executable={executable!r}: ranks run the Python of this process, {sys.executable}; call horovod.run from "
-            "the interpreter that they are to use"
+            f"executable={executable!r}: ranks run the Python of this process, {sys.executable};"
+            " call horovod.run from the interpreter that they are to use"
         )
     by_mpi = bool(use_mpi) and mpi.found() is not None
     if mpi_args or (use_mpi and not by_mpi):
-        why = "mpirun takes options by its own variables" if by_mpi else "ranks are not started by mpirun"
-        logger.info("horovod.run: %s has no effect: %s", "mpi_args" if by_mpi or not use_mpi else "use_mpi", why)
+        why = (
+            "mpirun takes options by its own variables"
+            if by_mpi
+            else "ranks are not started by mpirun"
+        )
+        logger.info(
+            "horovod.run: %s has no effect: %s",
+            "mpi_args" if by_mpi or not use_mpi else "use_mpi",
+            why,
+        )
     remote: dict[str, Any] = {
-        "start_timeout": None if start_timeout is None else float(start_timeout), "ssh_port": ssh_port,
-        "ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces or network_interface,
-    }  # fmt: skip
+        "start_timeout": None if start_timeout is None else float(start_timeout),
+        "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file,
+        "network_interfaces": network_interfaces or network_interface,
+    }
     settings = {name: value for name, value in remote.items() if value is not None}
     return telling(api.run)(
-        func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
-        launcher="mpi" if by_mpi else "auto", output_dir=output_filename, verbose=bool(verbose), **settings,
-    )  # fmt: skip
+        func,
+        args,
+        kwargs,
+        np=num_proc,
+        hosts=read_hostfile(hostfile) if hostfile else hosts,
+        launcher="mpi" if by_mpi else "auto",
+        output_dir=output_filename,
+        verbose=bool(verbose),
+        **settings,
+    )
 
 
 def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:

@@ -1,4 +1,6 @@
-"""``horovod.common.util``: helpers that were private by intent, and that setup scripts and tests import."""
+"""``horovod.common.util``: helpers that were private by intent, and that setup scripts and tests
+import.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from farandole.frontend import capabilities
 T = TypeVar("T")
 # those that stand; horovod.<name> exists for each
 BINDINGS = {
-    "torch": "farandole.torch", "tensorflow": "farandole.tensorflow", "mxnet": "farandole.mxnet",
+    "torch": "farandole.torch",
+    "tensorflow": "farandole.tensorflow",
+    "mxnet": "farandole.mxnet",
     "keras": "farandole.keras",
-}  # fmt: skip
+}
 FRAMEWORKS = ("tensorflow", "torch", "mxnet")
 
 
@@ -31,23 +35,35 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     name = ext_base_name.removeprefix("horovod.")
     there = name in BINDINGS and find_spec(name) is not None
     if verbose and not there:
-        reason = f"{name} is not installed" if name in BINDINGS else "this version of Farandole has no binding for it"
+        reason = (
+            f"{name} is not installed"
+            if name in BINDINGS
+            else "this version of Farandole has no binding for it"
+        )
         print(f"horovod.{name} is not available: {reason}")  # noqa: T201
     return there
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
-    """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding. The other arguments told what to compile."""
+    """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding. The other arguments told
+    what to compile.
+    """
     name = ext_name.removeprefix("horovod.")
     if name not in BINDINGS:
-        raise not_there(f"horovod.{name}") or ImportError(f"Extension {ext_name} has not been built", name=ext_name)
+        raise not_there(f"horovod.{name}") or ImportError(
+            f"Extension {ext_name} has not been built", name=ext_name
+        )
     if find_spec(name) is None:
-        raise ImportError(f"Extension {ext_name} has not been built: {name} is not installed (pip install {name})")
+        raise ImportError(
+            f"Extension {ext_name} has not been built: {name} is not installed (pip install {name})"
+        )
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Does the framework see a GPU?"""
-    return extension_available(ext_base_name, verbose) and bool(_ask("cuda_built") or _ask("rocm_built"))
+    return extension_available(ext_base_name, verbose) and bool(
+        _ask("cuda_built") or _ask("rocm_built")
+    )
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -75,7 +91,11 @@ def ccl_built(verbose: bool = False) -> bool:
 
 def _ask(name: str) -> Any:
     """Torch's answer; False without it."""
-    return getattr(importlib.import_module("farandole.torch"), name)() if extension_available("torch") else False
+    return (
+        getattr(importlib.import_module("farandole.torch"), name)()
+        if extension_available("torch")
+        else False
+    )
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:
@@ -108,14 +128,17 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
     def meant(op: Any = None, average: bool | None = None) -> Any:
         if op is not None:
             if average is not None:
-                raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+                raise ValueError(
+                    "The op parameter supersedes average. Please provide only one of them."
+                )
             return op
         if average is None:
             return reduce_ops.Average
         warnings.warn(
-            "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning,
+            "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+            DeprecationWarning,
             stacklevel=3,
-        )  # fmt: skip
+        )
         return reduce_ops.Average if average else reduce_ops.Sum
 
     return meant
@@ -150,9 +173,12 @@ def _version(text: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups())
 
 
-def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
-    """Horovod compares with the version it was compiled for. Nothing is compiled here: any version that is imported
-    is the right one, and an exception has another reason."""
+def check_installed_version(
+    name: str, version: str, exception: BaseException | None = None
+) -> None:
+    """Horovod compares with the version it was compiled for. Nothing is compiled here: any version
+    that is imported is the right one, and an exception has another reason.
+    """
     if exception is not None:
         raise exception
 

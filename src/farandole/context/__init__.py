@@ -1,6 +1,7 @@
 """This process's place in the job: init, shutdown, rank and the rest.
 
-The one room that assembles store, transport and engine. Without a launcher ``init()`` gives one rank and no network.
+The one room that assembles store, transport and engine. Without a launcher ``init()`` gives one
+rank and no network.
 """
 
 from __future__ import annotations
@@ -48,18 +49,21 @@ _WATCHED = 16  # broadcasts whose parameters are looked at once more at the end
 _lock = threading.RLock()
 _place: _Place | None = None
 _inherited: Placement | None = None  # of the rank that this process was forked off from
-_store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
+# one for the life of the process: outcomes are reported after shutdown, too
+_store: StoreClient | None = None
 _servers: ServerAccess | None = None  # of this stay, once a strategy needs them
 _serving: list[ServerAccess] = []  # of stays that ended while an exception was handled
-_stay = (-1, 0)  # the membership in which this process initialised last, and how often this rank had done it then
+# the membership in which this process initialised last, and how often this rank had done it then
+_stay = (-1, 0)
 
 
 class ProcessSet:
-    """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])`` before use.
+    """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])``
+    before use.
 
-    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator.
-    ``process_set_id``: its number while it is registered, else None. ``ranks``: sorted global ranks; None until
-    ``init()`` for a communicator. Several ranks may each give their own communicator, as ``Split`` makes them.
+    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator. ``process_set_id``: its number
+    while it is registered, else None. ``ranks``: sorted global ranks; None until ``init()`` for a
+    communicator. Several ranks may each give their own communicator, as ``Split`` makes them.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -73,8 +77,8 @@ class ProcessSet:
             self.ranks = sorted(operator.index(number) for number in ranks_or_comm)
         except TypeError:
             raise ValueError(
-                "ProcessSet should be constructed either with a list of process ranks or with an mpi4py communicator "
-                f"(got {ranks_or_comm!r})"
+                "ProcessSet should be constructed either with a list of process ranks or with an"
+                f" mpi4py communicator (got {ranks_or_comm!r})"
             ) from None
 
     def _registered(self) -> tuple[int, ...]:
@@ -100,23 +104,29 @@ class ProcessSet:
         return rank() in self._registered()
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks},"
+            f" mpi_comm={self.mpi_comm})"
+        )
 
     __repr__ = __str__
 
 
 _registered: set[ProcessSet] = set()  # in this stay
-unheard_failures: list[Callable[[], list[HorovodInternalError]]] = []  # each tells those since it was last asked
+# each tells those since it was last asked
+unheard_failures: list[Callable[[], list[HorovodInternalError]]] = []
 global_process_set = ProcessSet([])
 global_process_set.process_set_id, global_process_set.ranks = 0, None
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
+    """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when
+    already done.
 
-    ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to add some later.
-    ``comm``: None, or all ranks in their order, as a list or mpi4py communicator; by mpirun also some: they call this.
-    Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
+    ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to
+    add some later. ``comm``: None, or all ranks in their order, as a list or mpi4py communicator;
+    by mpirun also some: they call this. Raises RendezvousError naming the ranks that did not come
+    within ``--start-timeout`` seconds.
     """
     global _inherited
     with _lock:
@@ -124,7 +134,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             return
         _inherited = None
         environment.forget_outer_job(os.environ)
-        placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
+        placement, connection, settings = (
+            Placement.from_env(),
+            Connection.from_env(),
+            Settings.from_env(),
+        )
         found = None if environment.told(os.environ) else environment.found(os.environ)
         if found and communicator.is_part(comm, found.placement):
             found, comm = found.among(comm, settings), None
@@ -139,11 +153,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         note_ignored()
         if process_sets == "dynamic":
             settings, process_sets = settings.replace(dynamic_process_sets=True), None
-        wrong = next((each for each in process_sets or () if not isinstance(each, ProcessSet)), None)
+        wrong = next(
+            (each for each in process_sets or () if not isinstance(each, ProcessSet)), None
+        )
         if wrong is not None:
             raise ValueError(
-                f"process_sets={process_sets!r}: {wrong!r} is no ProcessSet. Make one, ProcessSet([0, 1]), which "
-                'collectives take as well; or give "dynamic"'
+                f"process_sets={process_sets!r}: {wrong!r} is no ProcessSet. Make one,"
+                ' ProcessSet([0, 1]), which collectives take as well; or give "dynamic"'
             )
         if placement.size > 1:
             keep_freed_memory()
@@ -157,7 +173,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             raise
 
 
-def _enter(placement: Placement, settings: Settings, transport: Transport, connection: Connection) -> None:
+def _enter(
+    placement: Placement, settings: Settings, transport: Transport, connection: Connection
+) -> None:
     """Take ``placement`` in the job, over ``transport``."""
     global _place
     try:
@@ -178,7 +196,9 @@ def _enter(placement: Placement, settings: Settings, transport: Transport, conne
 
 
 def shutdown() -> None:
-    """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be called again."""
+    """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be
+    called again.
+    """
     global _inherited, _place, _servers
     with _lock:
         place, _place, _inherited = _place, None, None
@@ -195,31 +215,37 @@ def shutdown() -> None:
                 log.logger.warning(verdict)
             for failures in filter(None, [unheard() for unheard in unheard_failures]):
                 log.logger.warning(
-                    f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they ended: their "
-                    "tensors are as they were. Call hvd.synchronize(handle) for each handle. The first error: "
-                    f"{failures[0]}"
+                    f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
+                    " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"
+                    f" handle. The first error: {failures[0]}"
                 )
         place.sets.shutdown()
         place.observers.close()
         if servers is not None and handles:
-            _serving.append(servers)  # until this process ends: then it is known whether it has failed
+            # until this process ends: then it is known whether it has failed
+            _serving.append(servers)
         elif servers is not None:
             servers.close(reporter.failed())
 
 
 def servers() -> Servers:
-    """The job's parameter servers; they are started when the first rank asks. Raises SettingsError in a process that
-    no launcher started, RendezvousError if they do not come."""
+    """The job's parameter servers; they are started when the first rank asks. Raises SettingsError
+    in a process that no launcher started, RendezvousError if they do not come.
+    """
     return _server_access().open(_store)
 
 
 def peer_server() -> PeerServer:
-    """What this rank shows of its weights to others. Raises SettingsError in a process that no launcher started."""
+    """What this rank shows of its weights to others. Raises SettingsError in a process that no
+    launcher started.
+    """
     return _server_access().peer(_store)
 
 
 def leave_servers() -> None:
-    """This rank has no more data: ranks that exchange by parameter servers do not wait for it until it pushes again."""
+    """This rank has no more data: ranks that exchange by parameter servers do not wait for it until
+    it pushes again.
+    """
     if size() > 1 and _store is not None:
         _server_access().leave(_store)
 
@@ -242,8 +268,8 @@ def _server_access() -> ServerAccess:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register ``process_set``, or a list of ranks, and return the set. All ranks must call this, with the
-    same sets in the same order; returns when all have.
+    """Register ``process_set``, or a list of ranks, and return the set. All ranks must call this,
+    with the same sets in the same order; returns when all have.
 
     Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
@@ -254,8 +280,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def process_set_among(ranks: Sequence[int]) -> ProcessSet:
-    """The registered set of ``ranks``; it is registered if there is none yet, also where sets are not dynamic. Called
-    by all ranks, in the same order."""
+    """The registered set of ``ranks``; it is registered if there is none yet, also where sets are
+    not dynamic. Called by all ranks, in the same order.
+    """
     wanted = sorted(ranks)
     if wanted == process_sets()[0]:
         return global_process_set
@@ -268,13 +295,16 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
 
 
 def messages_among(ranks: Sequence[int]) -> Messages | None:
-    """What sends messages among ``ranks``, past collectives; None on a rank outside. The same each time, unless it has
-    failed. Called by all ranks, in the same order."""
+    """What sends messages among ``ranks``, past collectives; None on a rank outside. The same each
+    time, unless it has failed. Called by all ranks, in the same order.
+    """
     return _entered().sets.messages(ranks)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all ranks."""
+    """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all
+    ranks.
+    """
     _check_dynamic()
     number, sets = process_set.process_set_id, _entered().sets
     remove = sets.remove if process_set.mpi_comm is None else sets.remove_each
@@ -303,13 +333,18 @@ def _add(process_set: ProcessSet) -> None:
 def _check_dynamic() -> None:
     if not _entered().settings.dynamic_process_sets:
         raise ValueError(
-            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding/removing process sets after Horovod initialization."
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding/removing process sets after Horovod"
+            " initialization."
         )
 
 
-def add_parameters_broadcast(elements: int, unchanged: Callable[[], bool | None] | None = None) -> None:
-    """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at
-    the end whether they are still the same, so that there was none; None if it cannot know."""
+def add_parameters_broadcast(
+    elements: int, unchanged: Callable[[], bool | None] | None = None
+) -> None:
+    """All ranks were given the same parameters, so many numbers: training is expected to begin.
+    ``unchanged`` says at the end whether they are still the same, so that there was none; None if
+    it cannot know.
+    """
     check = _entered().observers.gradient_check
     check.begun(elements)
     if unchanged is not None and len(check.unchanged) < _WATCHED:
@@ -322,7 +357,9 @@ def parameters_broadcast() -> int:
 
 
 def largest_exchange(*, by_program: bool = False) -> int:
-    """How many numbers the largest piece had that ranks have put together; ``by_program``: not by an optimizer."""
+    """How many numbers the largest piece had that ranks have put together; ``by_program``: not by
+    an optimizer.
+    """
     check = _entered().observers.gradient_check
     return check.by_program if by_program else check.exchanged
 
@@ -333,7 +370,9 @@ def exchanges_no_gradients() -> bool:
 
 
 def scope() -> str:
-    """The name of this stay in the job, from ``init`` to ``shutdown``: the same on all ranks, and of no other stay."""
+    """The name of this stay in the job, from ``init`` to ``shutdown``: the same on all ranks, and
+    of no other stay.
+    """
     return f"{_stay[0]}.{_stay[1]}"
 
 
@@ -343,12 +382,15 @@ def gradient_check() -> GradientCheck:
 
 
 def skip_gradient_check() -> None:
-    """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
+    """Gradients are exchanged where the engine cannot see it, or the user was told already that
+    they are not.
+    """
     _entered().observers.gradient_check.skipped = True
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline to ``file_path`` (on rank 0). Needs HOROVOD_TIMELINE to be set, to DYNAMIC or a file.
+    """Begin to write a timeline to ``file_path`` (on rank 0). Needs HOROVOD_TIMELINE to be set, to
+    DYNAMIC or a file.
 
     One that is being written is ended first; ``mark_cycles`` marks every round of agreement.
     """
@@ -367,7 +409,9 @@ def _entered() -> _Place:
 
 
 def _forget() -> None:
-    """A forked child (a data loader's worker, say) is no rank: it must neither join in nor say goodbye."""
+    """A forked child (a data loader's worker, say) is no rank: it must neither join in nor say
+    goodbye.
+    """
     global _inherited, _place, _store, _servers
     _inherited = _inherited if _place is None else _place.placement
     _place = _store = _servers = None
@@ -390,12 +434,16 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def is_initialized() -> bool:
-    """Has ``init()`` been called (and not ``shutdown()`` since)? True, too, in a process forked off from a rank."""
+    """Has ``init()`` been called (and not ``shutdown()`` since)? True, too, in a process forked off
+    from a rank.
+    """
     return _place is not None or _inherited is not None
 
 
 def takes_part() -> bool:
-    """Can this process exchange anything? Not before ``init()``, and not where it was forked off from a rank."""
+    """Can this process exchange anything? Not before ``init()``, and not where it was forked off
+    from a rank.
+    """
     return _place is not None
 
 
@@ -407,7 +455,8 @@ def changes_before(process_set: ProcessSet) -> int:
 def engine(process_set: ProcessSet = global_process_set) -> Engine:
     """The engine of a set of ranks; of all, if none is given.
 
-    Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this rank outside it.
+    Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this
+    rank outside it.
     """
     place = _place or _entered()
     if process_set is global_process_set:
@@ -417,7 +466,9 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
         raise RequestError("Process set provided does not exist, or has not been registered.")
     found = place.sets.engine(number)
     if found is None:
-        raise RequestError(f"Rank {place.placement.rank} is not a member of the provided process set.")
+        raise RequestError(
+            f"Rank {place.placement.rank} is not a member of the provided process set."
+        )
     return found
 
 
@@ -427,7 +478,9 @@ def settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Who this process is in the job, or the one it was forked off from. NotInitializedError before ``init()``."""
+    """Who this process is in the job, or the one it was forked off from. NotInitializedError before
+    ``init()``.
+    """
     return _inherited or _entered().placement
 
 
@@ -480,7 +533,8 @@ def _connect(placement: Placement, connection: Connection, settings: Settings) -
     global _stay
     client = _open_store(placement, connection) if connection.store or placement.size > 1 else None
     _stay = wiring.stay(placement, client, _stay)
-    if client is None or placement.size == 1:  # a driver is told how this rank ends, also if it is the only one
+    # a driver is told how this rank ends, also if it is the only one
+    if client is None or placement.size == 1:
         return shm.connect(0, 1, "", scope())
     return wiring.connect(placement, connection, settings, client, scope())
 

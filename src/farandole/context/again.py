@@ -8,8 +8,10 @@ from farandole import context
 
 
 def init_again() -> None:
-    """``shutdown()`` and ``init()``, with the process sets that are registered: the program's objects stay valid.
-    All ranks must call this. Whether a job learns is asked when it ends, and this is not its end."""
+    """``shutdown()`` and ``init()``, with the process sets that are registered: the program's
+    objects stay valid. All ranks must call this. Whether a job learns is asked when it ends, and
+    this is not its end.
+    """
     check = context.gradient_check()
     so_far, check.skipped = copy.copy(check), True
     dynamic = context.settings().dynamic_process_sets

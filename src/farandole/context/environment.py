@@ -1,4 +1,6 @@
-"""What the environment of this process says of its job: who told it, and what another job has left there."""
+"""What the environment of this process says of its job: who told it, and what another job has left
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def forget_outer_job(env: MutableMapping[str, str]) -> None:
-    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it inherits: it is no
-    such rank, but one of a job of its own."""
+    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it
+    inherits: it is no such rank, but one of a job of its own.
+    """
     if ORIGIN not in env or not any(name in env for name in STARTERS):
         return
     from farandole.surroundings import origin
@@ -43,9 +46,10 @@ def found(env: Mapping[str, str]) -> Found | None:
 
 
 def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
-    """For a process that is alone: what to say if it is a rank of a job or stands below one, and what that was told was
-    taken from the environment (``sudo``, ``env -i``, a container with a clean one), or was too little; or "".
-    Raises SettingsError if that contradicts itself."""
+    """For a process that is alone: what to say if it is a rank of a job or stands below one, and
+    what that was told was taken from the environment (``sudo``, ``env -i``, a container with a
+    clean one), or was too little; or "". Raises SettingsError if that contradicts itself.
+    """
     if told(own):
         return ""
     from farandole import surroundings  # here, as in ``found``
@@ -70,9 +74,14 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
             return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
         name = _bytes(proc / f"{pid}/comm").decode("latin-1").strip()
         if cluster := surroundings.DAEMONS.get(name):
-            if any(surroundings.mpi.of_one(_words(proc / f"{above}/cmdline")) for above in _ancestors(proc, pid)):
+            if any(
+                surroundings.mpi.of_one(_words(proc / f"{above}/cmdline"))
+                for above in _ancestors(proc, pid)
+            ):
                 return ""
-            return _LOST.format(f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster])
+            return _LOST.format(
+                f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster]
+            )
     return ""
 
 
@@ -80,21 +89,27 @@ def check_rank(placement: Placement) -> None:
     """Raise SettingsError for a rank that its job has no place for."""
     if not 0 <= placement.rank < placement.size:
         raise SettingsError(
-            f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of ranks, "
-            f"{placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or let farandole run do it"
+            f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of"
+            f" ranks, {placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or let farandole"
+            " run do it"
         )
 
 
-_NAMES = {"mpi": "OMPI_*, PMI*", "slurm": "SLURM_*", "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*",
-          "torch": "RANK, WORLD_SIZE, MASTER_*"}  # fmt: skip
+_NAMES = {
+    "mpi": "OMPI_*, PMI*",
+    "slurm": "SLURM_*",
+    "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*",
+    "torch": "RANK, WORLD_SIZE, MASTER_*",
+}
 _LOST = (
-    "{} {}, but the variables that say who this process is ({}) are not in its environment: it trains alone, as rank 0 "
-    "of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"
+    "{} {}, but the variables that say who this process is ({}) are not in its environment: it"
+    " trains alone, as rank 0 of 1. Keep them (sudo -E, a container's --env); or set"
+    " FARANDOLE_SIZE=1 if it is to be alone"
 )
 _UNKNOWN = (
-    "this process was started as rank {} of {} ({}), by a launcher that does not say {}, so its ranks are not joined: "
-    "it trains alone, as rank 0 of 1. Start the job by farandole run, Hydra's or Open MPI's mpirun, srun or torchrun; "
-    "or set FARANDOLE_SIZE=1 if it is to be alone"
+    "this process was started as rank {} of {} ({}), by a launcher that does not say {}, so its"
+    " ranks are not joined: it trains alone, as rank 0 of 1. Start the job by farandole run,"
+    " Hydra's or Open MPI's mpirun, srun or torchrun; or set FARANDOLE_SIZE=1 if it is to be alone"
 )
 
 

@@ -1,4 +1,6 @@
-"""Who watches the engine of this process: the gradient check and, as settings say, stall check, timeline, autotune."""
+"""Who watches the engine of this process: the gradient check and, as settings say, stall check,
+timeline, autotune.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ class Observers:
     """From ``init`` to ``shutdown``."""
 
     def __init__(
-        self, placement: Placement, connection: Connection, settings: Settings, client: StoreClient | None,
+        self,
+        placement: Placement,
+        connection: Connection,
+        settings: Settings,
+        client: StoreClient | None,
         scope: str = "",
-    ) -> None:  # fmt: skip
-        """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError if a file cannot be
-        written."""
+    ) -> None:
+        """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError
+        if a file cannot be written.
+        """
         self._settings, self._rank = settings, placement.rank
         self.timeline: Timeline | None = None
         self.gradient_check = GradientCheck()
@@ -49,19 +56,29 @@ class Observers:
         self._stall_checks: list[StallCheck] = []
         self._inquiry: Inquiry | None = None
         if client is not None and placement.size > 1 and not settings.stall_check_disable:
-            soon = min(settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY)
+            soon = min(
+                settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY
+            )
             self._inquiry = Inquiry(
-                client, lambda: StoreClient(connection.store, connection.secret), scope, placement.rank,
-                placement.size, min(soon / 4, _LONGEST_DELAY), self._waiting,
-            )  # fmt: skip
+                client,
+                lambda: StoreClient(connection.store, connection.secret),
+                scope,
+                placement.rank,
+                placement.size,
+                min(soon / 4, _LONGEST_DELAY),
+                self._waiting,
+            )
 
     def _waiting(self) -> list[Waiting]:
         """The waiting collectives of this rank, over all engines."""
         return [wait for check in list(self._stall_checks) for wait in check.now()]
 
-    def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
-        """The observers of one engine. For that of a process set: its ranks' numbers in the job, and the prefix of
-        names in the timeline, where two sets may have a tensor of the same name."""
+    def of(
+        self, transport: Transport, ranks: Sequence[int] = (), prefix: str = ""
+    ) -> list[Observer]:
+        """The observers of one engine. For that of a process set: its ranks' numbers in the job,
+        and the prefix of names in the timeline, where two sets may have a tensor of the same name.
+        """
         observers: list[Observer] = [self.gradient_check]
         if not self._settings.stall_check_disable:
             check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
@@ -78,7 +95,9 @@ class Observers:
             engine.observers.add(self._tuner)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""
+        """Rank 0 writes to ``path``; the others, if they were told to write at all, to
+        ``path.rank<N>``.
+        """
         if self.timeline is None:
             raise SettingsError(_NOT_ENABLED)
         self._start_timeline(path, mark_cycles, on=False)
@@ -92,8 +111,9 @@ class Observers:
         self.timeline.start(path, mark_cycles=mark_cycles, on=on and self._begun(path))
 
     def _begun(self, path: str) -> bool:
-        """Has this rank begun the file before, in this job? From now on it has: also for another program of the rank,
-        for a shell script may run several."""
+        """Has this rank begun the file before, in this job? From now on it has: also for another
+        program of the rank, for a shell script may run several.
+        """
         path = os.path.abspath(path)
         if self._client is None:
             before = path in _begun
@@ -118,7 +138,9 @@ class Observers:
             return None
         from farandole.observe.autotune import Tuner
 
-        return Tuner(settings, on=bool(settings.autotune_log) and self._begun(settings.autotune_log))
+        return Tuner(
+            settings, on=bool(settings.autotune_log) and self._begun(settings.autotune_log)
+        )
 
     def close(self) -> None:
         if self._inquiry is not None:
@@ -133,7 +155,9 @@ def wire_name(transport: Any) -> str:
     """The name of this transport in activities: SHM, TCP, HIERARCHICAL ..."""
     carrier = getattr(transport, "link", transport)
     module = type(carrier).__module__.split(".")
-    return module[module.index("transports") + 1] if "transports" in module else type(carrier).__name__
+    return (
+        module[module.index("transports") + 1] if "transports" in module else type(carrier).__name__
+    )
 
 
 def note_ignored() -> None:

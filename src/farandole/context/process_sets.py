@@ -1,7 +1,8 @@
 """Sets of ranks that run collectives among themselves, and ranks that send each other messages.
 
-A set has an engine of its own, over a split of the wire that joins all ranks, so sets do not wait for each other.
-Sets are made and removed by all ranks together, in the same order; ids are small numbers, used again after removal.
+A set has an engine of its own, over a split of the wire that joins all ranks, so sets do not wait
+for each other. Sets are made and removed by all ranks together, in the same order; ids are small
+numbers, used again after removal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Sets:
         self._engines: dict[int, Engine] = {0: whole}
         self._changes = 0
         self._changes_before = {0: 0}
-        self._messages: dict[tuple[int, ...], tuple[Messages, Transport] | None] = {}  # None: among others
+        # None: among others
+        self._messages: dict[tuple[int, ...], tuple[Messages, Transport] | None] = {}
 
     def engine(self, number: int) -> Engine | None:
         """The set's engine; None on a rank outside it."""
@@ -45,25 +47,36 @@ class Sets:
         return self._ranks.get(number)
 
     def changes_before(self, number: int) -> int:
-        """How often sets had been added and removed when this one had come: ids are used again, this is not."""
+        """How often sets had been added and removed when this one had come: ids are used again,
+        this is not.
+        """
         return self._changes_before[number]
 
     def all(self) -> dict[int, list[int]]:
         return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
 
     def add(self, ranks: Sequence[int]) -> int:
-        """Register a set on all ranks; its id. Raises ValueError for ranks that cannot make a set."""
+        """Register a set on all ranks; its id. Raises ValueError for ranks that cannot make a
+        set.
+        """
         members = tuple(sorted(ranks))
         size = len(self._ranks[0])
-        if not members or len(set(members)) < len(members) or not 0 <= members[0] <= members[-1] < size:
+        if (
+            not members
+            or len(set(members)) < len(members)
+            or not 0 <= members[0] <= members[-1] < size
+        ):
             raise ValueError(
-                f"ProcessSet({list(ranks)}): a process set needs at least one rank, each once, from 0 to {size - 1}"
+                f"ProcessSet({list(ranks)}): a process set needs at least one rank, each once, from"
+                f" 0 to {size - 1}"
             )
         if members in self._ranks.values():
             raise ValueError(f"Attempted to add a duplicate process set: {list(members)}")
         self._meet("add", members)
         transport = self._engines[0].transport.split(members)
-        number = next(number for number in range(1, len(self._ranks) + 1) if number not in self._ranks)
+        number = next(
+            number for number in range(1, len(self._ranks) + 1) if number not in self._ranks
+        )
         self._ranks[number], self._changes_before[number] = members, self._changes
         if transport is not None:
             self._engines[number] = self._engine_of(transport, members, number)
@@ -78,7 +91,9 @@ class Sets:
         return numbers[tuple(sorted(ranks))]
 
     def remove(self, number: int) -> bool:
-        """Take a set back on all ranks; False for all ranks' set and for one that is not registered."""
+        """Take a set back on all ranks; False for all ranks' set and for one that is not
+        registered.
+        """
         if number == 0 or number not in self._ranks:
             return False
         self._meet("remove", self._ranks[number])
@@ -96,13 +111,16 @@ class Sets:
         return all(removed)
 
     def messages(self, ranks: Sequence[int]) -> Messages | None:
-        """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place among them, sorted.
-        None on a rank outside. The same object each time, unless it has failed on one of them: then a new one. Called
-        by all ranks of the job, in the same order."""
+        """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place
+        among them, sorted. None on a rank outside. The same object each time, unless it has failed
+        on one of them: then a new one. Called by all ranks of the job, in the same order.
+        """
         members = tuple(sorted(ranks))
         self._meet("join", members)
         found = self._messages.get(members)
-        if not self._everywhere(members in self._messages and (found is None or not found[0].failed)):
+        if not self._everywhere(
+            members in self._messages and (found is None or not found[0].failed)
+        ):
             if found is not None:
                 _close(*found, 0.0)
             found = self._messages[members] = self._messages_among(members)
@@ -114,7 +132,10 @@ class Sets:
         transport = self._engines[0].transport.split(members)
         if transport is None:
             return None
-        return Messages(cast(Streaming, transport).streams(), lambda place: f"rank {members[place]}"), transport
+        return (
+            Messages(cast(Streaming, transport).streams(), lambda place: f"rank {members[place]}"),
+            transport,
+        )
 
     def shutdown(self) -> None:
         """End messages, then all engines, that of all ranks last."""
@@ -132,8 +153,8 @@ class Sets:
             self._engines[0].run([Entry(request, Buffer(none, none, DType.UINT8))])
         except MismatchError as error:
             raise ValueError(
-                f"all ranks must {verb} the same process sets in the same order; this rank came with {list(members)} "
-                f"({error})"
+                f"all ranks must {verb} the same process sets in the same order; this rank came"
+                f" with {list(members)} ({error})"
             ) from error
 
     def _of_all(self, mine: Any) -> Any:
@@ -143,14 +164,26 @@ class Sets:
         table: Any = np.zeros((whole.size, len(mine)), np.uint8)
         table[whole.rank] = mine
         flat = table.reshape(-1)
-        request = Request(f"process_set.each.{self._changes}", Kind.ALLREDUCE, DType.UINT8, flat.shape, ReduceOp.MAX)
+        request = Request(
+            f"process_set.each.{self._changes}",
+            Kind.ALLREDUCE,
+            DType.UINT8,
+            flat.shape,
+            ReduceOp.MAX,
+        )
         whole.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
         return table
 
     def _everywhere(self, true: bool) -> bool:
         """Is it so on all ranks? They have met before."""
         word: Any = np.array([true], np.uint8)
-        request = Request(f"process_set.everywhere.{self._changes}", Kind.ALLREDUCE, DType.UINT8, (1,), ReduceOp.MIN)
+        request = Request(
+            f"process_set.everywhere.{self._changes}",
+            Kind.ALLREDUCE,
+            DType.UINT8,
+            (1,),
+            ReduceOp.MIN,
+        )
         self._engines[0].run([Entry(request, Buffer(word, word, DType.UINT8))])
         return bool(word[0])
 

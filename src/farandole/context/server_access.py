@@ -1,5 +1,6 @@
-"""The job's parameter servers, as this process reaches them: processes that the driver starts when a rank first asks
-for them, or, where there is no driver, threads of rank 0."""
+"""The job's parameter servers, as this process reaches them: processes that the driver starts when
+a rank first asks for them, or, where there is no driver, threads of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from farandole.store import StoreClient
 if TYPE_CHECKING:
     from farandole.ps.peer import PeerServer
 
-AFTER = 3600.0  # seconds for which rank 0 serves after its own end; the others train that long without it
+# seconds for which rank 0 serves after its own end; the others train that long without it
+AFTER = 3600.0
 
 
 class ServerAccess:
@@ -32,12 +34,14 @@ class ServerAccess:
         self._close: list[Callable[[float], None]] = []  # servers in this process
 
     def open(self, store: StoreClient | None) -> Servers:
-        """Connected to all servers. Raises SettingsError without a store, RendezvousError if they do not come."""
+        """Connected to all servers. Raises SettingsError without a store, RendezvousError if they
+        do not come.
+        """
         if self._servers is None:
             if store is None:
                 raise SettingsError(
-                    "parameter servers need the store of a job, and this one has none: start it with farandole run, "
-                    "farandole.run, mpirun or srun"
+                    "parameter servers need the store of a job, and this one has none: start it"
+                    " with farandole run, farandole.run, mpirun or srun"
                 )
             scope = "" if store.try_get(keys.JOB) is not None else self._scope
             if scope:
@@ -48,18 +52,22 @@ class ServerAccess:
         return self._servers
 
     def peer(self, store: StoreClient | None) -> PeerServer:
-        """What this rank shows to others; it ends with ``say_bye``. Raises SettingsError without a store."""
+        """What this rank shows to others; it ends with ``say_bye``. Raises SettingsError without a
+        store.
+        """
         if self._peer is None:
             if store is None:
                 raise SettingsError(
-                    "ranks that average in the background need the store of a job, and this one has none: start it "
-                    "with farandole run, farandole.run, mpirun or srun"
+                    "ranks that average in the background need the store of a job, and this one has"
+                    " none: start it with farandole run, farandole.run, mpirun or srun"
                 )
             from farandole.ps.peer import PeerServer
 
             at = network.offered(store.host, self._settings.network_interfaces)
             hosts = [network.parted(address)[0] for address in at.split(",")]
-            self._peer = PeerServer(self._placement.rank, store.secret, hosts, functools.partial(self._left, store))
+            self._peer = PeerServer(
+                self._placement.rank, store.secret, hosts, functools.partial(self._left, store)
+            )
             self._store = store
         return self._peer
 
@@ -97,7 +105,9 @@ class ServerAccess:
             servers.close(failed)
 
     def close(self, failed: bool) -> None:
-        """Servers in this process end when all ranks have said bye; at once, if this rank failed."""
+        """Servers in this process end when all ranks have said bye; at once, if this rank
+        failed.
+        """
         while self._close:
             self._close.pop()(0.0 if failed else AFTER)
 
@@ -110,12 +120,13 @@ class ServerAccess:
             cure = "if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
             if scope:
                 cure += (
-                    ". No driver is here that starts it, and rank 0 does when it uses it itself: take rank 0 into the "
-                    "process set, or start the job with farandole run"
+                    ". No driver is here that starts it, and rank 0 does when it uses it itself:"
+                    " take rank 0 into the process set, or start the job with farandole run"
                 )
             number = late[0] // replicas
             raise RendezvousError(
-                f"parameter server {number} did not start within {self._settings.start_timeout:g} s; {cure}"
+                f"parameter server {number} did not start within {self._settings.start_timeout:g}"
+                f" s; {cure}"
             )
         told = [address.decode() for address in found if address is not None]
         addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
@@ -126,8 +137,9 @@ class ServerAccess:
     def _serve(self, store: StoreClient, scope: str) -> None:
         if self._settings.replicas > 1:
             raise SettingsError(
-                f"--replicas {self._settings.replicas} needs server processes, and there is no driver here that could "
-                "start them: start the job with farandole run, or leave out --replicas"
+                f"--replicas {self._settings.replicas} needs server processes, and there is no"
+                " driver here that could start them: start the job with farandole run, or leave"
+                " out --replicas"
             )
         if self._placement.rank:
             return

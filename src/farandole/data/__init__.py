@@ -15,13 +15,27 @@ if TYPE_CHECKING:
     from farandole.data.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
 __all__ = [
-    "AsyncDataLoaderMixin", "BaseDataLoader", "DBFSLocalStore", "DistributedSampler", "ElasticSampler",
-    "FilesystemStore", "HDFSStore", "LocalStore", "ParquetData", "Permutation", "SparkData", "Store", "from_parquet",
+    "AsyncDataLoaderMixin",
+    "BaseDataLoader",
+    "DBFSLocalStore",
+    "DistributedSampler",
+    "ElasticSampler",
+    "FilesystemStore",
+    "HDFSStore",
+    "LocalStore",
+    "ParquetData",
+    "Permutation",
+    "SparkData",
+    "Store",
+    "from_parquet",
     "from_spark",
-]  # fmt: skip
+]
 
-__getattr__, __dir__ = lazy.names(__name__, {
-    "parquet": ("ParquetData", "from_parquet"),
-    "spark": ("SparkData", "from_spark"),
-    "store": ("DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"),
-})  # fmt: skip
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "parquet": ("ParquetData", "from_parquet"),
+        "spark": ("SparkData", "from_spark"),
+        "store": ("DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"),
+    },
+)

@@ -1,5 +1,6 @@
-"""Folders for as long as a process runs: those of processes that ended without a chance to remove theirs (kill -9) are
-found by their names, and removed by the next one."""
+"""Folders for as long as a process runs: those of processes that ended without a chance to remove
+theirs (kill -9) are found by their names, and removed by the next one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def own_folder(prefix: str) -> Iterator[str]:
 
 def own_name(prefix: str) -> str:
     """A name for a folder of this process, which no other one has."""
-    return f"{prefix}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{_namespace()}-{next(_numbers)}"
+    pid = os.getpid()
+    process = f"{socket.gethostname()}-{pid}-{_started(pid)}-{_namespace()}"
+    return f"{prefix}-{process}-{next(_numbers)}"
 
 
 def sweep(parent: str | None, prefix: str) -> None:
@@ -38,15 +41,21 @@ def sweep(parent: str | None, prefix: str) -> None:
     for name in os.listdir(parent):
         front, _, rest = name.partition(f"-{socket.gethostname()}-")
         numbers = rest.split("-")
-        if front != prefix or len(numbers) != 4 or not numbers[0].isdigit() or numbers[2] != _namespace():
+        if (
+            front != prefix
+            or len(numbers) != 4
+            or not numbers[0].isdigit()
+            or numbers[2] != _namespace()
+        ):
             continue
         if _started(int(numbers[0])) != numbers[1]:
             shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks, which the clock does not change; "" if it is not there. With its
-    number it is one of a kind."""
+    """When a process started, in the kernel's ticks, which the clock does not change; "" if it is
+    not there. With its number it is one of a kind.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -30,17 +30,24 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Mix in before a loader: ``class Fast(AsyncDataLoaderMixin, MyLoader)``. A thread loads batches ahead.
+    """Mix in before a loader: ``class Fast(AsyncDataLoaderMixin, MyLoader)``. A thread loads
+    batches ahead.
 
-    The thread lives as long as an iteration: it ends with the epoch, with an exception (which is raised where batches
-    are consumed), when iteration is given up, and with ``close_async_loader()``. The next epoch is not begun before it
-    is asked for, so that a ``set_epoch()`` in between counts.
+    The thread lives as long as an iteration: it ends with the epoch, with an exception (which is
+    raised where batches are consumed), when iteration is given up, and with
+    ``close_async_loader()``. The next epoch is not begun before it is asked for, so that a
+    ``set_epoch()`` in between counts.
 
-    ``async_loader_queue_size``: how many batches may lie ready; 0 loads each when it is asked for, without a thread.
+    ``async_loader_queue_size``: how many batches may lie ready; 0 loads each when it is asked for,
+    without a thread.
     """
 
     def __init__(
-        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+        self,
+        async_loader_queue_size: int = 64,
+        debug_data_loader: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
@@ -66,7 +73,9 @@ class AsyncDataLoaderMixin:
                 self._running.remove(ahead)
 
     def close_async_loader(self) -> None:
-        """End the thread, if there is one; an iteration that is going on ends. May be called at any time, and twice."""
+        """End the thread, if there is one; an iteration that is going on ends. May be called at any
+        time, and twice.
+        """
         while self._running:
             self._running.pop().close()
 
@@ -81,10 +90,13 @@ class _Ahead:
         self._closed = False  # nobody wants any more
         self._ended = False  # nothing comes any more
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._load, args=(loader,), name="farandole-loader", daemon=True)
+        self._thread = threading.Thread(
+            target=self._load, args=(loader,), name="farandole-loader", daemon=True
+        )
         try:
             self._thread.start()
-        except BaseException:  # a handler of a signal may raise where it waits for the thread, which runs then
+        # a handler of a signal may raise where it waits for the thread, which runs then
+        except BaseException:
             self._give_up()
             raise
 

@@ -1,11 +1,13 @@
 """The order of an epoch over rows that lie in blocks, and which of them a rank takes. Pure.
 
-The blocks (row groups of files) are shuffled and laid end to end. That sequence is cut into lanes of equal length;
-position p of the epoch's order is step ``p // lanes`` of lane ``p % lanes``. Within a lane the rows of each block are
-shuffled. So a batch has rows of as many blocks as there are lanes, and only one block per lane is in memory.
+The blocks (row groups of files) are shuffled and laid end to end. That sequence is cut into lanes
+of equal length; position p of the epoch's order is step ``p // lanes`` of lane ``p % lanes``.
+Within a lane the rows of each block are shuffled. So a batch has rows of as many blocks as there
+are lanes, and only one block per lane is in memory.
 
-Rank r of n takes positions r, r + n, ...: batch k of n ranks holds the rows of batch k of one process with n times the
-size. Where n divides the number of lanes, a rank reads lanes of its own only, and no two ranks decode one block.
+Rank r of n takes positions r, r + n, ...: batch k of n ranks holds the rows of batch k of one
+process with n times the size. Where n divides the number of lanes, a rank reads lanes of its own
+only, and no two ranks decode one block.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 SHUFFLE = "PCG64"  # how orders are shuffled; another way has another name, which states tell
-# With many divisors, so that many numbers of ranks read no block twice; the same for any number of ranks.
+# With many divisors, so that many numbers of ranks read no block twice; the same for any number of
+# ranks.
 LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
 _BLOCKS_PER_LANE = 4  # at least: lanes end within blocks, which are then decoded for both
 _RESERVE = 0.75  # the part of the memory for blocks in use; what is being decoded needs the rest
@@ -31,14 +34,22 @@ _AHEAD_PER_THREAD = 2
 
 
 def lanes_for(blocks: int, largest: int, memory: int) -> int:
-    """How many lanes are cut: ``blocks`` of at most ``largest`` bytes, and ``memory`` for all lanes together."""
-    fitting = (lanes for lanes in LANES if lanes * _BLOCKS_PER_LANE <= blocks and lanes * largest <= memory * _RESERVE)
+    """How many lanes are cut: ``blocks`` of at most ``largest`` bytes, and ``memory`` for all lanes
+    together.
+    """
+    fitting = (
+        lanes
+        for lanes in LANES
+        if lanes * _BLOCKS_PER_LANE <= blocks and lanes * largest <= memory * _RESERVE
+    )
     return next(fitting, 1)
 
 
 def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
-    """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes, at least one. Lanes
-    come to the ends of their pieces at about the same time, so as many as there are lanes."""
+    """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes,
+    at least one. Lanes come to the ends of their pieces at about the same time, so as many as there
+    are lanes.
+    """
     if not threads:
         return 0
     return min(max(_AHEAD_PER_THREAD * threads, lanes), max(1, memory // max(largest, 1) - lanes))
@@ -55,8 +66,9 @@ class Piece(NamedTuple):
 
 
 class Strand(NamedTuple):
-    """A rank's part of a lane: its steps ``first``, ``first + stride``, ...; the j-th is the rank's row
-    ``place + period * j``."""
+    """A rank's part of a lane: its steps ``first``, ``first + stride``, ...; the j-th is the rank's
+    row ``place + period * j``.
+    """
 
     lane: int
     first: int
@@ -71,7 +83,9 @@ class Order:
     ``blocks``: rows of each. Without ``shuffle`` it is that of the files, in one lane.
     """
 
-    def __init__(self, blocks: Sequence[int], lanes: int, seed: int, epoch: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, blocks: Sequence[int], lanes: int, seed: int, epoch: int, shuffle: bool = True
+    ) -> None:
         self.rows = sum(blocks)
         self.lanes = lanes if shuffle else 1
         self._key = [part & 0xFFFFFFFF for part in (seed, seed >> 32, epoch)]
@@ -82,9 +96,12 @@ class Order:
         self._ends = list(accumulate(self._lengths))
 
     def _permutation(self, length: int, *words: int) -> Array:
-        """Shuffled numbers below ``length``. numpy promises the values of RandomState, and those of PCG64, for ever;
-        this one is ready in a tenth of the time that its own generator takes."""
-        found: Array = np.random.RandomState(np.random.PCG64([*self._key, *words])).permutation(length)
+        """Shuffled numbers below ``length``. numpy promises the values of RandomState, and those of
+        PCG64, for ever; this one is ready in a tenth of the time that its own generator takes.
+        """
+        found: Array = np.random.RandomState(np.random.PCG64([*self._key, *words])).permutation(
+            length
+        )
         return found
 
     def lane_length(self, lane: int) -> int:
@@ -99,7 +116,9 @@ class Order:
             number = bisect_right(self._ends, place)
             start = self._ends[number] - self._lengths[number]
             first, last = max(start, begin), min(self._ends[number], end)
-            found.append(Piece(lane, int(self._blocks[number]), first - start, last - start, first - begin))
+            found.append(
+                Piece(lane, int(self._blocks[number]), first - start, last - start, first - begin)
+            )
             place = last
         return found
 
@@ -116,7 +135,9 @@ class Order:
         period = self.lanes // math.gcd(size, self.lanes)
         stride = size * period // self.lanes
         places = (divmod(begin + rank + size * place, self.lanes) for place in range(period))
-        return [Strand(lane, step, stride, place, period) for place, (step, lane) in enumerate(places)]
+        return [
+            Strand(lane, step, stride, place, period) for place, (step, lane) in enumerate(places)
+        ]
 
     def find(self, position: int) -> tuple[int, int]:
         """The block, and the row in it, at a position."""

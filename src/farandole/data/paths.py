@@ -9,13 +9,15 @@ from typing import Any
 from farandole.data.extras import need
 from farandole.errors import DataError
 
-_NATIVE = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")  # file systems that pyarrow has itself
+# file systems that pyarrow has itself
+_NATIVE = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _SAME = {"s3a": "s3", "s3n": "s3"}  # what Hadoop calls them
 
 
 def local(path: str) -> str | None:
-    """The path on this machine that ``path`` means, None if it is elsewhere. Databricks mounts ``dbfs:/x`` at /dbfs/x,
-    and volumes at /Volumes."""
+    """The path on this machine that ``path`` means, None if it is elsewhere. Databricks mounts
+    ``dbfs:/x`` at /dbfs/x, and volumes at /Volumes.
+    """
     scheme, colon, rest = path.partition(":")
     if not colon or len(scheme) < 2 or "/" in scheme:
         return os.path.abspath(path)
@@ -39,8 +41,9 @@ def normalized(path: str) -> str:
 
 
 def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """pyarrow's file system and the path in it. With ``options``, and for schemes that pyarrow does not know, it is
-    fsspec's."""
+    """pyarrow's file system and the path in it. With ``options``, and for schemes that pyarrow does
+    not know, it is fsspec's.
+    """
     fs = need("pyarrow.fs", "reading Parquet")
     path = normalized(path)
     scheme, url, _ = path.partition("://")

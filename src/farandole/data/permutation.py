@@ -1,10 +1,12 @@
-"""A shuffled order that is computed, not stored: the element at any position is a function of (seed, epoch).
+"""A shuffled order that is computed, not stored: the element at any position is a function of
+(seed, epoch).
 
-A Feistel network permutes the numbers of just enough bits, with a key per round from SplitMix64 (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", 2014) and its finaliser as the round function. A number that is not
-below the length is sent round again until it is (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite
-domains", 2002), which makes a permutation of any length. Mitchell et al. ("Bandwidth-optimal random shuffling for
-GPUs", 2022) shuffle in the same way; like them we take 24 rounds, so that short orders are well mixed, too.
+A Feistel network permutes the numbers of just enough bits, with a key per round from SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) and its finaliser as
+the round function. A number that is not below the length is sent round again until it is (cycle
+walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), which makes a
+permutation of any length. Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", 2022)
+shuffle in the same way; like them we take 24 rounds, so that short orders are well mixed, too.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 class Permutation:
-    """``permutation(positions)``: which of ``length`` things come there. The same on every machine."""
+    """``permutation(positions)``: which of ``length`` things come there. The same on every
+    machine.
+    """
 
     def __init__(self, length: int, seed: int = 0, epoch: int = 0) -> None:
         self.length = length
         bits = max(1, (length - 1).bit_length())
-        self._low = np.uint64(bits // 2)  # the number is two halves: ``bits // 2`` low bits and the rest
+        # the number is two halves: ``bits // 2`` low bits and the rest
+        self._low = np.uint64(bits // 2)
         self._low_mask = np.uint64((1 << bits // 2) - 1)
         self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
         state = _mix(_mix(seed & _MASK) ^ (epoch & _MASK))

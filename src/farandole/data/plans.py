@@ -1,4 +1,6 @@
-"""What Spark makes a DataFrame of: the nodes of its plan, and whether other rows may come out another time."""
+"""What Spark makes a DataFrame of: the nodes of its plan, and whether other rows may come out
+another time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 
 from farandole.data.parquet.tables import chain, folders_between, table_error
 
-# Spark's own indexes of folders. Those of table formats (Delta) are equal although rows were deleted from the table.
+# Spark's own indexes of folders. Those of table formats (Delta) are equal although rows were
+# deleted from the table.
 _FOLDERS = {"InMemoryFileIndex", "PrunedInMemoryFileIndex", "CatalogFileIndex"}
 _ONE_SLASH = re.compile("^file:/+")  # of a file's URL; folders of Hadoop have one slash
 _OF_PROGRAMS = re.compile("Python|Pandas|Arrow")  # nodes with functions, which may read anything
@@ -30,14 +33,20 @@ def kind(node: Any) -> str:
 
 
 def holds(frame: Any, pattern: str) -> bool:
-    """Whether there is such an expression, of Spark's TreePattern, before the optimizer makes values of them."""
-    found = getattr(frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern, pattern)()
+    """Whether there is such an expression, of Spark's TreePattern, before the optimizer makes
+    values of them.
+    """
+    found = getattr(
+        frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern, pattern
+    )()
     return bool(frame._jdf.queryExecution().withCachedData().containsPattern(found))
 
 
 def of_files(frame: Any) -> bool:
-    """Whether the same plan over the same files gives the same rows: no table of a database is in it, no function of a
-    program, and no current time. False where only a server has the plan (Spark Connect)."""
+    """Whether the same plan over the same files gives the same rows: no table of a database is in
+    it, no function of a program, and no current time. False where only a server has the plan (Spark
+    Connect).
+    """
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()
         return bool(
@@ -58,8 +67,9 @@ def _of_files(node: Any) -> bool:
 
 
 def input_files(frame: Any) -> set[str]:
-    """URLs of all files that the DataFrame reads now: with those of subqueries, and not as it was when Spark first
-    looked at it (what was cached then may be so no more)."""
+    """URLs of all files that the DataFrame reads now: with those of subqueries, and not as it was
+    when Spark first looked at it (what was cached then may be so no more).
+    """
     fresh = frame.select("*")
     found = set(fresh.inputFiles())
     try:
@@ -77,18 +87,22 @@ def _of_folders(every: Iterable[Any]) -> list[Any]:
 
 
 def check_no_delta(frame: Any) -> None:
-    """DataError where Spark reads files of a Delta table as they lie in its folder, whatever the log says of them. A
-    DataFrame of the table itself has an index of its own."""
+    """DataError where Spark reads files of a Delta table as they lie in its folder, whatever the
+    log says of them. A DataFrame of the table itself has an index of its own.
+    """
     try:
         found = next(_delta(frame), None)
-    except Exception:  # Spark Connect; a cluster that does not let Python look at plans, or that folder
+    # Spark Connect; a cluster that does not let Python look at plans, or that folder
+    except Exception:
         return
     if found is not None:
         raise table_error(*found, "Delta")
 
 
 def _delta(frame: Any) -> Iterator[tuple[str, str]]:
-    """Folders of Delta tables, or of partitions, from which plain files are read, with the table's."""
+    """Folders of Delta tables, or of partitions, from which plain files are read, with the
+    table's.
+    """
     hadoop = frame.sparkSession._jvm.org.apache.hadoop.fs.Path
     conf = frame.sparkSession._jsc.hadoopConfiguration()
     for relation in _of_folders(nodes(frame._jdf.queryExecution().optimizedPlan())):
@@ -96,7 +110,9 @@ def _delta(frame: Any) -> Iterator[tuple[str, str]]:
             continue
         roots = relation.location().rootPaths()
         named = [str(roots.apply(place)) for place in range(roots.size())]
-        files = [_ONE_SLASH.sub("file:/", urllib.parse.unquote(url)) for url in relation.inputFiles()]
+        files = [
+            _ONE_SLASH.sub("file:/", urllib.parse.unquote(url)) for url in relation.inputFiles()
+        ]
         for folder in sorted(folders_between(files, {*named})):
             for root in chain(folder):
                 log = hadoop(f"{root}/_delta_log")
@@ -105,8 +121,10 @@ def _delta(frame: Any) -> Iterator[tuple[str, str]]:
 
 
 def on_server(frame: Any) -> Any:
-    """What tells the plan of a DataFrame of Spark Connect from that of the same DataFrame at another time: its server
-    looks at views and tables by their names, each time. None where this process has the plan."""
+    """What tells the plan of a DataFrame of Spark Connect from that of the same DataFrame at
+    another time: its server looks at views and tables by their names, each time. None where this
+    process has the plan.
+    """
     if hasattr(frame, "_jdf"):
         return None
     try:

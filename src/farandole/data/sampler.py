@@ -1,8 +1,9 @@
 """Samplers whose order does not depend on how many ranks there are.
 
-The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n, r + 2n ..., so that
-batch k of n ranks with B/n samples each holds the same samples as batch k of one process with B. Where training stands
-is two whole numbers, the epoch and the position up to which samples are done: any number of ranks can go on from there.
+The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n,
+r + 2n ..., so that batch k of n ranks with B/n samples each holds the same samples as batch k of
+one process with B. Where training stands is two whole numbers, the epoch and the position up to
+which samples are done: any number of ranks can go on from there.
 """
 
 from __future__ import annotations
@@ -24,36 +25,54 @@ _BLOCK = 1 << 14  # indices computed at a time
 
 
 class DistributedSampler:
-    """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as ``sampler=``).
+    """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as
+    ``sampler=``).
 
-    ``dataset``: anything with a length, or the length itself. What ranks do not divide is dealt as ``even`` says:
+    ``dataset``: anything with a length, or the length itself. What ranks do not divide is dealt as
+    ``even`` says:
 
     - ``"pad"``: some samples are taken twice, so that all ranks have equally many;
     - ``"drop"``: the last few are left out of this epoch;
-    - ``"weights"``: like "pad", and ``weights()`` tells how much each sample counts, so that averages over ranks equal
-      those of one process.
+    - ``"weights"``: like "pad", and ``weights()`` tells how much each sample counts, so that
+      averages over ranks equal those of one process.
 
     Without ``num_replicas`` and ``rank`` the job's are used, as they are when iteration begins.
     """
 
     def __init__(
-        self, dataset: Sized | int, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
-        seed: int = 0, drop_last: bool = False, *, even: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Sized | int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        even: str | None = None,
+    ) -> None:
         self.dataset = dataset
         self.length = dataset if isinstance(dataset, int) else len(dataset)
         self.shuffle, self.seed = shuffle, seed
         self.even = even or ("drop" if drop_last else "pad")
         if self.even not in EVEN:
-            raise SettingsError(f"even={even!r} is not a way to deal samples; choose one of {', '.join(EVEN)}")
+            raise SettingsError(
+                f"even={even!r} is not a way to deal samples; choose one of {', '.join(EVEN)}"
+            )
         if self.length < 0:
-            raise SettingsError(f"dataset={dataset!r} must be a dataset or its length, not a negative number")
+            raise SettingsError(
+                f"dataset={dataset!r} must be a dataset or its length, not a negative number"
+            )
         if (num_replicas is None) != (rank is None):
-            raise SettingsError(f"num_replicas={num_replicas} and rank={rank} come together: give both, or neither")
+            raise SettingsError(
+                f"num_replicas={num_replicas} and rank={rank} come together: give both, or neither"
+            )
         if rank is not None and not 0 <= rank < (num_replicas or 0):
-            raise SettingsError(f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}")
+            raise SettingsError(
+                f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}"
+            )
         self._told = None if rank is None or num_replicas is None else (rank, num_replicas)
-        self._dealt: tuple[int, int, str] | None = None  # rank, size and stay in the job for which positions are dealt
+        # rank, size and stay in the job for which positions are dealt
+        self._dealt: tuple[int, int, str] | None = None
         self.epoch = 0
         self.position = 0  # how many samples of the epoch's order are done, on all ranks together
         self._base = 0  # where iteration begins
@@ -78,15 +97,18 @@ class DistributedSampler:
     # Where training stands.
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to another epoch, at its beginning. The current one, if it is half done (after ``load_state_dict``), goes
-        on where it was."""
+        """Go to another epoch, at its beginning. The current one, if it is half done (after
+        ``load_state_dict``), goes on where it was.
+        """
         if epoch != self.epoch or self.position >= self.length:
             self.position = 0
         self.epoch = epoch
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Batch ``batch_idx``, counted from the last ``reset``, is done, on all ranks (``batch_size`` each)."""
+        """Batch ``batch_idx``, counted from the last ``reset``, is done, on all ranks
+        (``batch_size`` each).
+        """
         _, size = self._deal()
         done = self._base + min((batch_idx + 1) * batch_size, self._count()) * size
         self.position = max(self.position, min(done, self.length))
@@ -109,8 +131,8 @@ class DistributedSampler:
         position = int(state_dict["processed_num"])
         if not 0 <= position <= self.length:
             raise SettingsError(
-                f"processed_num={position} is not within the dataset's {counted(self.length, 'sample')}: "
-                "the state belongs to another dataset"
+                f"processed_num={position} is not within the dataset's"
+                f" {counted(self.length, 'sample')}: the state belongs to another dataset"
             )
         self.epoch, self.position = int(state_dict["epoch"]), position
         self.reset()
@@ -120,17 +142,24 @@ class DistributedSampler:
     def weights(self, batch_idx: int, batch_size: int) -> Array:
         """How much each sample of this rank's batch counts (float32).
 
-        ``mean over ranks of sum(weights * values)`` is the mean of ``values`` over the batch of all ranks, each sample
-        once. Use a loss per sample (``reduction="none"``), and Average. Without padding all weights are 1/batch size.
+        ``mean over ranks of sum(weights * values)`` is the mean of ``values`` over the batch of all
+        ranks, each sample once. Use a loss per sample (``reduction="none"``), and Average. Without
+        padding all weights are 1/batch size.
         """
         rank, size = self._deal()
-        steps = np.arange(batch_idx * batch_size, min((batch_idx + 1) * batch_size, self._count()), dtype=np.int64)
+        steps = np.arange(
+            batch_idx * batch_size, min((batch_idx + 1) * batch_size, self._count()), dtype=np.int64
+        )
         if not steps.size:
             return np.empty(0, dtype=np.float32)
         left = self.length - self._base
         real = min((int(steps[-1]) + 1) * size, left) - int(steps[0]) * size
         weight = size / real if self.even == "weights" else 1 / len(steps)
-        own = steps * size + rank < left if self.even == "weights" else np.ones(len(steps), dtype=bool)
+        own = (
+            steps * size + rank < left
+            if self.even == "weights"
+            else np.ones(len(steps), dtype=bool)
+        )
         weights: Array = np.where(own, np.float32(weight), np.float32(0))
         return weights
 
@@ -140,9 +169,12 @@ class DistributedSampler:
         return left // size if self.even == "drop" else -(-left // size)
 
     def _deal(self) -> tuple[int, int]:
-        """Rank and size; when they have changed, or ``init()`` was called anew, the rest is dealt anew."""
+        """Rank and size; when they have changed, or ``init()`` was called anew, the rest is dealt
+        anew.
+        """
         world = self._told or (context.rank(), context.size())
-        # After a reset the program reads the epoch from its beginning, and as many ranks as before may have met.
+        # After a reset the program reads the epoch from its beginning, and as many ranks as before
+        # may have met.
         stay = "" if self._told else context.scope()
         if (*world, stay) != self._dealt:
             self._base, self._dealt = self.position, (*world, stay)
@@ -150,12 +182,15 @@ class DistributedSampler:
 
 
 class ElasticSampler(DistributedSampler):
-    """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks come or go.
+    """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks
+    come or go.
 
     Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch.
     """
 
-    def __init__(self, dataset: Sized | int, shuffle: bool = True, seed: int = 0, *, even: str = "pad") -> None:
+    def __init__(
+        self, dataset: Sized | int, shuffle: bool = True, seed: int = 0, *, even: str = "pad"
+    ) -> None:
         super().__init__(dataset, shuffle=shuffle, seed=seed, even=even)
 
     def set_epoch(self, epoch: int) -> None:
@@ -164,8 +199,9 @@ class ElasticSampler(DistributedSampler):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """One more batch is done, on all ranks (``batch_size`` each). ``batch_idx`` is not looked at: programs count it
-        from the epoch's beginning or from where they resumed."""
+        """One more batch is done, on all ranks (``batch_size`` each). ``batch_idx`` is not looked
+        at: programs count it from the epoch's beginning or from where they resumed.
+        """
         _, size = self._deal()
         self.position = min(self.position + batch_size * size, self.length)
 
@@ -194,5 +230,7 @@ class ElasticSampler(DistributedSampler):
 
     @property
     def total_size(self) -> int:
-        """Samples that all ranks together take until the epoch ends, with those that are taken twice."""
+        """Samples that all ranks together take until the epoch ends, with those that are taken
+        twice.
+        """
         return len(self) * self.num_replicas

@@ -1,4 +1,6 @@
-"""``from_spark``: a DataFrame, written to Parquet once, as data that any training function can open on its rank."""
+"""``from_spark``: a DataFrame, written to Parquet once, as data that any training function can open
+on its rank.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from farandole.data.parquet.places import InFrame, Where
 from farandole.errors import DataError, SettingsError
 from farandole.log import logger
 
-ROW_GROUP = 4 << 20  # bytes: small enough to mix rows of many, large enough to be read at full speed
+# bytes: small enough to mix rows of many, large enough to be read at full speed
+ROW_GROUP = 4 << 20
 FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
 _PREFIX = "farandole-data"
-_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme \S+|Class \S+FileSystem not found")  # as Hadoop says it
+# as Hadoop says it
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme \S+|Class \S+FileSystem not found")
 _written: list[_Written] = []
 _lock = threading.Lock()  # files are found when they are complete, and counted
 
@@ -36,8 +40,9 @@ class _Written:
         self._process = os.getpid()
 
     def holds(self, frame: Any, names: Sequence[str], how: _How) -> bool:
-        """Whether these are the rows of ``frame``: it is the same object, or has the same plan over files of which it
-        is known that they have not changed."""
+        """Whether these are the rows of ``frame``: it is the same object, or has the same plan over
+        files of which it is known that they have not changed.
+        """
         return bool(
             (self.names, self.how) == (tuple(names), how)
             and (self.frame is frame or (self._known() and self._alike(frame)))
@@ -67,7 +72,8 @@ class _Written:
                 self.remove()
 
     def remove(self) -> None:
-        if self in _written and self._process == os.getpid():  # not by a process that was forked from the driver
+        # not by a process that was forked from the driver
+        if self in _written and self._process == os.getpid():
             _written.remove(self)
             _remove(self.path, self.frame.sparkSession)
 
@@ -81,8 +87,10 @@ class _How(NamedTuple):
 
 
 class SparkData(ParquetData):
-    """Made by ``from_spark``. ``delete()``, or leaving a ``with`` block, removes the files when no other handle has
-    them; so does the end of this process. Copies (in a training function) own nothing."""
+    """Made by ``from_spark``. ``delete()``, or leaving a ``with`` block, removes the files when no
+    other handle has them; so does the end of this process. Copies (in a training function) own
+    nothing.
+    """
 
     _files_of: _Written | None = None
 
@@ -107,18 +115,25 @@ class SparkData(ParquetData):
 
 
 def from_spark(
-    frame: Any, *, parent: str | None = None, row_group_bytes: int = ROW_GROUP, compression: str | None = None,
+    frame: Any,
+    *,
+    parent: str | None = None,
+    row_group_bytes: int = ROW_GROUP,
+    compression: str | None = None,
     **options: Any,
-) -> SparkData:  # fmt: skip
-    """A DataFrame as data to train on: ``with from_spark(df, features="x", labels="y") as data: ...``
+) -> SparkData:
+    """A DataFrame as data to train on: ``with from_spark(df, features="x", labels="y") as data:
+    ...``
 
-    Its columns that are asked for are written to Parquet, once: the same DataFrame, and one with the same plan that
-    reads the same files of this machine, finds them there. ``options``: as those of ``from_parquet``. ``parent``: the
-    folder, which driver and ranks reach by this name; default: the setting spark.farandole.data.dir, and on one machine
-    the temporary folder. ``compression``: Spark's name of it, default: Spark's own choice.
+    Its columns that are asked for are written to Parquet, once: the same DataFrame, and one with
+    the same plan that reads the same files of this machine, finds them there. ``options``: as those
+    of ``from_parquet``. ``parent``: the folder, which driver and ranks reach by this name; default:
+    the setting spark.farandole.data.dir, and on one machine the temporary folder. ``compression``:
+    Spark's name of it, default: Spark's own choice.
 
-    Raises TypeError for what is no DataFrame of Spark, DataError for columns that cannot be used, and for a DataFrame
-    without rows; what Spark raises when it cannot compute the DataFrame comes as it is. Nothing is left behind then.
+    Raises TypeError for what is no DataFrame of Spark, DataError for columns that cannot be used,
+    and for a DataFrame without rows; what Spark raises when it cannot compute the DataFrame comes
+    as it is. Nothing is left behind then.
     """
     _check_frame(frame)
     if "storage_options" in options and parent is None:
@@ -127,7 +142,9 @@ def from_spark(
     data = SparkData("", **options)
     names = data.selected(frame.columns, "the DataFrame")
     with _lock:
-        written = next((each for each in _written if each.holds(frame, names, how)), None) or _write(frame, names, how)
+        written = next(
+            (each for each in _written if each.holds(frame, names, how)), None
+        ) or _write(frame, names, how)
         written.users += 1
     data.path = paths.normalized(written.path)
     data._files_of = written
@@ -176,14 +193,17 @@ def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
             raise
         _written.remove(written)  # nothing is there
         raise DataError(
-            f"Spark cannot write to {how.parent}: {unknown[0]}. Give Spark the file system (for S3: hadoop-aws in "
-            f"spark.jars.packages, and s3a://), or set {FOLDER} to a folder that Spark and all ranks reach"
+            f"Spark cannot write to {how.parent}: {unknown[0]}. Give Spark the file system (for S3:"
+            f" hadoop-aws in spark.jars.packages, and s3a://), or set {FOLDER} to a folder that"
+            " Spark and all ranks reach"
         ) from error
     return written
 
 
 def shared_folder(session: Any) -> str:
-    """That of the session's setting; on one machine, the temporary one. "" where nobody knows one."""
+    """That of the session's setting; on one machine, the temporary one. "" where nobody knows
+    one.
+    """
     found = session.conf.get(FOLDER, "")
     if not found and session.conf.get("spark.master", "").startswith("local"):
         found = tempfile.gettempdir()
@@ -194,14 +214,17 @@ def _parent(session: Any) -> str:
     found = shared_folder(session)
     if not found:
         raise SettingsError(
-            "from_spark needs a folder that Spark and all ranks reach by one name: parent='hdfs://...', "
-            f"s3://, abfs://, /Volumes/... or a folder on a shared disk; or set {FOLDER} for the session"
+            "from_spark needs a folder that Spark and all ranks reach by one name:"
+            " parent='hdfs://...', s3://, abfs://, /Volumes/... or a folder on a shared disk; or"
+            f" set {FOLDER} for the session"
         )
     return found
 
 
 def spark_url(parent: str) -> str:
-    """What Spark calls the folder: without a scheme it would look on the cluster's default file system."""
+    """What Spark calls the folder: without a scheme it would look on the cluster's default file
+    system.
+    """
     parent = parent.rstrip("/")
     if parent.startswith("/dbfs/"):
         return "dbfs:" + parent.removeprefix("/dbfs")
@@ -212,8 +235,9 @@ def spark_url(parent: str) -> str:
 
 
 def _inputs(frame: Any) -> tuple[tuple[str, int, int], ...]:
-    """The files that a DataFrame reads, with sizes and times: what was overwritten has the plan of before. Empty where
-    they are not known, and for a database or rows of the program."""
+    """The files that a DataFrame reads, with sizes and times: what was overwritten has the plan of
+    before. Empty where they are not known, and for a database or rows of the program.
+    """
     try:
         return tuple(_stamp(url) for url in sorted(plans.input_files(frame)))
     except Exception as error:  # not every kind of plan can say
@@ -232,7 +256,9 @@ def _stamp(url: str) -> tuple[str, int, int]:
 
 
 def _remove(path: str, session: Any) -> None:
-    """Remove a folder, whether or not Spark is still there. A failure is told, and hides no other error."""
+    """Remove a folder, whether or not Spark is still there. A failure is told, and hides no other
+    error.
+    """
     found = paths.local(path)
     if found is not None:
         shutil.rmtree(found, ignore_errors=True)

@@ -1,6 +1,7 @@
 """How many rows each rank takes in each step, where rows do not divide by ranks and batches. Pure.
 
-Every rank has the same number of steps whatever is chosen, so no rank waits for one that has run out of batches.
+Every rank has the same number of steps whatever is chosen, so no rank waits for one that has run
+out of batches.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ EVEN = ("exact", "pad", "drop", "weights")
 
 
 class Step(NamedTuple):
-    """One batch of a rank: its own ``rows``, and others (taken twice) up to ``length``; ``everybody``: the rows of all
-    ranks, each once."""
+    """One batch of a rank: its own ``rows``, and others (taken twice) up to ``length``;
+    ``everybody``: the rows of all ranks, each once.
+    """
 
     rows: int
     length: int
@@ -20,10 +22,13 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """A rank's batches of ``left`` rows, of which it takes every ``size``-th. ``least``: rows of a rank, with "exact",
-    that are worth a step of their own; fewer join the step before."""
+    """A rank's batches of ``left`` rows, of which it takes every ``size``-th. ``least``: rows of a
+    rank, with "exact", that are worth a step of their own; fewer join the step before.
+    """
 
-    def __init__(self, left: int, batch_size: int, rank: int, size: int, even: str, least: int = 1) -> None:
+    def __init__(
+        self, left: int, batch_size: int, rank: int, size: int, even: str, least: int = 1
+    ) -> None:
         self._size = size
         full, rest = divmod(left, batch_size * size)
         own = rest // size + (rank < rest % size)
@@ -33,7 +38,8 @@ class Steps:
             self._last = Step(own, batch_size, rest)
         elif rest and even == "exact" and (rest >= size * least or not full):
             self._last = Step(own, max(own, 1), rest)
-        elif rest and even == "exact":  # some ranks would have a step with no row: all have more in the step before
+        # some ranks would have a step with no row: all have more in the step before
+        elif rest and even == "exact":
             full -= 1
             self._last = Step(batch_size + own, batch_size + own, batch_size * size + rest)
         self._before = full

@@ -1,6 +1,8 @@
-"""``Store``: a folder, on whatever file system, for what training makes: prepared data, checkpoints and logs of runs.
+"""``Store``: a folder, on whatever file system, for what training makes: prepared data, checkpoints
+and logs of runs.
 
-Paths are plain ones on this machine, and URLs elsewhere. A store may be pickled; each process connects for itself.
+Paths are plain ones on this machine, and URLs elsewhere. A store may be pickled; each process
+connects for itself.
 """
 
 from __future__ import annotations
@@ -21,24 +23,32 @@ from farandole.errors import DataError
 
 _PURPOSE = "a store"
 _HDFS = "hdfs://"
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # what file systems call it
+# what file systems call it
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _PATTERN = re.compile(r"[*?\[\]]")  # what fsspec takes for a pattern
 _ONE = {"gcs": "gs", "abfss": "abfs", "az": "abfs"}  # schemes of one file system
 
 
 class Store:
-    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, whatever fsspec knows.
+    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, whatever
+    fsspec knows.
 
-    ``train_path``, ``val_path``, ``test_path``, ``runs_path``: instead of folders below ``prefix_path``.
-    ``save_runs=False``: no checkpoints and logs. ``storage_options``: arguments for fsspec. ``checkpoint_filename``:
-    the name of a run's checkpoint.
+    ``train_path``, ``val_path``, ``test_path``, ``runs_path``: instead of folders below
+    ``prefix_path``. ``save_runs=False``: no checkpoints and logs. ``storage_options``: arguments
+    for fsspec. ``checkpoint_filename``: the name of a run's checkpoint.
     """
 
     def __init__(
-        self, prefix_path: str, train_path: str | None = None, val_path: str | None = None,
-        test_path: str | None = None, runs_path: str | None = None, save_runs: bool = True,
-        storage_options: Mapping[str, Any] | None = None, checkpoint_filename: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        prefix_path: str,
+        train_path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        runs_path: str | None = None,
+        save_runs: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        checkpoint_filename: str | None = None,
+    ) -> None:
         self.prefix_path = self.normalize_path(str(prefix_path)).rstrip("/") or "/"
         self.storage_options = dict(storage_options or {})
         self._train_path = self._under(train_path, "intermediate_train_data")
@@ -91,11 +101,15 @@ class Store:
 
     def get_run_path(self, run_id: str) -> str:
         if not re.fullmatch(r"[\w.-]+", run_id) or run_id in (".", ".."):
-            raise DataError(f"run_id={run_id!r} is the name of a folder: letters, digits, '-', '_' and '.'")
+            raise DataError(
+                f"run_id={run_id!r} is the name of a folder: letters, digits, '-', '_' and '.'"
+            )
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
-        """The folder of a run's checkpoints, which is the run's own, as in Horovod; None if runs are not saved."""
+        """The folder of a run's checkpoints, which is the run's own, as in Horovod; None if runs
+        are not saved.
+        """
         return self.get_run_path(run_id) if self._save_runs else None
 
     def get_logs_path(self, run_id: str) -> str | None:
@@ -108,13 +122,17 @@ class Store:
         return "logs"
 
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
-        """A run's files that end in ``suffix``, also those in its folders, in the order of the numbers in their
-        names."""
+        """A run's files that end in ``suffix``, also those in its folders, in the order of the
+        numbers in their names.
+        """
         run = self.get_run_path(run_id)
         if not self.fs.exists(run):
             return []
         inside = len(self.fs._strip_protocol(run))
-        return sorted((run + each[inside:] for each in self.fs.find(run) if each.endswith(suffix)), key=_natural)
+        return sorted(
+            (run + each[inside:] for each in self.fs.find(run) if each.endswith(suffix)),
+            key=_natural,
+        )
 
     # Contents.
 
@@ -136,7 +154,9 @@ class Store:
         return bytes(self.fs.cat_file(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file whole: who reads it sees the old content or the new one (on HDFS: perhaps a part of it)."""
+        """Write a file whole: who reads it sees the old content or the new one (on HDFS: perhaps a
+        part of it).
+        """
         if not self._local():
             self.fs.pipe_file(path, content)  # object stores show a file when it is complete
             return
@@ -202,7 +222,10 @@ class Store:
         found = self._by_time()
         unknown = [run_id for time, run_id in found if time is None]
         if runs and unknown:
-            raise DataError(f"{self._runs_path} does not tell when {unknown[0]!r} was written to: use delete_run()")
+            raise DataError(
+                f"{self._runs_path} does not tell when {unknown[0]!r} was written to: use"
+                " delete_run()"
+            )
         gone = [run_id for _, run_id in found[: -runs or None]]
         for run_id in gone:
             self.delete(f"{self._runs_path}/{run_id}")
@@ -211,7 +234,9 @@ class Store:
     def retain_checkpoints(self, run_id: str, checkpoints: int, suffix: str = ".ckpt") -> list[str]:
         """Remove all checkpoints of a run but the last ones; the paths of those that are gone."""
         if checkpoints < 1:
-            raise DataError(f"checkpoints={checkpoints} must be at least 1: without any a run cannot go on")
+            raise DataError(
+                f"checkpoints={checkpoints} must be at least 1: without any a run cannot go on"
+            )
         gone = self.get_checkpoints(run_id, suffix)[:-checkpoints]
         for path in gone:
             self.delete(path)
@@ -220,8 +245,9 @@ class Store:
     # On ranks.
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
-        """A function that gives a context manager: a local folder to write a run's files to. ``sync_fn`` brings them
-        to the store."""
+        """A function that gives a context manager: a local folder to write a run's files to.
+        ``sync_fn`` brings them to the store.
+        """
         run = self.get_run_path(run_id)
         local = self._local()
 
@@ -240,7 +266,9 @@ class Store:
         return local_run_path
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """A function of a local folder: what has changed in it since the last call goes to the run's."""
+        """A function of a local folder: what has changed in it since the last call goes to the
+        run's.
+        """
         run, store = self.get_run_path(run_id), self
         sent: dict[str, tuple[int, int]] = {}
 
@@ -280,22 +308,33 @@ class Store:
             return f"{self.prefix_path.rstrip('/')}/{name}"
         found = self.normalize_path(str(path)).rstrip("/") or "/"
         if _scheme(found) != _scheme(self.prefix_path):
-            raise DataError(f"{path} is on another file system than the store, {self.prefix_path}: a store has one")
+            raise DataError(
+                f"{path} is on another file system than the store, {self.prefix_path}: a store"
+                " has one"
+            )
         return found
 
     def _local(self) -> bool:
         return "://" not in self.prefix_path
 
     def _by_time(self) -> list[tuple[float | None, str]]:
-        """When each run was last written to, None if nobody knows, and its id; the last one at the end."""
+        """When each run was last written to, None if nobody knows, and its id; the last one at the
+        end.
+        """
         if not self.fs.exists(self._runs_path):
             return []
-        folders = [each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"]
-        found = [(self._written(each), os.path.basename(each["name"].rstrip("/"))) for each in folders]
+        folders = [
+            each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"
+        ]
+        found = [
+            (self._written(each), os.path.basename(each["name"].rstrip("/"))) for each in folders
+        ]
         return sorted(found, key=lambda run: (run[0] or 0.0, run[1]))
 
     def _written(self, run: Mapping[str, Any]) -> float | None:
-        """When a run was last written to: not when something in it was removed. One without files is the oldest."""
+        """When a run was last written to: not when something in it was removed. One without files
+        is the oldest.
+        """
         files = [*self.fs.find(run["name"], detail=True).values()]
         times = [time for time in map(_time, files or [run]) if time is not None]
         return max(times) if times else None if files else 0.0
@@ -309,22 +348,36 @@ LocalStore = FilesystemStore  # an older name
 
 
 class HDFSStore(Store):
-    """A store on HDFS: ``hdfs://host:port/path``, ``hdfs:///path`` or a path. It needs Hadoop's libhdfs."""
+    """A store on HDFS: ``hdfs://host:port/path``, ``hdfs:///path`` or a path. It needs Hadoop's
+    libhdfs.
+    """
 
     def __init__(
-        self, prefix_path: str, host: str | None = None, port: int | None = None, user: str | None = None,
-        kerb_ticket: str | None = None, driver: str = "libhdfs", extra_conf: Mapping[str, str] | None = None,
-        *args: Any, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        prefix_path: str,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str = "libhdfs",
+        extra_conf: Mapping[str, str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         namespace, path = self._parsed(prefix_path)
         if host is not None:
             own = f"{host}:{port}" if port else host
             if namespace and namespace != own:
                 raise DataError(
-                    f"Mismatched HDFS namespace for URL: {prefix_path}. Found {namespace} but expected {own}"
+                    f"Mismatched HDFS namespace for URL: {prefix_path}. Found {namespace} but"
+                    f" expected {own}"
                 )
             namespace = own
-        options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf and dict(extra_conf)}
+        options = {
+            "user": user,
+            "kerb_ticket": kerb_ticket,
+            "extra_conf": extra_conf and dict(extra_conf),
+        }
         given = {name: value for name, value in options.items() if value is not None}
         kwargs["storage_options"] = {**given, **(kwargs.get("storage_options") or {})}
         super().__init__(f"{_HDFS}{namespace}{path}", *args, **kwargs)
@@ -336,21 +389,25 @@ class HDFSStore(Store):
 
     @staticmethod
     def _parsed(url: str) -> tuple[str, str]:
-        namespace, slash, path = url.removeprefix(_HDFS).partition("/") if url.startswith(_HDFS) else ("", "/", url[1:])
+        namespace, slash, path = (
+            url.removeprefix(_HDFS).partition("/") if url.startswith(_HDFS) else ("", "/", url[1:])
+        )
         if not slash or not path:
             raise DataError(f"Failed to parse path from URL: {url}")
         return namespace, slash + path
 
 
 class DBFSLocalStore(FilesystemStore):
-    """A store on Databricks' file system, by the mount /dbfs: ``/dbfs/...``, ``dbfs:/...``, ``file:///dbfs/...``, and
-    by that of volumes: ``/Volumes/...``."""
+    """A store on Databricks' file system, by the mount /dbfs: ``/dbfs/...``, ``dbfs:/...``,
+    ``file:///dbfs/...``, and by that of volumes: ``/Volumes/...``.
+    """
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         if not self.matches_dbfs(self.normalize_path(prefix_path)):
             raise DataError(
-                f"The provided path is not a DBFS path: {prefix_path}, Please provide a path starting with `/dbfs/...` "
-                "or `dbfs:/...` or `file:/dbfs/...` or `file:///dbfs/...`."
+                f"The provided path is not a DBFS path: {prefix_path}, Please provide a path"
+                " starting with `/dbfs/...` or `dbfs:/...` or `file:/dbfs/...` or"
+                " `file:///dbfs/...`."
             )
         super().__init__(prefix_path, *args, **kwargs)
 

@@ -11,8 +11,9 @@ from farandole.errors import SettingsError
 
 
 def whole(name: str, value: Any, least: int | None = None, *, floats: bool = False) -> int:
-    """``value`` as Python's own int: numpy's overflow. SettingsError if it is none, or less than ``least``. ``floats``:
-    a float will do, if it is whole, like 1e9."""
+    """``value`` as Python's own int: numpy's overflow. SettingsError if it is none, or less than
+    ``least``. ``floats``: a float will do, if it is whole, like 1e9.
+    """
     if floats and isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -26,7 +27,9 @@ def whole(name: str, value: Any, least: int | None = None, *, floats: bool = Fal
 
 
 def switch(name: str, value: Any) -> bool:
-    """``value`` as True or False: any text would count as True, also "no". SettingsError for what is neither."""
+    """``value`` as True or False: any text would count as True, also "no". SettingsError for what
+    is neither.
+    """
     if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
         raise SettingsError(f"{name}={value!r} must be True or False")
     return bool(value)

@@ -1,8 +1,10 @@
-"""Small tensors travel with the message by which a rank asks for them: one exchange among the ranks, not two.
+"""Small tensors travel with the message by which a rank asks for them: one exchange among the
+ranks, not two.
 
-A rank attaches its elements when everything that it asks for is small and known by number. If all ranks posted the same
-in a round, everybody has the elements of all, and computes the result by itself, in rank order. Otherwise what came is
-forgotten, and the transport does it when the ranks agree. All see the same messages, so all decide alike.
+A rank attaches its elements when everything that it asks for is small and known by number. If all
+ranks posted the same in a round, everybody has the elements of all, and computes the result by
+itself, in rank order. Otherwise what came is forgotten, and the transport does it when the ranks
+agree. All see the same messages, so all decide alike.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from farandole.types import Buffer, Kind, Request
 if TYPE_CHECKING:
     from farandole.types import Array
 
-MOST = 8 << 10  # bytes of one rank: from there on copies, and tags on a network, cost more than a second exchange
+# bytes of one rank: from there on copies, and tags on a network, cost more than a second exchange
+MOST = 8 << 10
 TOGETHER = 64 << 10  # bytes of all ranks
-CROWD = 32  # more ranks pass messages on, equal ones as one (``transports/tcp/overlay``); these all differ
+# more ranks pass messages on, equal ones as one (``transports/tcp/overlay``); these all differ
+CROWD = 32
 
 _NEVER = 1 << 62
 _MOVES = (Kind.ALLGATHER, Kind.BROADCAST, Kind.BARRIER)
@@ -40,14 +44,18 @@ def room(size: int) -> int:
 
 
 def weight(request: Request) -> int:
-    """The bytes of ``request`` that would travel; for what has to go over the transport, more than there is room."""
+    """The bytes of ``request`` that would travel; for what has to go over the transport, more than
+    there is room.
+    """
     if request.device != HOST or not (request.kind in _MOVES or reduces_as_is(request)):
         return _NEVER
     return 0 if request.kind is Kind.BARRIER else math.prod(request.shape) * request.dtype.itemsize
 
 
 def prepared(decision: Sequence[Placed], batch: Sequence[Request], size: int) -> list[Placed]:
-    """``decision`` on what ranks ask for when all of them post ``batch``, ready for elements that come with it."""
+    """``decision`` on what ranks ask for when all of them post ``batch``, ready for elements that
+    come with it.
+    """
     weights = [weight(request) for request in batch]
     if sum(weights) > room(size):
         return list(decision)
@@ -57,7 +65,9 @@ def prepared(decision: Sequence[Placed], batch: Sequence[Request], size: int) ->
         for request, nbytes, start in zip(batch, weights, starts, strict=False)
     ]
     return [
-        placed._replace(here=_runner(placed.unit, [places[position] for position in placed.positions], size))
+        placed._replace(
+            here=_runner(placed.unit, [places[position] for position in placed.positions], size)
+        )
         for placed in decision
     ]
 
@@ -71,13 +81,16 @@ def _runner(unit: Unit, places: Sequence[_Place], size: int) -> Run:
         return partial(_allgather, places, unit.parts)
     if unit.kind is Kind.BROADCAST:
         return partial(_broadcast, places, [request.root for request in unit.requests])
-    return lambda messages, buffers: [None] * len(buffers)  # all have come to a barrier: they posted
+    # all have come to a barrier: they posted
+    return lambda messages, buffers: [None] * len(buffers)
 
 
 def _allreduce(
-    places: Sequence[_Place], reduce: Callable[[Array, Sequence[Array]], None], messages: Sequence[bytes],
+    places: Sequence[_Place],
+    reduce: Callable[[Array, Sequence[Array]], None],
+    messages: Sequence[bytes],
     buffers: Sequence[Buffer],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     with quiet():
         for buffer, place in zip(buffers, places, strict=True):
             reduce(buffer.out, _parts(messages, place))
@@ -85,13 +98,22 @@ def _allreduce(
 
 
 def _allgather(
-    places: Sequence[_Place], rows: Sequence[tuple[int, ...]], messages: Sequence[bytes], buffers: Sequence[Buffer]
+    places: Sequence[_Place],
+    rows: Sequence[tuple[int, ...]],
+    messages: Sequence[bytes],
+    buffers: Sequence[Buffer],
 ) -> list[Any]:
-    return [(np.concatenate(_parts(messages, place)), of) for place, of in zip(places, rows, strict=True)]
+    return [
+        (np.concatenate(_parts(messages, place)), of)
+        for place, of in zip(places, rows, strict=True)
+    ]
 
 
 def _broadcast(
-    places: Sequence[_Place], roots: Sequence[int], messages: Sequence[bytes], buffers: Sequence[Buffer]
+    places: Sequence[_Place],
+    roots: Sequence[int],
+    messages: Sequence[bytes],
+    buffers: Sequence[Buffer],
 ) -> list[Any]:
     for buffer, place, root in zip(buffers, places, roots, strict=True):
         buffer.out[:] = np.frombuffer(messages[root], *place)

@@ -1,4 +1,5 @@
-"""Signatures that all ranks have seen, by number. Pure: its content follows from the messages alone.
+"""Signatures that all ranks have seen, by number. Pure: its content follows from the messages
+alone.
 
 When it is full it starts anew, on all ranks in the same round.
 """
@@ -31,7 +32,9 @@ class SignatureCache:
         return self._requests[number]
 
     def learn(self, requests: list[Request]) -> None:
-        """Give a number to each new request, in order (all ranks call this with the same requests)."""
+        """Give a number to each new request, in order (all ranks call this with the same
+        requests).
+        """
         for request in requests:
             if request in self._numbers or not self.capacity:
                 continue
@@ -45,8 +48,9 @@ class SignatureCache:
             self._weights.append(attached.weight(request))
 
     def encode(self, batch: list[Item], room: int = -1) -> bytes:
-        """The message that asks for ``batch``, which gets the order that its requests have there; with its elements,
-        if they are no more than ``room`` bytes."""
+        """The message that asks for ``batch``, which gets the order that its requests have there;
+        with its elements, if they are no more than ``room`` bytes.
+        """
         known: list[tuple[int, int]] = []
         new = []
         number = self._numbers.get
@@ -63,11 +67,16 @@ class SignatureCache:
             batch.sort(key=lambda item: number(item.entry.request) is None)
         elements = None
         if weight <= room and not new:
-            elements = b"".join([item.entry.buffer.data.tobytes() for item in batch]) if weight else b""
+            elements = (
+                b"".join([item.entry.buffer.data.tobytes() for item in batch]) if weight else b""
+            )
         return wire.encode(known, new, elements=elements)
 
     def named(self, message: wire.Message) -> list[Named]:
         """What a rank asked for."""
         requests = self._requests
         pairs = [(requests[number], serial) for number, serial in message.known] + message.new
-        return [(f"{request.name}.{serial}" if serial else request.name, request) for request, serial in pairs]
+        return [
+            (f"{request.name}.{serial}" if serial else request.name, request)
+            for request, serial in pairs
+        ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from farandole.errors import DUPLICATE_NAME, HorovodInternalError, JoinedError, MismatchError, RequestError, counted
+from farandole.errors import (
+    DUPLICATE_NAME,
+    HorovodInternalError,
+    JoinedError,
+    MismatchError,
+    RequestError,
+    counted,
+)
 from farandole.types import DType, Kind, ReduceOp, Refusal, Request
 
 if TYPE_CHECKING:
@@ -45,22 +52,28 @@ def refused(refusal: Refusal, text: str) -> HorovodInternalError:
 def _check_op(request: Request) -> None:
     if request.op is ReduceOp.ADASUM and not request.dtype.is_float:
         raise RequestError(
-            f"{request.name}: Adasum is defined for floating point numbers, not for {request.dtype.value}; use Sum or "
-            "Average."
+            f"{request.name}: Adasum is defined for floating point numbers, not for"
+            f" {request.dtype.value}; use Sum or Average."
         )
     if request.dtype is not DType.BOOL:
         return
     if request.op is ReduceOp.AVERAGE or (request.prescale, request.postscale) != (1.0, 1.0):
         raise RequestError(
-            f"{request.name}: averages and multiples of bool are not defined; use Min (all true) or Max (any true)."
+            f"{request.name}: averages and multiples of bool are not defined; use Min (all true) or"
+            " Max (any true)."
         )
 
 
 def _check_codec(request: Request) -> None:
-    if not request.dtype.is_float or request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or request.device != "CPU":
+    if (
+        not request.dtype.is_float
+        or request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE)
+        or request.device != "CPU"
+    ):
         raise RequestError(
-            f"{request.name}: the codec {request.codec!r} compresses sums and averages of floating point numbers in "
-            f"the host's memory, not {request.op.name} of {request.dtype.value} on a {request.device}. Give it none."
+            f"{request.name}: the codec {request.codec!r} compresses sums and averages of floating"
+            f" point numbers in the host's memory, not {request.op.name} of {request.dtype.value}"
+            f" on a {request.device}. Give it none."
         )
 
 
@@ -73,8 +86,9 @@ def no_rows(kind: Kind, name: str) -> str:
     """The message about a single number where rows are needed."""
     label = "the tensor" if ".noname" in name else name
     return (
-        f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a single number "
-        "without rows: give it a dimension with reshape(1), or reduce it with allreduce.)"
+        f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a"
+        " single number without rows: give it a dimension with reshape(1), or reduce it with"
+        " allreduce.)"
     )
 
 
@@ -83,29 +97,33 @@ def _check_splits(request: Request, size: int) -> None:
     if not splits:
         if rows % size:
             raise RequestError(
-                "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
-                f"({rows} rows, {size} workers)"
+                "splits not provided, but first dimension of tensor is not an even multiple of the"
+                f" number of workers. ({rows} rows, {size} workers)"
             )
         return
     if len(splits) != size:
         raise RequestError(
-            f"Number of entries in splits does not equal number of workers. ({len(splits)} entries, {size} workers)"
+            f"Number of entries in splits does not equal number of workers. ({len(splits)} entries,"
+            f" {size} workers)"
         )
     if min(splits) < 0:
         raise RequestError(f"splits must not be negative: {list(splits)}")
     if sum(splits) > rows:
         raise RequestError(
-            f"Sum of splits entries is greater than the first dimension of tensor. (sum {sum(splits)}, {rows} rows)"
+            "Sum of splits entries is greater than the first dimension of tensor. (sum"
+            f" {sum(splits)}, {rows} rows)"
         )
     if sum(splits) < rows:
         raise RequestError(
-            f"Sum of splits entries is smaller than the first dimension of tensor: {rows - sum(splits)} rows would be "
-            f"lost. (sum {sum(splits)}, {rows} rows)"
+            "Sum of splits entries is smaller than the first dimension of tensor:"
+            f" {rows - sum(splits)} rows would be lost. (sum {sum(splits)}, {rows} rows)"
         )
 
 
 def unused(entries: Sequence[Entry], names: Container[str]) -> set[str]:
-    """The names of those without a serial number. Raises RequestError for one that is among ``names``, or twice."""
+    """The names of those without a serial number. Raises RequestError for one that is among
+    ``names``, or twice.
+    """
     found: set[str] = set()
     for entry in entries:
         name = entry.request.name

@@ -28,6 +28,8 @@ def _part(entry: Entry) -> Part:
 
 @functools.lru_cache(maxsize=16)
 def _without_state(spec: str) -> Codec:
-    """For a rank that has joined, and may never have seen this codec. Raises SettingsError if it is not registered."""
+    """For a rank that has joined, and may never have seen this codec. Raises SettingsError if it is
+    not registered.
+    """
     made: Codec = registry.make("codec", spec)
     return made

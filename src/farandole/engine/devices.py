@@ -1,7 +1,8 @@
 """Transports for memory that is not the host's.
 
-A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that one agrees over
-the host, and falls back on it. An engine makes one when it first meets memory of that device.
+A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that
+one agrees over the host, and falls back on it. An engine makes one when it first meets memory of
+that device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _factories: dict[str, Factory] = {}
 def register(device: str, factory: Factory) -> None:
     """``factory(host, settings, lost)`` makes the transport for collectives on ``device``.
 
-    It calls ``lost`` when it finds out by itself that a peer has gone, before it gives up what runs on the device.
+    It calls ``lost`` when it finds out by itself that a peer has gone, before it gives up what runs
+    on the device.
     """
     _factories[device] = factory
 
@@ -65,7 +67,10 @@ class Devices:
             if found is None:
                 if device not in _factories:
                     raise LookupError(
-                        f"nothing runs collectives on a {device} here: import farandole.torch on all ranks"
+                        f"nothing runs collectives on a {device} here: import farandole.torch on"
+                        " all ranks"
                     )
-                found = self._made[device] = _factories[device](self._host, self._settings, self._lost)
+                found = self._made[device] = _factories[device](
+                    self._host, self._settings, self._lost
+                )
             return found

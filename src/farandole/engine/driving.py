@@ -1,7 +1,8 @@
 """Which thread runs the rounds: it holds a lock, which nobody loses.
 
-A signal's handler may raise in the main thread behind each call, and at the beginning of each function of Python. So
-one call both takes the lock and notes it, and who took it calls ``release`` itself, first thing.
+A signal's handler may raise in the main thread behind each call, and at the beginning of each
+function of Python. So one call both takes the lock and notes it, and who took it calls ``release``
+itself, first thing.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ _AT_ONCE = (False,)  # how a lock is acquired without waiting
 
 
 class Driving:
-    """``lock`` waits in a ``with`` statement, which loses nothing either. ``owner``: the thread that has taken it; that
-    one sets it back before the release."""
+    """``lock`` waits in a ``with`` statement, which loses nothing either. ``owner``: the thread
+    that has taken it; that one sets it back before the release.
+    """
 
     def __init__(self) -> None:
         self.lock, self.owner = threading.Lock(), 0
         self._acquire, self.release = self.lock.acquire, self.lock.release
 
     def take(self, held: list[bool]) -> bool:
-        """Take the lock if it is free. ``held``, an empty list, has True in it then, also if this raises."""
+        """Take the lock if it is free. ``held``, an empty list, has True in it then, also if this
+        raises.
+        """
         held += map(self._acquire, _AT_ONCE)
         if held[0]:
             self.owner = threading.get_ident()

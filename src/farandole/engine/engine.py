@@ -1,10 +1,10 @@
 """The engine: named collectives, submitted in any order on each rank, run in one order on all.
 
-In a round all ranks post what they ask for, decide alike what runs now (``rounds``), and run it. A rank posts when it
-has something new, or when it waits for something and another rank has posted.
+In a round all ranks post what they ask for, decide alike what runs now (``rounds``), and run it. A
+rank posts when it has something new, or when it waits for something and another rank has posted.
 
-The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does, so a synchronous
-collective needs no other thread. The background thread drives while nobody waits.
+The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does,
+so a synchronous collective needs no other thread. The background thread drives while nobody waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 
 _ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
 _TICK = 0.5  # seconds between two looks at waiting collectives
-_PATIENCE = 1.0  # seconds until a rank objects to waiting for another kind of collective than the others
+# seconds until a rank objects to waiting for another kind of collective than the others
+_PATIENCE = 1.0
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
 
 
@@ -48,8 +49,12 @@ class Engine:
     """Runs collectives over one transport. Thread-safe."""
 
     def __init__(
-        self, transport: Transport, settings: Settings, observers: Sequence[Observer] = (), names: Sequence[int] = ()
-    ) -> None:  # fmt: skip
+        self,
+        transport: Transport,
+        settings: Settings,
+        observers: Sequence[Observer] = (),
+        names: Sequence[int] = (),
+    ) -> None:
         """``names``: what messages and errors call the ranks, if not by their numbers here."""
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self._name = names[self.rank] if names else self.rank
@@ -61,7 +66,8 @@ class Engine:
         self._mean_of_present = settings.join_mean_of_present
         self._cycle = settings.cycle_time / 1000
         self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
-        self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
+        # guards the queue, the names in use and the state of the background thread
+        self._mutex = threading.Lock()
         self._driving = Driving()  # taken by the thread that runs rounds
         self._queue: deque[Item] = deque()
         self._names: set[str] = set()
@@ -77,27 +83,36 @@ class Engine:
         self._closing = False
         self._looked = monotonic()
         self._parked = True
-        self._unpark: SimpleQueue[None] = SimpleQueue()  # a handler that raises leaves it whole, and no semaphore
+        # a handler that raises leaves it whole, and no semaphore
+        self._unpark: SimpleQueue[None] = SimpleQueue()
         self.observers.hear_parts_of(transport)
-        self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._background, name="farandole-engine", daemon=True
+        )
         threads.start(self._thread)
 
     # For users of the engine.
 
     def submit(
-        self, entries: Sequence[Entry], *, soon: bool = False, told: Callable[[], None] | None = None
-    ) -> Handle:  # fmt: skip
-        """Queue collectives, and return at once. The memory must stay untouched until the handle is done.
+        self,
+        entries: Sequence[Entry],
+        *,
+        soon: bool = False,
+        told: Callable[[], None] | None = None,
+    ) -> Handle:
+        """Queue collectives, and return at once. The memory must stay untouched until the handle is
+        done.
 
-        ``soon``: the caller will wait for the handle at once, so the background thread need not be woken.
-        ``told``: see ``Handle.when_done``; called for one handle after the other in the order in which they are done.
+        ``soon``: the caller will wait for the handle at once, so the background thread need not be
+        woken. ``told``: see ``Handle.when_done``; called for one handle after the other in the
+        order in which they are done.
 
-        Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
-        the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
-        REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last;
-        ALLOCATE: the memory.
-        Raises RequestError for requests that are wrong by themselves or have a name that is in use,
-        HorovodInternalError when the engine has ended; nothing is queued then.
+        Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``);
+        ALLGATHER: (flat array of the dtype's storage type, every rank's first dimension); ALLTOALL:
+        (flat array, rows received from each rank); REDUCESCATTER: flat array with this rank's rows;
+        JOIN: the rank that joined last; ALLOCATE: the memory. Raises RequestError for requests that
+        are wrong by themselves or have a name that is in use, HorovodInternalError when the engine
+        has ended; nothing is queued then.
         """
         handle = self._enqueue(entries, told)
         if self._parked:
@@ -108,7 +123,9 @@ class Engine:
         return handle
 
     def run(self, entries: Sequence[Entry]) -> list[Any]:
-        """Like ``submit(entries).wait()``, without waking another thread when the engine is idle."""
+        """Like ``submit(entries).wait()``, without waking another thread when the engine is
+        idle.
+        """
         repeated = self._repeat(entries[0]) if len(entries) == 1 else None
         return (repeated or self._enqueue(entries)).wait()
 
@@ -128,7 +145,9 @@ class Engine:
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
 
     def shutdown(self) -> None:
-        """Leave. Collectives in flight fail, on this rank and, when they ask for more, on the others."""
+        """Leave. Collectives in flight fail, on this rank and, when they ask for more, on the
+        others.
+        """
         with self._mutex:
             if self._closing:
                 return
@@ -150,7 +169,9 @@ class Engine:
         return self._ended is not None
 
     def abort(self, why: str) -> None:
-        """End the engine on all ranks: waiting collectives raise HorovodInternalError with ``why``."""
+        """End the engine on all ranks: waiting collectives raise HorovodInternalError with
+        ``why``.
+        """
         self.transport.abort(why)
 
     # For observers.
@@ -178,7 +199,11 @@ class Engine:
         event = None
         for entry in entries:
             request = entry.request
-            plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL and not request.codec
+            plain = (
+                request.kind is Kind.ALLREDUCE
+                and request.dtype is not DType.BOOL
+                and not request.codec
+            )
             if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
             if request.device != HOST and event is None:  # one behind all of them
@@ -188,7 +213,8 @@ class Engine:
             self._raise_if_ended()
             if self._closing:
                 raise ShutDownError
-            self._names |= unused(entries, self._names)  # and no call before the next: a handler may raise behind it
+            # and no call before the next: a handler may raise behind it
+            self._names |= unused(entries, self._names)
             self._queue.extend(items)  # at one go: a group is posted in one round
         return handle
 
@@ -207,7 +233,8 @@ class Engine:
                 self._driving.check()
                 if self._parked:  # a driver that is about to leave, perhaps
                     self._wake()
-                elif not self._posted:  # one that waits for others, and has not seen this handle's collective
+                # one that waits for others, and has not seen this handle's collective
+                elif not self._posted:
                     self.transport.board.wake()
                 handle.sleep()
                 return
@@ -246,7 +273,9 @@ class Engine:
                         self._unpark.put(None)
 
     def _gather(self) -> None:
-        """Let a program that submits many tensors finish that, and drive itself if it waits for them."""
+        """Let a program that submits many tensors finish that, and drive itself if it waits for
+        them.
+        """
         queued, until = -1, monotonic() + _GATHER_CYCLES * self._cycle
         while len(self._queue) > queued and monotonic() < until and not self._closing:
             queued = len(self._queue)
@@ -293,7 +322,9 @@ class Engine:
         self._settle(messages)
 
     def _wait(self, spin: bool) -> None:
-        """For other ranks. Whoever is interrupted here leaves the round to the others of this process."""
+        """For other ranks. Whoever is interrupted here leaves the round to the others of this
+        process.
+        """
         self._idle = True
         self.transport.board.wait(_TICK, spin=spin)
         self._idle = False
@@ -310,10 +341,15 @@ class Engine:
         self._posted, self._objection = True, b""
 
     def _repeat(self, entry: Entry) -> Handle | None:
-        """A round for ``entry`` alone, in few steps, if all ranks have had one before. None: nothing was done."""
+        """A round for ``entry`` alone, in few steps, if all ranks have had one before. None:
+        nothing was done.
+        """
         held: list[bool] = []
         try:
-            if not self._driving.take(held) or (repeat := self._rounds.repeat(entry.request)) is None:
+            if (
+                not self._driving.take(held)
+                or (repeat := self._rounds.repeat(entry.request)) is None
+            ):
                 return None
             if not self._take_alone(Item(entry, handle := Handle(1, self._drive), 0, monotonic())):
                 return None
@@ -329,7 +365,9 @@ class Engine:
         """Queue ``item`` for the next round, unless there is anything else to do or to tell."""
         entry = item.entry
         with self._mutex:
-            busy = self._queue or self._batch or self._posted or self._noting or self.observers.running
+            busy = (
+                self._queue or self._batch or self._posted or self._noting or self.observers.running
+            )
             if busy or self._closing or self._ended is not None:
                 return False
             if not entry.serial:
@@ -338,7 +376,9 @@ class Engine:
         return True
 
     def _ask(self, repeat: Repeat) -> None:
-        """Post what is queued first. When others are late, or ask for more, its round goes on like any other."""
+        """Post what is queued first. When others are late, or ask for more, its round goes on like
+        any other.
+        """
         board, item = self.transport.board, self._queue.popleft()
         self._batch.append(item)
         board.post(repeat.message(item.entry))
@@ -366,7 +406,9 @@ class Engine:
             sizes, self._proposed = self._proposed, None
             self._noting = bool(self.observers.settled)
         tracers = self.observers.settled
-        return wire.Note(sizes, [item.since + tracers[0].clock for item in self._batch] if tracers else [])
+        return wire.Note(
+            sizes, [item.since + tracers[0].clock for item in self._batch] if tracers else []
+        )
 
     def _settle(self, messages: Sequence[bytes]) -> None:
         """All have posted: decide, and run the decision."""
@@ -380,8 +422,14 @@ class Engine:
                     observer.agreed(decision.responses)
             if self.observers.settled:
                 self._tell(decision)
-            for done, (unit, positions, here) in enumerate(placed):  # noqa: B007  # used if it raises
-                self._run(unit, [items[position] for position in positions], messages, here if came else None)
+            # used if it raises
+            for done, (unit, positions, here) in enumerate(placed):  # noqa: B007
+                self._run(
+                    unit,
+                    [items[position] for position in positions],
+                    messages,
+                    here if came else None,
+                )
         except BaseException:  # these fail with the rest
             left = (items[position] for after in placed[done:] for position in after.positions)
             self._rounds.waiting.update((item.entry.name, item) for item in left)
@@ -403,11 +451,15 @@ class Engine:
             observer.settled(asked, decision.since or [()] * self.size, agreed, failed)
 
     def _stand_in(self, name: str, request: Request) -> Item:
-        """This rank has joined: it takes part in others' collectives, with data that changes nothing."""
+        """This rank has joined: it takes part in others' collectives, with data that changes
+        nothing.
+        """
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
 
-    def _run(self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None) -> None:
+    def _run(
+        self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None
+    ) -> None:
         """``here``: how, if all elements came with the messages."""
         entries = [item.entry for item in items]
         for item in items:
@@ -418,7 +470,8 @@ class Engine:
             return
         observers = self.observers.running
         if observers:
-            names = [item.entry.name for item in items]  # a remembered unit's may carry old serial numbers
+            # a remembered unit's may carry old serial numbers
+            names = [item.entry.name for item in items]
             nbytes = sum(entry.buffer.data.nbytes for entry in entries)
             for observer in observers:
                 observer.started(unit.kind, names, nbytes)
@@ -432,7 +485,9 @@ class Engine:
         else:
             events = list(dict.fromkeys(item.event for item in items if item.event is not None))
             try:
-                results, after = self._devices.run(device, events, lambda it: execute(unit, entries, it, divisor))
+                results, after = self._devices.run(
+                    device, events, lambda it: execute(unit, entries, it, divisor)
+                )
             except RequestError as error:  # by all ranks alike
                 for item in items:
                     item.handle.fail(error)
@@ -455,7 +510,11 @@ class Engine:
         self._looked = now
         waiting = self._rounds.waiting
         if waiting and not self._posted:
-            stuck = [name for name, item in waiting.items() if item.handle.waited and now - item.since > _PATIENCE]
+            stuck = [
+                name
+                for name, item in waiting.items()
+                if item.handle.waited and now - item.since > _PATIENCE
+            ]
             self._objection = self._rounds.objection(stuck)
         self._waits.tell(self._batch, now)
 

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-# Allgather: one entry, everybody's first dimension. Alltoall: per rank, how many rows it sends to each.
+# Allgather: one entry, everybody's first dimension. Alltoall: per rank, how many rows it sends to
+# each.
 Parts = Sequence[tuple[int, ...]]
 
 
-def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor: int = 0) -> list[Any]:
+def execute(
+    unit: Unit, entries: Sequence[Entry], transport: Transport, divisor: int = 0
+) -> list[Any]:
     """The results of the unit's collectives, as ``Engine.submit`` describes them.
 
     ``divisor``: by what an average is divided, when that is not the number of ranks.
@@ -41,9 +44,14 @@ def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor:
             coded.allreduce(unit, entries, scale, transport)
             return [None] * len(buffers)
         if _prescales_first(first) and transport.rank not in unit.absent:
-            buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
+            buffers = [
+                buffer._replace(data=_summand(first, buffer.data, transport, buffer.out))
+                for buffer in buffers
+            ]
         if _averages_int64(first):
-            _average_int64(first, buffers, transport, divisor or transport.size, partial(_add_up, transport))
+            _average_int64(
+                first, buffers, transport, divisor or transport.size, partial(_add_up, transport)
+            )
         else:
             transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
@@ -69,10 +77,15 @@ def _averages_int64(request: Request) -> bool:
 
 
 def _average_int64(
-    request: Request, buffers: Sequence[Buffer], transport: Transport, divisor: int,
+    request: Request,
+    buffers: Sequence[Buffer],
+    transport: Transport,
+    divisor: int,
     add_up: Callable[[list[Any]], list[Any]],
-) -> None:  # fmt: skip
-    """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are added up apart."""
+) -> None:
+    """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are
+    added up apart.
+    """
     pairs = [halves(buffer.data) for buffer in buffers]
     sums = add_up([high for high, _ in pairs] + [low for _, low in pairs])
     _, scale = reduction(request, transport.size, divisor)
@@ -88,9 +101,14 @@ def _add_up(transport: Transport, arrays: list[Any]) -> list[Any]:
 def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:
     """Fold average, prescale and postscale into one factor, applied once to the result.
 
-    ``present``: how many ranks have data; ``divisor``: by what an average is divided. Integers were prescaled before.
+    ``present``: how many ranks have data; ``divisor``: by what an average is divided. Integers were
+    prescaled before.
     """
-    op, pre, post = request.op, 1.0 if _prescales_first(request) else request.prescale, request.postscale
+    op, pre, post = (
+        request.op,
+        1.0 if _prescales_first(request) else request.prescale,
+        request.postscale,
+    )
     if op is ReduceOp.AVERAGE:
         return ReduceOp.SUM, pre * post / divisor if (pre, post) != (1.0, 1.0) else 1.0 / divisor
     if op is ReduceOp.PRODUCT:
@@ -104,9 +122,12 @@ def _prescales_first(request: Request) -> bool:
     return request.prescale != 1.0 and not request.dtype.is_float
 
 
-def _summand(request: Request, data: Array, transport: Transport, out: Array | None = None) -> Array:
-    """The operand of the reduction: ``data``, but integers with a prescale are scaled and truncated first, into ``out``
-    or new memory. Horovod's programs count on it to the last digit."""
+def _summand(
+    request: Request, data: Array, transport: Transport, out: Array | None = None
+) -> Array:
+    """The operand of the reduction: ``data``, but integers with a prescale are scaled and truncated
+    first, into ``out`` or new memory. Horovod's programs count on it to the last digit.
+    """
     if not _prescales_first(request):
         return data
     out = _empty(transport, len(data), request.dtype) if out is None else out
@@ -166,7 +187,8 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
 def nothing(request: Request) -> Buffer:
     """The operand of a rank without data: it changes no result."""
     dtype = request.dtype
-    op, _ = reduction(request, 1, 1)  # what is computed in the end, after a negative factor has turned the order round
+    # what is computed in the end, after a negative factor has turned the order round
+    op, _ = reduction(request, 1, 1)
     count = 1
     for length in request.shape:
         count *= length
@@ -207,7 +229,9 @@ def _alltoall(request: Request, buffer: Buffer, splits: Parts, transport: Transp
     out = _empty(transport, sum(received) * _row(request.shape), request.dtype)
     sends = [rows * unit for rows in splits[transport.rank]]
     used = sum(sends)
-    transport.alltoall(_bytes(buffer.data)[:used], sends, _bytes(out), [rows * unit for rows in received])
+    transport.alltoall(
+        _bytes(buffer.data)[:used], sends, _bytes(out), [rows * unit for rows in received]
+    )
     return out, received
 
 

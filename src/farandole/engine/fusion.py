@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 from farandole.types import Buffer, Kind, Refusal, Request, Response
 
-# The results of a unit, as ``execute`` gives them, from the messages of all ranks and this rank's memory.
+# The results of a unit, as ``execute`` gives them, from the messages of all ranks and this rank's
+# memory.
 Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
 
 
 class Unit(NamedTuple):
-    """Collectives that run together. ``requests`` are this rank's own, or another's where this rank has joined;
-    the rest is as in Response."""
+    """Collectives that run together. ``requests`` are this rank's own, or another's where this rank
+    has joined; the rest is as in Response.
+    """
 
     kind: Kind
     names: tuple[str, ...]
@@ -25,29 +27,43 @@ class Unit(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A unit that may be remembered: which items of the round's batch it is made of. ``here``: how it is run on
-    elements that come with the messages (``attached``)."""
+    """A unit that may be remembered: which items of the round's batch it is made of. ``here``: how
+    it is run on elements that come with the messages (``attached``).
+    """
 
     unit: Unit
     positions: tuple[int, ...]
     here: Run | None = None
 
 
-def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:
+def plan(
+    responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int
+) -> list[Unit]:
     """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
 
-    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays together. What has a codec
-    is fused with members of its own group alone, or what is left out would hang on what else is on its way. The order
-    among units follows the first member of each, so it is the same on all ranks.
+    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays
+    together. What has a codec is fused with members of its own group alone, or what is left out
+    would hang on what else is on its way. The order among units follows the first member of each,
+    so it is the same on all ranks.
     """
     units: list[Unit] = []
-    open_units: dict[tuple[object, ...], tuple[int, int]] = {}  # attributes that must agree -> (position, bytes so far)
+    # attributes that must agree -> (position, bytes so far)
+    open_units: dict[tuple[object, ...], tuple[int, int]] = {}
     for response in responses:
         absent = response.absent
-        requests = tuple(own(name) or asked for name, asked in zip(response.names, response.requests, strict=True))
+        requests = tuple(
+            own(name) or asked
+            for name, asked in zip(response.names, response.requests, strict=True)
+        )
         if response.error or response.kind is not Kind.ALLREDUCE:
             unit = Unit(
-                response.kind, response.names, requests, response.parts, response.error, absent, response.refusal
+                response.kind,
+                response.names,
+                requests,
+                response.parts,
+                response.error,
+                absent,
+                response.refusal,
             )
             units += [unit] if response.error else _by_device(unit)
             continue
@@ -59,7 +75,9 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
                 units.append(Unit(Kind.ALLREDUCE, names, members, absent=absent))
             elif position >= 0 and filled + nbytes <= threshold:
                 unit = units[position]
-                units[position] = unit._replace(names=unit.names + names, requests=unit.requests + members)
+                units[position] = unit._replace(
+                    names=unit.names + names, requests=unit.requests + members
+                )
                 open_units[key] = (position, filled + nbytes)
             else:
                 units.append(Unit(Kind.ALLREDUCE, names, members, absent=absent))
@@ -68,7 +86,9 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
     return units
 
 
-def _alike(names: tuple[str, ...], requests: tuple[Request, ...]) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
+def _alike(
+    names: tuple[str, ...], requests: tuple[Request, ...]
+) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
     """A group may mix types, operations and scales; one reduction cannot."""
     first = _terms(requests[0])
     if all(_terms(request) == first for request in requests):
@@ -76,7 +96,10 @@ def _alike(names: tuple[str, ...], requests: tuple[Request, ...]) -> list[tuple[
     parts: dict[object, list[tuple[str, Request]]] = {}
     for name, request in zip(names, requests, strict=True):
         parts.setdefault(_terms(request), []).append((name, request))
-    return [(tuple(name for name, _ in part), tuple(request for _, request in part)) for part in parts.values()]
+    return [
+        (tuple(name for name, _ in part), tuple(request for _, request in part))
+        for part in parts.values()
+    ]
 
 
 def _by_device(unit: Unit) -> list[Unit]:
@@ -88,14 +111,29 @@ def _by_device(unit: Unit) -> list[Unit]:
     units = []
     for device in devices:
         places = [place for place, request in enumerate(unit.requests) if request.device == device]
-        parts = tuple(part for place in places for part in unit.parts[place * per_member : (place + 1) * per_member])
+        parts = tuple(
+            part
+            for place in places
+            for part in unit.parts[place * per_member : (place + 1) * per_member]
+        )
         names = tuple(unit.names[place] for place in places)
-        units.append(unit._replace(names=names, requests=tuple(unit.requests[place] for place in places), parts=parts))
+        units.append(
+            unit._replace(
+                names=names, requests=tuple(unit.requests[place] for place in places), parts=parts
+            )
+        )
     return units
 
 
 def _terms(request: Request) -> tuple[object, ...]:
-    return request.dtype, request.op, request.prescale, request.postscale, request.device, request.codec
+    return (
+        request.dtype,
+        request.op,
+        request.prescale,
+        request.postscale,
+        request.device,
+        request.codec,
+    )
 
 
 def _nbytes(request: Request) -> int:

@@ -14,10 +14,10 @@ from farandole.types import Buffer, Request
 class Entry(NamedTuple):
     """One collective to run: the request, and its memory.
 
-    ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their requests (and
-    with them everything that is remembered about them) stay the same from call to call.
-    ``codec``: what ``request.codec`` names, with this rank's state; ``key``: under what it keeps that (empty: the
-    request's name); ``given``: see ``contracts.Part``.
+    ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their
+    requests (and with them everything that is remembered about them) stay the same from call to
+    call. ``codec``: what ``request.codec`` names, with this rank's state; ``key``: under what it
+    keeps that (empty: the request's name); ``given``: see ``contracts.Part``.
     """
 
     request: Request
@@ -42,7 +42,9 @@ class Wait(Protocol):
 
 
 class Handle:
-    """The outcome of one ``submit``: a result per entry, in order (see ``Engine.submit``), or an error."""
+    """The outcome of one ``submit``: a result per entry, in order (see ``Engine.submit``), or an
+    error.
+    """
 
     __slots__ = ("_afters", "_done", "_drive", "_error", "_left", "_results", "_waiters", "waited")
 
@@ -85,7 +87,8 @@ class Handle:
             waiter.acquire()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when this is done, once, by whichever thread finishes it (by this one if it is done).
+        """Have ``call`` called when this is done, once, by whichever thread finishes it (by this
+        one if it is done).
 
         It must be quick and raise nothing: the rounds of all collectives wait for it.
         """
@@ -103,11 +106,14 @@ class Handle:
             self._complete()
 
     def fail(self, error: HorovodInternalError) -> None:
-        """The first error is the one that is raised; the handle is done when all entries are accounted for."""
+        """The first error is the one that is raised; the handle is done when all entries are
+        accounted for.
+        """
         if self._error is None:
             self._error = error
         self._left -= 1
-        if self._left <= 0:  # less: a signal's handler raised between the last ``finish`` and ``_complete``
+        # less: a signal's handler raised between the last ``finish`` and ``_complete``
+        if self._left <= 0:
             self._complete()
 
     def _complete(self) -> None:

@@ -1,9 +1,9 @@
 """What the ranks say in a round, and what they decide by it. Pure: messages in, units out.
 
-A round: every rank posts its new requests; when all have posted, every rank reads all and decides alike what runs
-now (``negotiation``), and what runs as one (``fusion``). If all ranks posted the same signatures and nobody waits from
-before, the decision is remembered: the same step after step (an optimizer's buckets, say) costs one exchange of a few
-bytes and no negotiation.
+A round: every rank posts its new requests; when all have posted, every rank reads all and decides
+alike what runs now (``negotiation``), and what runs as one (``fusion``). If all ranks posted the
+same signatures and nobody waits from before, the decision is remembered: the same step after step
+(an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _REMEMBERED = 1024  # decisions kept
 class Decision(NamedTuple):
     """What all ranks run now, in this order. The positions of a unit point into ``items``.
 
-    ``attached``: everything that is needed came with the messages. ``responses``: those that are new.
-    ``asked``: what each rank asked for; None: all of them for ``items``. ``since``: per rank, since when each of its
-    requests waits, if it says so.
+    ``attached``: everything that is needed came with the messages. ``responses``: those that are
+    new. ``asked``: what each rank asked for; None: all of them for ``items``. ``since``: per rank,
+    since when each of its requests waits, if it says so.
     """
 
     placed: Sequence[Placed]
@@ -42,7 +42,9 @@ class Decision(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """What all ranks have asked for before, and nothing else in that round: its number, and the decision."""
+    """What all ranks have asked for before, and nothing else in that round: its number, and the
+    decision.
+    """
 
     number: int
     unit: Unit
@@ -57,15 +59,19 @@ class Repeat(NamedTuple):
 class Rounds:
     """The rounds of one rank: what it asks for, what it waits for, and what was decided before.
 
-    ``sizes``: those in force, on all ranks since the same round. ``waiting``: what this rank asked for in earlier
-    rounds and is not agreed yet, by name. ``called``: what messages call the ranks: ``names``, or 0, 1, 2, ...
-    ``stand_in``: makes what takes part for a rank that has joined.
+    ``sizes``: those in force, on all ranks since the same round. ``waiting``: what this rank asked
+    for in earlier rounds and is not agreed yet, by name. ``called``: what messages call the ranks:
+    ``names``, or 0, 1, 2, ... ``stand_in``: makes what takes part for a rank that has joined.
     """
 
     def __init__(
-        self, rank: int, size: int, settings: Settings, stand_in: Callable[[str, Request], Item],
+        self,
+        rank: int,
+        size: int,
+        settings: Settings,
+        stand_in: Callable[[str, Request], Item],
         names: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sizes = Sizes(settings.fusion_threshold, settings.bucket_bytes)
         self.waiting: dict[str, Item] = {}
         self._rank, self._size, self._stand_in = rank, size, stand_in
@@ -78,14 +84,18 @@ class Rounds:
         self._decided_in = 0  # the cache generation that the decisions belong to
 
     def message(self, batch: list[Item], note: wire.Note | None = None) -> bytes:
-        """The message that asks for ``batch``, which gets the order that its requests have there."""
+        """The message that asks for ``batch``, which gets the order that its requests have
+        there.
+        """
         if note is None:
             return self._cache.encode(batch, self._room)
         return wire.with_note(self._cache.encode(batch), note)
 
     def repeat(self, request: Request) -> Repeat | None:
-        """How ``request`` is asked for alone, without a note, if that was decided before, and nobody waits for
-        anything. If all ranks ask for it again (``wire.in_step``), that is the decision."""
+        """How ``request`` is asked for alone, without a note, if that was decided before, and
+        nobody waits for anything. If all ranks ask for it again (``wire.in_step``), that is the
+        decision.
+        """
         if self._decided_in != self._cache.generation or not self._negotiation.idle:
             return None
         return self._repeats.get(request)
@@ -127,8 +137,9 @@ class Rounds:
         return found._replace(placed=made, attached=came, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
-        """What this rank, which posted ``batch``, waited for when the one that messages call ``rank`` left;
-        empty if there is nothing to say."""
+        """What this rank, which posted ``batch``, waited for when the one that messages call
+        ``rank`` left; empty if there is nothing to say.
+        """
         names = self.names(batch)
         mine = self.called[self._rank]
         if rank == mine or not names:
@@ -160,7 +171,9 @@ class Rounds:
         return key, self._decisions.get(key) if key else None
 
     def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
-        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank 0."""
+        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank
+        0.
+        """
         pairs = [wire.without_note(message) for message in messages]
         sizes = pairs[0][1].sizes
         if sizes is not None:
@@ -168,8 +181,12 @@ class Rounds:
             self._forget()
         return [message for message, _ in pairs], [note.since for _, note in pairs]
 
-    def _negotiate(self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool) -> Decision:
-        """``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch."""
+    def _negotiate(
+        self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
+    ) -> Decision:
+        """``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the
+        items are the batch.
+        """
         decoded = [wire.decode(message) for message in messages]
         named = [self._cache.named(message) for message in decoded]
         self._cache.learn([request for message in decoded for request, _ in message.new])
@@ -190,7 +207,11 @@ class Rounds:
             ]
         positions = {item.entry.name: position for position, item in enumerate(items)}
         threshold = self.sizes.fusion_threshold
-        units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, threshold)
+        units = plan(
+            responses,
+            lambda name: waiting[name].entry.request if name in waiting else None,
+            threshold,
+        )
         for item in items:
             waiting.pop(item.entry.name, None)
         placed = [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units]

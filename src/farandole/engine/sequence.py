@@ -21,12 +21,17 @@ R = TypeVar("R", bound=Recorder)
 
 
 class SequenceNumbers:
-    """1, 2, 3 ...: the same on all ranks that make the same calls in the same order. One for each engine, so they start
-    anew, on all ranks, after ``init()``. Any thread."""
+    """1, 2, 3 ...: the same on all ranks that make the same calls in the same order. One for each
+    engine, so they start anew, on all ranks, after ``init()``. Any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls, self._optimizers, self._allocations = itertools.count(1), itertools.count(1), itertools.count(1)
+        self._calls, self._optimizers, self._allocations = (
+            itertools.count(1),
+            itertools.count(1),
+            itertools.count(1),
+        )
         self._turn = 0
         self._recorder: Recorder | None = None
 
@@ -41,15 +46,19 @@ class SequenceNumbers:
         return number
 
     def next_optimizer(self) -> int:
-        """The same on all ranks that make, or begin with, their optimizers in the same order. A join does not change
-        it: a rank that had no data before begins with the optimizer that others have used."""
+        """The same on all ranks that make, or begin with, their optimizers in the same order. A
+        join does not change it: a rank that had no data before begins with the optimizer that
+        others have used.
+        """
         return next(self._optimizers)
 
     def next_allocation(self) -> int:
         return next(self._allocations)
 
     def restart(self) -> None:
-        """All ranks are at the same place again, after different numbers of calls: go on with numbers not used yet."""
+        """All ranks are at the same place again, after different numbers of calls: go on with
+        numbers not used yet.
+        """
         with self._lock:
             self._turn += 1
             self._calls = itertools.count((self._turn << _TURN) + 1)

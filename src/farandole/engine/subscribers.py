@@ -8,7 +8,8 @@ from farandole.contracts import Observer, Transport
 
 
 class Subscribers:
-    """The observers of one engine, by event; an event that nobody hears costs a look at an empty list.
+    """The observers of one engine, by event; an event that nobody hears costs a look at an empty
+    list.
 
     ``running``: ``started`` and ``finished``.
     """
@@ -48,5 +49,7 @@ class Subscribers:
         return tuple(
             observer
             for observer in self.all
-            if any(getattr(type(observer), event) is not getattr(Observer, event) for event in events)
+            if any(
+                getattr(type(observer), event) is not getattr(Observer, event) for event in events
+            )
         )

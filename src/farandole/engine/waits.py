@@ -22,7 +22,9 @@ class Waits:
             transport.report_waits(self._held_up)
 
     def tell(self, batch: Sequence[Item], now: float) -> None:
-        """What is posted, as ``batch``, and what is not agreed yet. Raises StalledError if an observer ends the job."""
+        """What is posted, as ``batch``, and what is not agreed yet. Raises StalledError if an
+        observer ends the job.
+        """
         items = [
             (item.entry.name, item)
             for item in (*self._rounds.waiting.values(), *batch)
@@ -31,8 +33,15 @@ class Waits:
         if not items or not self._observers.waiting:
             return
         absent = self._rounds.missing()
-        silent = tuple(rank for rank in self._transport.board.missing() if rank != self._transport.rank)
-        self._tell([Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items])
+        silent = tuple(
+            rank for rank in self._transport.board.missing() if rank != self._transport.rank
+        )
+        self._tell(
+            [
+                Waiting(name, now - item.since, absent.get(name, silent) or silent)
+                for name, item in items
+            ]
+        )
 
     def _held_up(self, ranks: Sequence[int], seconds: float) -> None:
         self._tell([Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self.running])

@@ -1,16 +1,18 @@
 """A rank's post in a round: signatures it shares with the others as numbers, new ones in full.
 
-A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8 bytes each), and
-then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures without a number. An empty message
-means: nothing new.
+A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8
+bytes each), and then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures
+without a number. An empty message means: nothing new.
 
-An objection is a message without requests: flags, and JSON, a list of names (``Negotiation.conflicts``).
+An objection is a message without requests: flags, and JSON, a list of names
+(``Negotiation.conflicts``).
 
-A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4 bytes) at the
-very end: new sizes (8 bytes each; -1: none), then since when each request waits (8 bytes each).
+A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4
+bytes) at the very end: new sizes (8 bytes each; -1: none), then since when each request waits (8
+bytes each).
 
-Elements may be attached to a message of numbers alone that has no note (``attached``): from the next multiple of 8 on,
-those of one request after the other.
+Elements may be attached to a message of numbers alone that has no note (``attached``): from the
+next multiple of 8 on, those of one request after the other.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _SIZES, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
 
 
 class Message(NamedTuple):
-    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs.
-    ``objections``: names under which this rank waits in vain."""
+    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial)
+    pairs. ``objections``: names under which this rank waits in vain.
+    """
 
     shutdown: bool
     known: list[tuple[int, int]]
@@ -40,9 +43,12 @@ class Message(NamedTuple):
 
 
 def encode(
-    known: Sequence[tuple[int, int]], new: Sequence[tuple[Request, int]],
-    *, shutdown: bool = False, elements: bytes | None = None,
-) -> bytes:  # fmt: skip
+    known: Sequence[tuple[int, int]],
+    new: Sequence[tuple[Request, int]],
+    *,
+    shutdown: bool = False,
+    elements: bytes | None = None,
+) -> bytes:
     """``elements``: to be attached, of requests that are all known."""
     if len(known) == 1 and not new and not shutdown:
         return alone(*known[0], elements)
@@ -92,7 +98,9 @@ def without_note(message: bytes) -> tuple[bytes, Note]:
     end = len(message) - _LENGTH.size - length
     sizes = Sizes(*_SIZES.unpack_from(message, end))
     since = array("d", message[end + _SIZES.size : len(message) - _LENGTH.size]).tolist()
-    return bytes([message[0] & ~NOTED]) + message[1:end], Note(None if sizes.fusion_threshold < 0 else sizes, since)
+    return bytes([message[0] & ~NOTED]) + message[1:end], Note(
+        None if sizes.fusion_threshold < 0 else sizes, since
+    )
 
 
 def _without_elements(message: bytes) -> bytes:
@@ -110,7 +118,8 @@ def in_step(messages: Sequence[bytes]) -> bool:
     if first[:1] != _ATTACHED:
         return messages.count(first) == len(messages)
     head = first[: elements_at(_HEAD.unpack_from(first)[1])]
-    return all([message.startswith(head) for message in messages])  # noqa: C419  # a generator takes longer than these
+    # a generator takes longer than these
+    return all([message.startswith(head) for message in messages])  # noqa: C419
 
 
 def has_elements(message: bytes) -> bool:
@@ -118,7 +127,9 @@ def has_elements(message: bytes) -> bool:
 
 
 def signatures(message: bytes) -> bytes | None:
-    """The signature numbers, if there is nothing else in the message but elements: the case of repeated steps."""
+    """The signature numbers, if there is nothing else in the message but elements: the case of
+    repeated steps.
+    """
     flags, count = _HEAD.unpack_from(message)
     end = _HEAD.size + 4 * count
     alone = flags == ATTACHED or (not flags and len(message) == end + 8 * count)
@@ -141,13 +152,39 @@ def decode(message: bytes) -> Message:
 
 
 def _request(row: list[Any]) -> tuple[Request, int]:
-    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, device, codec, dense = (
-        row
-    )
+    (
+        serial,
+        name,
+        kind,
+        dtype,
+        shape,
+        op,
+        root,
+        prescale,
+        postscale,
+        splits,
+        group,
+        group_size,
+        device,
+        codec,
+        dense,
+    ) = row
     return (
         Request(
-            name, Kind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, prescale, postscale,
-            tuple(splits), group, group_size, device, codec, tuple(dense),
+            name,
+            Kind(kind),
+            DType(dtype),
+            tuple(shape),
+            ReduceOp(op),
+            root,
+            prescale,
+            postscale,
+            tuple(splits),
+            group,
+            group_size,
+            device,
+            codec,
+            tuple(dense),
         ),
         serial,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""Spark ML estimators: a DataFrame (or Parquet files) in, a trained model out, which adds columns of predictions."""
+"""Spark ML estimators: a DataFrame (or Parquet files) in, a trained model out, which adds columns
+of predictions.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,27 @@ if TYPE_CHECKING:
     from farandole.estimators.torch import TorchEstimator, TorchModel
 
 __all__ = [
-    "Backend", "Callback", "HorovodEstimator", "KerasEstimator", "KerasModel", "LightningEstimator",
-    "LightningModel", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel",
-]  # fmt: skip
+    "Backend",
+    "Callback",
+    "HorovodEstimator",
+    "KerasEstimator",
+    "KerasModel",
+    "LightningEstimator",
+    "LightningModel",
+    "LocalBackend",
+    "SparkBackend",
+    "TorchEstimator",
+    "TorchModel",
+]
 
-__getattr__, __dir__ = lazy.names(__name__, {
-    "backend": ("Backend", "LocalBackend", "SparkBackend"),
-    "callback": ("Callback",),
-    "keras": ("KerasEstimator", "KerasModel"),
-    "model_function": ("HorovodEstimator",),
-    "lightning": ("LightningEstimator", "LightningModel"),
-    "torch": ("TorchEstimator", "TorchModel"),
-})  # fmt: skip
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "backend": ("Backend", "LocalBackend", "SparkBackend"),
+        "callback": ("Callback",),
+        "keras": ("KerasEstimator", "KerasModel"),
+        "model_function": ("HorovodEstimator",),
+        "lightning": ("LightningEstimator", "LightningModel"),
+        "torch": ("TorchEstimator", "TorchModel"),
+    },
+)

@@ -1,4 +1,6 @@
-"""Where the ranks of a training run: Spark tasks, processes of this machine, or whatever a subclass knows."""
+"""Where the ranks of a training run: Spark tasks, processes of this machine, or whatever a subclass
+knows.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ class Backend:
     """Runs a function on ranks. Subclasses give both methods."""
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> list[Any]:  # fmt: skip
-        """Call ``fn(*args, **kwargs)`` on every rank, with the variables ``env``; the results, in rank order."""
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank, with the variables ``env``; the results, in
+        rank order.
+        """
         raise NotImplementedError
 
     def num_processes(self) -> int:
@@ -27,32 +34,47 @@ class Backend:
 class LocalBackend(Backend):
     """``num_proc`` processes of this machine. ``options``: those of ``farandole.run``."""
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         self._num_proc, self._env, self._options = num_proc or 1, dict(env or {}), options
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> list[Any]:  # fmt: skip
-        return run_locally(fn, args, kwargs, np=self._num_proc, env={**self._env, **(env or {})}, **self._options)
+    ) -> list[Any]:
+        return run_locally(
+            fn, args, kwargs, np=self._num_proc, env={**self._env, **(env or {})}, **self._options
+        )
 
     def num_processes(self) -> int:
         return self._num_proc
 
 
 class SparkBackend(Backend):
-    """``num_proc`` Spark tasks that start together; default: Spark's default parallelism. ``options``: those of
-    ``farandole.spark.run``."""
+    """``num_proc`` Spark tasks that start together; default: Spark's default parallelism.
+    ``options``: those of ``farandole.spark.run``.
+    """
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         self._num_proc, self._env, self._options = num_proc, dict(env or {}), options
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         given = {**self._env, **(env or {})}
-        return run_on_spark(fn, args, kwargs, num_proc=self.num_processes(), env=given, **self._options)
+        return run_on_spark(
+            fn, args, kwargs, num_proc=self.num_processes(), env=given, **self._options
+        )
 
     def num_processes(self) -> int:
         return self._num_proc or self.default_num_proc()

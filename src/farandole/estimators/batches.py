@@ -1,4 +1,6 @@
-"""A rank's batches for an estimator: columns as inputs, labels and weights, numpy arrays for any framework."""
+"""A rank's batches for an estimator: columns as inputs, labels and weights, numpy arrays for any
+framework.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no 
 
 
 class Batch(NamedTuple):
-    """``rows``: how many count; one of a rank that has none left holds another rank's row, and counts 0.
-    ``share``: by which the mean over this rank's rows is multiplied, so that the average over ranks is that over rows.
-    ``even``: how many rows it would have, if all ranks had equally many.
-    ``others``: columns by name that transformation_fn has made, for a model that takes them so.
+    """``rows``: how many count; one of a rank that has none left holds another rank's row, and
+    counts 0. ``share``: by which the mean over this rank's rows is multiplied, so that the average
+    over ranks is that over rows. ``even``: how many rows it would have, if all ranks had equally
+    many. ``others``: columns by name that transformation_fn has made, for a model that takes them
+    so.
     """
 
     inputs: tuple[Array, ...]
@@ -40,16 +43,26 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Each ``for`` loop is an epoch: all rows, or as many steps as were asked for, which go on in the next loop."""
+    """Each ``for`` loop is an epoch: all rows, or as many steps as were asked for, which go on in
+    the next loop.
+    """
 
-    def __init__(self, data: ParquetData, columns: Columns, reading: Reading, rank: int, size: int) -> None:
+    def __init__(
+        self, data: ParquetData, columns: Columns, reading: Reading, rank: int, size: int
+    ) -> None:
         self._data, self._columns, self._reading = data, columns, reading
         self._rank, self._size = rank, size
         self._next: dict[str, int] | None = None  # where the next loop begins
         self._reader = data.numpy(
-            reading.batch_size, shuffle=reading.shuffle, seed=reading.seed, rank=rank, size=size,
-            threads=reading.threads, memory=reading.memory, least=LEAST,
-        )  # fmt: skip
+            reading.batch_size,
+            shuffle=reading.shuffle,
+            seed=reading.seed,
+            rank=rank,
+            size=size,
+            threads=reading.threads,
+            memory=reading.memory,
+            least=LEAST,
+        )
 
     def __len__(self) -> int:
         return self._reading.steps or len(self._reader)
@@ -73,12 +86,15 @@ class Batches:
         return [max(deal[step % deal.count].rows, 1) for step in range(len(self))]
 
     def _from_the_first(self) -> Steps:
-        return Steps(self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
+        return Steps(
+            self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST
+        )
 
     @property
     def uneven(self) -> bool:
         """Whether some batches' share is not 1."""
-        return bool(self._data.rows % self._size) or bool(self._reading.steps)  # or what is left of an epoch's rows
+        # or what is left of an epoch's rows
+        return bool(self._data.rows % self._size) or bool(self._reading.steps)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._next is not None:
@@ -90,7 +106,9 @@ class Batches:
                 for arrays in batches:
                     done += 1
                     last = done == left
-                    if last:  # known before the batch is handed out: who prefetches may not ask for another one
+                    # known before the batch is handed out: who prefetches may not ask for another
+                    # one
+                    if last:
                         self._next = self._reader.state_dict(done)
                     yield self._batch(arrays, deal[done - 1])
                     if last:
@@ -102,8 +120,9 @@ class Batches:
         return dict(self._next or self._reader.state_dict(0))
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Go on there. Data whose rows come in another order begin with the first rows of the epoch, and so do epochs
-        of all rows after those of some."""
+        """Go on there. Data whose rows come in another order begin with the first rows of the
+        epoch, and so do epochs of all rows after those of some.
+        """
         try:
             if not self._reading.steps and state.get("position"):
                 raise DataError("train_steps_per_epoch is not given any more")
@@ -112,7 +131,11 @@ class Batches:
         except DataError as error:
             if state.get("position"):
                 logger.warning("the epoch begins anew, some rows of it come twice: %s", error)
-            self._next = {**self._reader.state_dict(0), "epoch": state.get("epoch", 0), "position": 0}
+            self._next = {
+                **self._reader.state_dict(0),
+                "epoch": state.get("epoch", 0),
+                "position": 0,
+            }
 
     def rewind(self) -> None:
         """The next loop begins with the first rows."""
@@ -124,7 +147,9 @@ class Batches:
 
     def _batch(self, arrays: Mapping[str, Array], step: Step) -> Batch:
         share = step.rows * self._size / step.everybody
-        return batch_of(arrays, self._columns, step.rows, share)._replace(even=step.everybody / self._size)
+        return batch_of(arrays, self._columns, step.rows, share)._replace(
+            even=step.everybody / self._size
+        )
 
 
 def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:
@@ -134,12 +159,15 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
     free = columns.by_name and columns.transform is not None
     for name in columns.all:
         if name not in arrays and not free:
-            raise DataError(f"transformation_fn gives no column {name!r}; it gives {', '.join(arrays)}")
+            raise DataError(
+                f"transformation_fn gives no column {name!r}; it gives {', '.join(arrays)}"
+            )
     for name in arrays if free else columns.all:
         if arrays[name].dtype.kind in "OUS":
             cure = ", or name it in transformation_removed_fields" if free else ""
             raise DataError(
-                f"column {name!r} holds text, which is no input of a model: index it first (StringIndexer){cure}"
+                f"column {name!r} holds text, which is no input of a model: index it first"
+                f" (StringIndexer){cure}"
             )
     weight = None
     if columns.weight is not None and columns.weight in arrays:
@@ -147,7 +175,9 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
         row_weights.check(columns.weight, row_weights.look(weight), len(weight))
     if free:
         return Batch((), (), weight, rows, share, arrays)
-    inputs, labels = (tuple(arrays[name] for name in names) for names in (columns.features, columns.labels))
+    inputs, labels = (
+        tuple(arrays[name] for name in names) for names in (columns.features, columns.labels)
+    )
     return Batch(inputs, labels, weight, rows, share)
 
 
@@ -155,18 +185,25 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
     """What the user's function makes of the rows."""
     changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
-    rows = {"edit": ({*edited} - {*columns.removed}, changed), "removed": (columns.removed, {**arrays, **changed})}
+    rows = {
+        "edit": ({*edited} - {*columns.removed}, changed),
+        "removed": (columns.removed, {**arrays, **changed}),
+    }
     for option, (names, known) in rows.items():
         if unknown := [name for name in names if name not in known]:
             raise DataError(
-                f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such column (they have "
-                f"{', '.join(known)}){did_you_mean(unknown[0], known)}"
+                f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such"
+                f" column (they have {', '.join(known)}){did_you_mean(unknown[0], known)}"
             )
     found = {}
     for name, values in changed.items():
         if name in columns.removed:
             continue
-        array = np.stack([np.asarray(value) for value in values]) if values.dtype == object and len(values) else values
+        array = (
+            np.stack([np.asarray(value) for value in values])
+            if values.dtype == object and len(values)
+            else values
+        )
         if name in edited:
             _, dtype, shape, *_ = edited[name]
             array = array.astype(dtype, copy=False)
@@ -178,13 +215,15 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
 def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
     """Given all rows as a pandas DataFrame, with an object for each value that is no number."""
     pandas = need("pandas", "transformation_fn")
-    frame = pandas.DataFrame({name: list(array) if array.ndim > 1 else array for name, array in arrays.items()})
+    frame = pandas.DataFrame(
+        {name: list(array) if array.ndim > 1 else array for name, array in arrays.items()}
+    )
     assert columns.transform is not None
     changed = columns.transform(frame)
     if len(changed) != len(frame):
         raise DataError(
-            f"transformation_fn makes {counted(len(changed), 'row')} of {len(frame)}: it may change columns, not the "
-            "number of rows; leave rows out of the DataFrame before fit()"
+            f"transformation_fn makes {counted(len(changed), 'row')} of {len(frame)}: it may change"
+            " columns, not the number of rows; leave rows out of the DataFrame before fit()"
         )
     return {str(name): changed[name].to_numpy() for name in changed.columns}
 
@@ -194,13 +233,17 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
     assert columns.transform is not None
     found: dict[str, list[Any]] = {}
     for place in range(len(next(iter(arrays.values())))):
-        row = {name: array[place].copy() if array.ndim > 1 else array[place] for name, array in arrays.items()}
+        row = {
+            name: array[place].copy() if array.ndim > 1 else array[place]
+            for name, array in arrays.items()
+        }
         try:
             changed = {str(name): value for name, value in columns.transform(row).items()}
         except Exception as error:
             raise DataError(
-                f"transformation_fn failed on a row: {type(error).__name__}: {error}. In horovod.spark it takes a row, "
-                "a dict of values by column, and gives one; in farandole.estimators it takes a DataFrame of many rows"
+                f"transformation_fn failed on a row: {type(error).__name__}: {error}. In"
+                " horovod.spark it takes a row, a dict of values by column, and gives one; in"
+                " farandole.estimators it takes a DataFrame of many rows"
             ) from error
         for name, value in changed.items():
             found.setdefault(name, []).append(value)

@@ -15,9 +15,10 @@ KEPT = 2  # on some file systems a crash may leave a part of the last one
 
 
 class Checkpoint(NamedTuple):
-    """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's; ``best``: the weights
-    of ``best_epoch``, if one is better than others. ``steps``: batches of all epochs, where their number was given;
-    ``fingerprint``: that of the training."""
+    """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's;
+    ``best``: the weights of ``best_epoch``, if one is better than others. ``steps``: batches of all
+    epochs, where their number was given; ``fingerprint``: that of the training.
+    """
 
     epoch: int
     history: list[dict[str, Any]]
@@ -31,7 +32,8 @@ class Checkpoint(NamedTuple):
 
 def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
     facts = {
-        name: getattr(checkpoint, name) for name in ("epoch", "history", "data", "best_epoch", "steps", "fingerprint")
+        name: getattr(checkpoint, name)
+        for name in ("epoch", "history", "data", "best_epoch", "steps", "fingerprint")
     }
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -45,7 +47,9 @@ def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
 
 
 def _own(store: Store, run_id: str) -> list[str]:
-    """The checkpoints that ``write`` made, oldest first: callbacks may keep others in the run's folder."""
+    """The checkpoints that ``write`` made, oldest first: callbacks may keep others in the run's
+    folder.
+    """
     form = re.compile(re.escape(store.get_run_path(run_id)) + r"/epoch-\d+\.ckpt")
     return [path for path in store.get_checkpoints(run_id) if form.fullmatch(path)]
 

@@ -1,5 +1,6 @@
-"""What a model comes from, in words that are the same for each program that is written alike: as JSON has them, without
-addresses, and without the numbers that Keras puts behind names."""
+"""What a model comes from, in words that are the same for each program that is written alike: as
+JSON has them, without addresses, and without the numbers that Keras puts behind names.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_VARYING = ("shared_object_id", "code", "training")  # an address; a function's lines; what a module does just now
+# an address; a function's lines; what a module does just now
+_VARYING = ("shared_object_id", "code", "training")
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it: functions and classes by their names, other objects by their class and the plain values
-    that they hold."""
+    """``value`` as JSON has it: functions and classes by their names, other objects by their class
+    and the plain values that they hold.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value if value == value else "nan"  # which is like no other
     if isinstance(value, Mapping):
@@ -36,8 +39,9 @@ def plain(value: Any) -> Any:
 
 
 def configured(value: Any) -> Any:
-    """What an object was made with: its Keras configuration, without those of a model's layers, or the plain values
-    among its attributes."""
+    """What an object was made with: its Keras configuration, without those of a model's layers, or
+    the plain values among its attributes.
+    """
     if hasattr(value, "get_config"):
         if hasattr(value, "layers"):
             return None
@@ -46,9 +50,13 @@ def configured(value: Any) -> Any:
         except NotImplementedError:
             return None
     held = getattr(value, "__dict__", {})
-    return plain({
-        name: each for name, each in held.items() if name[0] != "_" and isinstance(each, bool | int | float | str)
-    })  # fmt: skip
+    return plain(
+        {
+            name: each
+            for name, each in held.items()
+            if name[0] != "_" and isinstance(each, bool | int | float | str)
+        }
+    )
 
 
 def digest(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""``KerasEstimator``: a Keras model (Keras 3 on any backend, or tf_keras), trained on a DataFrame."""
+"""``KerasEstimator``: a Keras model (Keras 3 on any backend, or tf_keras), trained on a
+DataFrame.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,15 @@ EXTRA = (
     Row("checkpoint_callback", None, "a BestModelCheckpoint, in the place of monitor and mode"),
     Row("data_module", None, "no effect: farandole.data reads"),
     Row("backend_env", {}, "variables for the ranks"),
-)  # fmt: skip
+)
 
 
 @declare(EXTRA)
 class KerasEstimator(DistributedEstimator):
-    """Trains ``model``, a Keras model. ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``: as ``compile`` takes
-    them; default: those that the model is compiled with. The parameters are those of
-    ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
+    """Trains ``model``, a Keras model. ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``:
+    as ``compile`` takes them; default: those that the model is compiled with. The parameters are
+    those of ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here.
+    """
 
     train = staticmethod(train)
     _prefix = "keras"
@@ -46,7 +49,9 @@ class KerasEstimator(DistributedEstimator):
         options = {name: value(name) for name in ("optimizer", "loss", "loss_weights")}
         options["metrics"] = value("metrics") or None
         if options["optimizer"] is None and "optimizer" not in compiled:
-            raise SettingsError("Optimizer must be provided either as a parameter or as part of a compiled model")
+            raise SettingsError(
+                "Optimizer must be provided either as a parameter or as part of a compiled model"
+            )
         if options["loss"] is None and not compiled.get("loss"):
             raise SettingsError("Loss parameter is required for the model to compile")
         packed = pack(model, value("custom_objects") or {})
@@ -56,15 +61,22 @@ class KerasEstimator(DistributedEstimator):
                 packed.package().optimizers.get(options["optimizer"])
             )
         return {
-            "model": packed, "compiled": compiled, "options": options, "callbacks": list(value("callbacks") or ()),
-            "categories": tuple(value("categorical_cols") or ()), "label_shapes": value("label_shapes"),
+            "model": packed,
+            "compiled": compiled,
+            "options": options,
+            "callbacks": list(value("callbacks") or ()),
+            "categories": tuple(value("categorical_cols") or ()),
+            "label_shapes": value("label_shapes"),
             "slots": slots(optimizer) if hasattr(optimizer, "variables") else [],
-        }  # fmt: skip
+        }
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         options, compiled = payload["options"], payload["compiled"]
         loss = options["loss"] if options["loss"] is not None else compiled.get("loss")
-        layers = [[type(each).__name__, configured(each)] for each in self.getOrDefault("model")._flatten_layers()]
+        layers = [
+            [type(each).__name__, configured(each)]
+            for each in self.getOrDefault("model")._flatten_layers()
+        ]
         optimizer = options["optimizer"] or compiled.get("optimizer")
         return {"optimizer": plain(optimizer), "loss": plain(loss), "model": digest(layers)}
 
@@ -73,12 +85,15 @@ class KerasEstimator(DistributedEstimator):
         known = len(model.weights)
         model = by_name(spec, batch, model)
         found = check(spec, batch, model)
-        if len(model.weights) != known:  # these rows have built it: ranks, and the result, need all of its weights
+        # these rows have built it: ranks, and the result, need all of its weights
+        if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return found
 
     def env(self) -> dict[str, str]:
-        given = {name: str(value) for name, value in (self.getOrDefault("backend_env") or {}).items()}
+        given = {
+            name: str(value) for name, value in (self.getOrDefault("backend_env") or {}).items()
+        }
         backend = backend_of(self.getOrDefault("model"))
         return {**Packed(b"", b"", backend).env(), **given}
 
@@ -89,7 +104,10 @@ class KerasEstimator(DistributedEstimator):
         if monitor is None:
             return found
         if monitor.startswith("val_") and not validated:
-            raise SettingsError(f"checkpoint_callback watches {monitor!r}, and there is no validation: set validation")
+            raise SettingsError(
+                f"checkpoint_callback watches {monitor!r}, and there is no validation: set"
+                " validation"
+            )
         mode = getattr(best, "mode", None)
         if mode is None:  # tf_keras, which has chosen
             mode = "max" if getattr(best.monitor_op, "__name__", "") == "greater" else "min"
@@ -102,11 +120,15 @@ class KerasEstimator(DistributedEstimator):
             model.compile(**compile_options(keras, spec.payload))
         load(model, result.weights)
         return KerasModel(
-            history=_history(result), model=model, feature_columns=list(spec.columns.features),
-            label_columns=list(spec.columns.labels), custom_objects=self.getOrDefault("custom_objects"),
-            run_id=spec.run_id, _metadata={**metadata, "categories": spec.payload["categories"]},
+            history=_history(result),
+            model=model,
+            feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels),
+            custom_objects=self.getOrDefault("custom_objects"),
+            run_id=spec.run_id,
+            _metadata={**metadata, "categories": spec.payload["categories"]},
             _floatx=keras.backend.floatx(),
-        )  # fmt: skip
+        )
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         found = dict(values)
@@ -119,11 +141,16 @@ class KerasEstimator(DistributedEstimator):
         return _unpacked(values)
 
 
-@declare((
-    EXTRA[0], Row("_floatx", "float32", "Keras' type of numbers", also=("Floatx",)),
-))  # fmt: skip
+@declare(
+    (
+        EXTRA[0],
+        Row("_floatx", "float32", "Keras' type of numbers", also=("Floatx",)),
+    )
+)
 class KerasModel(DistributedModel):
-    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` is Keras': numbers by name."""
+    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` is Keras':
+    numbers by name.
+    """
 
     def loader(self) -> Loader:
         packed = pack(self.getOrDefault("model"), self.getOrDefault("custom_objects") or {})
@@ -163,7 +190,8 @@ def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(values.get("model"), tuple):  # an estimator that has none yet, or what another class wrote
+    # an estimator that has none yet, or what another class wrote
+    if not isinstance(values.get("model"), tuple):
         return values
     packed, compiled = values["model"]
     model, keras = packed.open(), packed.package()

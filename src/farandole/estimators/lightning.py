@@ -36,14 +36,18 @@ EXTRA = (
     Row("train_async_data_loader_queue_size", None, "no effect: see train_reader_num_workers"),
     Row("val_async_data_loader_queue_size", None, "no effect: see val_reader_num_workers"),
 )
-GONE = {"training_epoch_end": "on_train_epoch_end", "validation_epoch_end": "on_validation_epoch_end"}
+GONE = {
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+}
 
 
 @declare(EXTRA)
 class LightningEstimator(TorchEstimator):
-    """Trains ``model``, a LightningModule (of ``lightning`` or ``pytorch_lightning``) with ``configure_optimizers`` and
-    ``training_step``. A batch is a dict of tensors by the names of the columns. A plain ``torch.nn.Module`` is trained
-    as TorchEstimator does."""
+    """Trains ``model``, a LightningModule (of ``lightning`` or ``pytorch_lightning``) with
+    ``configure_optimizers`` and ``training_step``. A batch is a dict of tensors by the names of the
+    columns. A plain ``torch.nn.Module`` is trained as TorchEstimator does.
+    """
 
     _prefix = "lightning"
 
@@ -59,40 +63,61 @@ class LightningEstimator(TorchEstimator):
         if self._module() is None:
             return super().payload()
         value = self.getOrDefault
-        for name in ("optimizer", "loss", "loss_weights", "loss_constructors", "train_minibatch_fn"):
+        for name in (
+            "optimizer",
+            "loss",
+            "loss_weights",
+            "loss_constructors",
+            "train_minibatch_fn",
+        ):
             if value(name) is not None:
-                raise SettingsError(f"Parameter `{name}` cannot be specified with a `LightningModule`: it has its own")
+                raise SettingsError(
+                    f"Parameter `{name}` cannot be specified with a `LightningModule`: it has"
+                    " its own"
+                )
         if "dataloader_iter" in inspect.signature(self._module().training_step).parameters:
             raise SettingsError(
-                f"{type(self._module()).__name__}.training_step takes dataloader_iter, and may take any number of "
-                "batches from it: a step here is one batch of each rank; let it take (batch, batch_idx)"
+                f"{type(self._module()).__name__}.training_step takes dataloader_iter, and may take"
+                " any number of batches from it: a step here is one batch of each rank; let it"
+                " take (batch, batch_idx)"
             )
         for name, now in GONE.items():
             if callable(getattr(self._module(), name, None)):
                 raise SettingsError(
-                    f"{type(self._module()).__name__} has {name}(outputs), which Lightning 2 does not call: collect "
-                    f"what the steps give in an attribute, and use it in {now}()"
+                    f"{type(self._module()).__name__} has {name}(outputs), which Lightning 2 does"
+                    f" not call: collect what the steps give in an attribute, and use it in {now}()"
                 )
         if value("backward_passes_per_step") != 1:
-            raise SettingsError("backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}")
+            raise SettingsError(
+                "backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}"
+            )
         for name in ("metrics", "label_shapes"):
             if value(name):
                 logger.warning(
-                    "%s has no effect: a LightningModule logs its own metrics, and reshapes its labels", name
+                    "%s has no effect: a LightningModule logs its own metrics, and reshapes its"
+                    " labels",
+                    name,
                 )
         return {
-            "model": self._module(), "categories": tuple(value("categorical_cols") or ()),
+            "model": self._module(),
+            "categories": tuple(value("categorical_cols") or ()),
             "numbers": tuple(value("continuous_cols") or ()),
-            "input_shapes": value("input_shapes"), "callbacks": list(value("callbacks") or ()),
-            "trainer_args": dict(value("trainer_args") or {}), "terminate_on_nan": value("terminate_on_nan"),
+            "input_shapes": value("input_shapes"),
+            "callbacks": list(value("callbacks") or ()),
+            "trainer_args": dict(value("trainer_args") or {}),
+            "terminate_on_nan": value("terminate_on_nan"),
             **{name: value(name) for name in ("logger", "log_every_n_steps", "profiler")},
-        }  # fmt: skip
+        }
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         if self._module() is None:
             return super().facts(payload)
         given = dict(self._module().hparams)
-        held = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+        held = {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, bool | int | float | str)
+        }
         return {"hparams": held, "model": digest(repr(self._module()))}
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
@@ -110,10 +135,14 @@ class LightningEstimator(TorchEstimator):
         model = copy.deepcopy(self._module())
         model.load_state_dict(opened(result.weights)["model"])
         return LightningModel(
-            history=result.history, model=model, feature_columns=list(spec.columns.features),
-            label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,
+            history=result.history,
+            model=model,
+            feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels),
+            input_shapes=self.getOrDefault("input_shapes"),
+            run_id=spec.run_id,
             _metadata={**metadata, "categories": self._whole(spec, metadata["dtypes"])},
-        )  # fmt: skip
+        )
 
     def _columns(self) -> Columns:
         return super()._columns()._replace(by_name=self._module() is not None)
@@ -122,25 +151,37 @@ class LightningEstimator(TorchEstimator):
         """Features that the module takes as whole numbers, in predictions as in training."""
         found = spec.payload["categories"]
         if spec.columns.by_row:
-            own = [name for name in spec.columns.features if np.dtype(dtypes.get(name, "float")).kind in "iu"]
+            own = [
+                name
+                for name in spec.columns.features
+                if np.dtype(dtypes.get(name, "float")).kind in "iu"
+            ]
             found = (*found, *(name for name in own if name not in spec.payload["numbers"]))
         return tuple(dict.fromkeys(found))
 
 
 class LightningModel(TorchModel):
-    """A trained module: ``transform(df)`` adds predictions of its ``forward``. Of a subclass that overrides
-    ``get_prediction_fn``, it adds what that function gives for each row, one by one."""
+    """A trained module: ``transform(df)`` adds predictions of its ``forward``. Of a subclass that
+    overrides ``get_prediction_fn``, it adds what that function gives for each row, one by one.
+    """
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
-        """A function of the model and a row (a Row of Spark's, or a dict) that gives the model's outputs."""
+        """A function of the model and a row (a Row of Spark's, or a dict) that gives the model's
+        outputs.
+        """
         names, shapes = self.getOrDefault("feature_columns"), self.getOrDefault("input_shapes")
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
 
         def predict(model: Any, row: Any) -> Any:
-            arrays = [np.asarray([row[name]], None if name in categories else np.float64) for name in names]
+            arrays = [
+                np.asarray([row[name]], None if name in categories else np.float64)
+                for name in names
+            ]
             whole = [name in categories for name in names]
             with torch.no_grad():
-                return model(*inputs_of(arrays, whole, shapes, floating(model), torch.device("cpu")))
+                return model(
+                    *inputs_of(arrays, whole, shapes, floating(model), torch.device("cpu"))
+                )
 
         return predict
 

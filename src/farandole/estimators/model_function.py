@@ -1,4 +1,6 @@
-"""``HorovodEstimator``: Databricks' estimator of 2019, whose model function makes a Keras model today."""
+"""``HorovodEstimator``: Databricks' estimator of 2019, whose model function makes a Keras model
+today.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *ar
 MOST_EPOCHS = 20  # checkpoints and validations of a training
 RUN = "model"  # its folder below modelDir
 TOO_OLD = (
-    "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow 2.16 has no longer. "
-    "Today it is modelFn(params) and gives a compiled Keras model, with an input for each value of featureMapping. Of "
-    "an EstimatorSpec, loss and train_op are model.compile(loss=..., optimizer=...), eval_metric_ops are "
-    "compile(metrics=...), predictions are the model's outputs. mode, hooks, scaffolds and export_outputs have no "
-    "successor: layers know whether they train, and KerasEstimator takes callbacks"
+    "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow"
+    " 2.16 has no longer. Today it is modelFn(params) and gives a compiled Keras model, with an"
+    " input for each value of featureMapping. Of an EstimatorSpec, loss and train_op are"
+    " model.compile(loss=..., optimizer=...), eval_metric_ops are compile(metrics=...), predictions"
+    " are the model's outputs. mode, hooks, scaffolds and export_outputs have no successor: layers"
+    " know whether they train, and KerasEstimator takes callbacks"
 )
 
 PARAMS = (
@@ -43,8 +46,10 @@ PARAMS = (
 
 @declare(PARAMS)
 class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
-    """``HorovodEstimator(modelFn=..., featureMapping={"image": "features"}, modelDir=..., labelCol="label",
-    batchSize=64, maxSteps=5000, isValidationCol="isVal").fit(df)``: a thin layer over KerasEstimator."""
+    """``HorovodEstimator(modelFn=..., featureMapping={"image": "features"}, modelDir=...,
+    labelCol="label", batchSize=64, maxSteps=5000, isValidationCol="isVal").fit(df)``: a thin layer
+    over KerasEstimator.
+    """
 
     def __init__(self, **values: Any) -> None:
         Estimator.__init__(self)
@@ -57,19 +62,32 @@ class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
             raise SettingsError("modelDir is required: the folder for checkpoints")
         store = Store.create(value("modelDir"))
         steps, epochs = rounds_left(store, value("maxSteps"), value("saveCheckpointsSteps"))
-        ranks = {"backend": value("backend")} if value("backend") is not None else {"num_proc": value("numProc")}
+        ranks = (
+            {"backend": value("backend")}
+            if value("backend") is not None
+            else {"num_proc": value("numProc")}
+        )
         estimator = KerasEstimator(
-            model=made, feature_cols=columns_of(made, value("featureMapping")), label_cols=[value("labelCol")],
-            batch_size=value("batchSize"), epochs=epochs, train_steps_per_epoch=steps,
-            validation=value("isValidationCol"), store=store, run_id=RUN, **ranks,
-        )  # fmt: skip
+            model=made,
+            feature_cols=columns_of(made, value("featureMapping")),
+            label_cols=[value("labelCol")],
+            batch_size=value("batchSize"),
+            epochs=epochs,
+            train_steps_per_epoch=steps,
+            validation=value("isValidationCol"),
+            store=store,
+            run_id=RUN,
+            **ranks,
+        )
         return estimator.fit(dataset)  # type: ignore[no-any-return]
 
 
 def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> Any:
     """The model of a model function. SettingsError, with all that has changed, for one of 2019."""
     if function is None:
-        raise SettingsError("modelFn is required: a function of params that gives a compiled Keras model")
+        raise SettingsError(
+            "modelFn is required: a function of params that gives a compiled Keras model"
+        )
     parameters = list(inspect.signature(function).parameters.values())
     arguments = [each.name for each in parameters]
     needed = [each for each in parameters if each.default is each.empty and each.kind not in _REST]
@@ -79,7 +97,8 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
     found = function(dict(params)) if takes else function()
     if not getattr(found, "optimizer", None):
         raise SettingsError(
-            f"modelFn gives {type(found).__name__}, where a Keras model is needed on which compile() was called"
+            f"modelFn gives {type(found).__name__}, where a Keras model is needed on which"
+            " compile() was called"
         )
     return found
 
@@ -87,19 +106,26 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
 def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
     """The columns, in the order of the model's inputs."""
     if not mapping:
-        raise SettingsError("featureMapping is required: a dict from columns to the names of the model's inputs")
+        raise SettingsError(
+            "featureMapping is required: a dict from columns to the names of the model's inputs"
+        )
     names = [str(each.name).partition(":")[0] for each in getattr(model, "inputs", None) or []]
     columns = {name: column for column, name in mapping.items()}
     if len(names) == len(columns) == 1:
         return list(mapping)
     if sorted(columns) != sorted(names):
-        raise DataError(f"featureMapping={dict(mapping)} leads to other inputs than the model's, {', '.join(names)}")
+        raise DataError(
+            f"featureMapping={dict(mapping)} leads to other inputs than the model's,"
+            f" {', '.join(names)}"
+        )
     return [columns[name] for name in names]
 
 
 def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int, int]:
-    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a checkpoint has already.
-    Epochs are as long as before, unless that makes more than 20 of what is left."""
+    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a
+    checkpoint has already. Epochs are as long as before, unless that makes more than 20 of what is
+    left.
+    """
     found = last_of(store, RUN)
     if found is None:
         return rounds(steps, each)
@@ -113,13 +139,17 @@ def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int,
 
 
 def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
-    """Steps of an epoch, and epochs: exactly ``steps`` in all, and at most 20 epochs, unless ``each`` says how long
-    they are."""
+    """Steps of an epoch, and epochs: exactly ``steps`` in all, and at most 20 epochs, unless
+    ``each`` says how long they are.
+    """
     if steps < 1:
         raise SettingsError(f"maxSteps={steps} must be at least 1")
     if each is not None:
         if each < 1 or steps % each:
-            raise SettingsError(f"saveCheckpointsSteps={each} must divide the {steps} steps of training that are left")
+            raise SettingsError(
+                f"saveCheckpointsSteps={each} must divide the {steps} steps of training that are"
+                " left"
+            )
         return each, steps // each
     epochs = next(count for count in range(min(MOST_EPOCHS, steps), 0, -1) if steps % count == 0)
     return steps // epochs, epochs

@@ -1,5 +1,6 @@
-"""A look for NaN and infinite numbers before training (of one, where model and loss do not leave it out, all weights
-of the model become NaN), and for weights of rows that are none."""
+"""A look for NaN and infinite numbers before training (of one, where model and loss do not leave it
+out, all weights of the model become NaN), and for weights of rows that are none.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from farandole.estimators.spec import Columns
 from farandole.log import logger
 
 KINDS = ("number", "list", "vector")  # of columns that are looked at
-MOST = 64 << 20  # bytes of rows that are looked at: a fit should begin soon, also with files far away
+# bytes of rows that are looked at: a fit should begin soon, also with files far away
+MOST = 64 << 20
 
 
 def look(data: ParquetData, columns: Columns) -> None:
-    """A warning for each column with such numbers, and DataError for those in the column of weights, in the first
-    64 MiB of the rows: footers do not tell."""
+    """A warning for each column with such numbers, and DataError for those in the column of
+    weights, in the first 64 MiB of the rows: footers do not tell.
+    """
     numbers = [each for each in data.columns if each.kind in KINDS]
     one = {each.name for each in numbers if np.prod(each.shape) == 1}
     # what transformation_fn makes of weights, ranks look at
@@ -38,7 +41,9 @@ def look(data: ParquetData, columns: Columns) -> None:
                 if name == weight:
                     weights += row_weights.look(array.astype(np.float32, copy=False).reshape(-1))
                 else:
-                    found[name] += int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
+                    found[name] += int(
+                        (~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum()
+                    )
         rows, size = rows + group.rows, size + group.size
     if weight is not None:
         row_weights.check(weight, weights, rows, everything=rows == data.rows)
@@ -49,10 +54,15 @@ def look(data: ParquetData, columns: Columns) -> None:
 def warn(name: str, count: int, rows: int, columns: Columns) -> None:
     """Of a column that holds such numbers in ``count`` of so many rows, unless that is none."""
     if count:
-        what = "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
+        what = (
+            "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
+        )
         logger.warning(
-            "%s column %r holds NaN or infinite numbers in %s of %s rows: where model and loss do not leave them out, "
-            "the loss is NaN, and so are all weights from then on; drop them (df.dropna, df.filter), or fill them "
-            "(df.fillna, Imputer)",
-            what, name, count, rows,
-        )  # fmt: skip
+            "%s column %r holds NaN or infinite numbers in %s of %s rows: where model and loss do"
+            " not leave them out, the loss is NaN, and so are all weights from then on; drop them"
+            " (df.dropna, df.filter), or fill them (df.fillna, Imputer)",
+            what,
+            name,
+            count,
+            rows,
+        )

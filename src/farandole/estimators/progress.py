@@ -1,5 +1,6 @@
-"""A training as its epochs go by, whatever its framework: history, checkpoints, the best epoch, the end, a line for the
-user. Every rank has the same numbers, so all decide alike."""
+"""A training as its epochs go by, whatever its framework: history, checkpoints, the best epoch, the
+end, a line for the user. Every rank has the same numbers, so all decide alike.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Best:
         self.last = -1
 
     def update(self, epoch: int, numbers: Mapping[str, float], validated: bool = True) -> bool:
-        """Whether ``epoch`` is the best one now. One that was not ``validated`` tells nothing about such a metric."""
+        """Whether ``epoch`` is the best one now. One that was not ``validated`` tells nothing about
+        such a metric.
+        """
         name = self.watching.monitor
         if name.startswith("val_") and not validated:
             return False
@@ -35,7 +38,10 @@ class Best:
         if name not in numbers and not self.watching.required:
             return False
         if name not in numbers:
-            raise SettingsError(f"monitor={name!r} is no metric of this training; it has {', '.join(sorted(numbers))}")
+            raise SettingsError(
+                f"monitor={name!r} is no metric of this training; it has"
+                f" {', '.join(sorted(numbers))}"
+            )
         value, delta = numbers[name], self.watching.min_delta
         gain = self.value - value if self.watching.mode == "min" else value - self.value
         better = self.epoch is None or gain > delta or self.value != self.value  # not a number
@@ -48,12 +54,16 @@ class Best:
     def stop(self) -> bool:
         """Whether there were as many epochs without a better one as patience allows."""
         patience = self.watching.patience
-        return patience is not None and self.last - (-1 if self.epoch is None else self.epoch) >= patience
+        return (
+            patience is not None
+            and self.last - (-1 if self.epoch is None else self.epoch) >= patience
+        )
 
 
 class Progress:
-    """``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, ``result`` at the end; on all ranks. An epoch
-    has ``rows``, of all ranks, and ``batches`` of a rank."""
+    """``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, ``result`` at the end; on
+    all ranks. An epoch has ``rows``, of all ranks, and ``batches`` of a rank.
+    """
 
     def __init__(self, spec: Spec, rank: int, rows: int, batches: int) -> None:
         self._spec, self._rank, self._rows, self._batches = spec, rank, rows, batches
@@ -75,7 +85,8 @@ class Progress:
             for record in self.history:
                 self._best.update(record["epoch"], flat(record), "validation" in record)
             self._best_weights = found.best
-            if self._best.epoch != found.best_epoch:  # another metric is watched, and its best weights were not kept
+            # another metric is watched, and its best weights were not kept
+            if self._best.epoch != found.best_epoch:
                 self._best, self._best_weights = Best(self._spec.watching), None
             self._first, self._steps = found.epoch + 1, found.steps
             self._compare(found.fingerprint)
@@ -84,28 +95,37 @@ class Progress:
         return found
 
     def _compare(self, kept: Mapping[str, Any] | None) -> None:
-        """With the training of the checkpoint. DataError if that was another one, and nothing is left to do."""
+        """With the training of the checkpoint. DataError if that was another one, and nothing is
+        left to do.
+        """
         mine = self._spec.fingerprint
-        other = [name for name in mine if kept is not None and name in kept and kept[name] != mine[name]]
+        other = [
+            name for name in mine if kept is not None and name in kept and kept[name] != mine[name]
+        ]
         if not other or kept is None:
             return
         told = "; ".join(f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other)
         if self.first >= self._spec.epochs:
             raise DataError(
-                f"run {self._spec.run_id!r} has ended, and was another training: {told}. Its model would be the answer "
-                "to another question: give another run_id (or none), or more epochs to go on from it; for "
-                "HorovodEstimator another modelDir, or more maxSteps"
+                f"run {self._spec.run_id!r} has ended, and was another training: {told}. Its model"
+                " would be the answer to another question: give another run_id (or none), or more"
+                " epochs to go on from it; for HorovodEstimator another modelDir, or more maxSteps"
             )
         if self._rank == 0:
-            logger.warning("run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told)
+            logger.warning(
+                "run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told
+            )
 
     def _tell_more(self) -> None:
         """A warning where the checkpoint has more epochs than were asked for."""
         if self._first > self._spec.epochs and self._rank == 0:
             logger.warning(
-                "run %r has %d epochs, and epochs=%d: the model comes from all of them; for a training of fewer epochs "
-                "give another run_id (or none)", self._spec.run_id, self._first, self._spec.epochs,
-            )  # fmt: skip
+                "run %r has %d epochs, and epochs=%d: the model comes from all of them; for a"
+                " training of fewer epochs give another run_id (or none)",
+                self._spec.run_id,
+                self._first,
+                self._spec.epochs,
+            )
 
     @property
     def first(self) -> int:
@@ -113,17 +133,26 @@ class Progress:
         return self._spec.epochs if self._best.stop else self._first
 
     def begin_epoch(self, epoch: int, passes: int) -> None:
-        """Tell the status line what it counts from here on. ``passes``: batches whose gradients make a step."""
+        """Tell the status line what it counts from here on. ``passes``: batches whose gradients
+        make a step.
+        """
         steps = -(-self._batches // passes)
         loss = flat(self.history[-1]).get("loss") if self.history else None
         pace.epoch(epoch + 1, self._spec.epochs, steps, self._rows / steps, loss)
 
     def end_epoch(
-        self, epoch: int, train: Mapping[str, Any], validation: Mapping[str, Any] | None,
-        state: Callable[[], bytes], weights: Callable[[], bytes], data: Mapping[str, int] | None = None,
-    ) -> bool:  # fmt: skip
-        """Note an epoch's numbers, keep a checkpoint, say so; whether training should stop. ``state``: all that is
-        needed to go on; ``weights``: the model's; ``data``: where the reader stands."""
+        self,
+        epoch: int,
+        train: Mapping[str, Any],
+        validation: Mapping[str, Any] | None,
+        state: Callable[[], bytes],
+        weights: Callable[[], bytes],
+        data: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Note an epoch's numbers, keep a checkpoint, say so; whether training should stop.
+        ``state``: all that is needed to go on; ``weights``: the model's; ``data``: where the reader
+        stands.
+        """
         record = {"epoch": epoch, "train": dict(train)}
         if validation is not None:
             record["validation"] = dict(validation)
@@ -143,17 +172,27 @@ class Progress:
         return Result(self.history, weights() if best is None else best, self._best.epoch)
 
     def _keep(
-        self, epoch: int, better: bool, state: Callable[[], bytes], weights: Callable[[], bytes],
+        self,
+        epoch: int,
+        better: bool,
+        state: Callable[[], bytes],
+        weights: Callable[[], bytes],
         data: Mapping[str, int] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if better:
             self._best_weights = weights()
         if self._saves is not None:
             steps = self._steps + (epoch + 1 - self._first) * (self._spec.train_reading.steps or 0)
             kept = Checkpoint(
-                epoch, self.history, dict(data or {}), state(), self._best_weights, self._best.epoch, steps,
+                epoch,
+                self.history,
+                dict(data or {}),
+                state(),
+                self._best_weights,
+                self._best.epoch,
+                steps,
                 self._spec.fingerprint,
-            )  # fmt: skip
+            )
             write(self._saves, self._spec.run_id, kept)
 
     def _say(self, epoch: int, numbers: Mapping[str, float]) -> None:
@@ -163,18 +202,29 @@ class Progress:
         rate = self._rows / max(now - self._epoch_began, 1e-9)
         left = round((now - self._began) / (epoch + 1 - self._first) * (epochs - epoch - 1))
         shown = "".join(f" {name} {value:.4g}," for name, value in numbers.items())
-        messages.log(f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d} min left")
+        messages.log(
+            f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d}"
+            " min left"
+        )
 
 
 def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Numbers by name as those of training and those of validation, whose names begin with "val_": here without it."""
+    """Numbers by name as those of training and those of validation, whose names begin with "val_":
+    here without it.
+    """
     validation = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
-    return {name: value for name, value in numbers.items() if not name.startswith("val_")}, validation
+    return {
+        name: value for name, value in numbers.items() if not name.startswith("val_")
+    }, validation
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
     """A record's numbers by name, those of validation with "val_" before it."""
-    return {name: float(value) for name, value in named(record).items() if isinstance(value, int | float)}
+    return {
+        name: float(value)
+        for name, value in named(record).items()
+        if isinstance(value, int | float)
+    }
 
 
 def named(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What may stand in the column of weights of rows: numbers from 0 on. A row of weight 0 does not count."""
+"""What may stand in the column of weights of rows: numbers from 0 on. A row of weight 0 does not
+count.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one of these weights; ``above``: rows whose
-    weight is above 0."""
+    """``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one of these weights;
+    ``above``: rows whose weight is above 0.
+    """
 
     wrong: int = 0
     first: float | None = None
@@ -36,12 +39,17 @@ def look(weights: Array) -> Found:
 
 
 def check(name: str, found: Found, rows: int, *, everything: bool = False) -> None:
-    """DataError for weights that are none; where ``everything`` was looked at, also if no row counts."""
+    """DataError for weights that are none; where ``everything`` was looked at, also if no row
+    counts.
+    """
     if found.wrong:
         raise DataError(
-            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {found.wrong} of {rows} rows, "
-            f"as {found.first:g}: a weight says by how much a row counts, from 0 (not at all) on; leave such rows out "
-            "(df.filter), or correct them"
+            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {found.wrong}"
+            f" of {rows} rows, as {found.first:g}: a weight says by how much a row counts, from 0"
+            " (not at all) on; leave such rows out (df.filter), or correct them"
         )
     if everything and not found.above:
-        raise DataError(f"weight column {name!r} is 0 in all {rows} rows: none of them counts, and nothing is learnt")
+        raise DataError(
+            f"weight column {name!r} is 0 in all {rows} rows: none of them counts, and nothing is"
+            " learnt"
+        )

@@ -9,14 +9,39 @@ from typing import Any, NamedTuple
 from farandole.data import ParquetData, Store
 from farandole.errors import SettingsError
 
-FALLING = ("loss", "error", "entropy", "divergence", "perplexity", "mse", "mae", "mape", "msle", "nll")
-RISING = ("acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "r2", "iou", "similarity", "specificity")
+FALLING = (
+    "loss",
+    "error",
+    "entropy",
+    "divergence",
+    "perplexity",
+    "mse",
+    "mae",
+    "mape",
+    "msle",
+    "nll",
+)
+RISING = (
+    "acc",
+    "accuracy",
+    "auc",
+    "auroc",
+    "precision",
+    "recall",
+    "f1",
+    "r2",
+    "iou",
+    "similarity",
+    "specificity",
+)
 
 
 class Columns(NamedTuple):
-    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's, or, ``by_row``, a dict of a row's;
-    ``edited``: name, dtype, shape and nullability of columns that it makes; ``removed``: those that it takes away.
-    ``by_name``: the model takes columns by their names, so that those which ``transform`` leaves may be others."""
+    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's, or, ``by_row``,
+    a dict of a row's; ``edited``: name, dtype, shape and nullability of columns that it makes;
+    ``removed``: those that it takes away. ``by_name``: the model takes columns by their names, so
+    that those which ``transform`` leaves may be others.
+    """
 
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -29,11 +54,15 @@ class Columns(NamedTuple):
 
     @property
     def all(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self.features, *self.labels, *([self.weight] if self.weight else [])]))
+        return tuple(
+            dict.fromkeys([*self.features, *self.labels, *([self.weight] if self.weight else [])])
+        )
 
 
 class Reading(NamedTuple):
-    """How rows become batches. ``batch_size``: of a rank. ``steps``: batches that make an epoch, None: all."""
+    """How rows become batches. ``batch_size``: of a rank. ``steps``: batches that make an epoch,
+    None: all.
+    """
 
     batch_size: int
     steps: int | None
@@ -44,9 +73,11 @@ class Reading(NamedTuple):
 
 
 class Watching(NamedTuple):
-    """Which epoch is the best one, and when to stop: ``patience`` epochs without a better one, None: never.
+    """Which epoch is the best one, and when to stop: ``patience`` epochs without a better one,
+    None: never.
 
-    ``monitor``: a metric; "" is the loss of validation where there is validation, and nothing otherwise.
+    ``monitor``: a metric; "" is the loss of validation where there is validation, and nothing
+    otherwise.
     """
 
     monitor: str = ""
@@ -57,14 +88,17 @@ class Watching(NamedTuple):
 
 
 def direction(metric: str) -> str:
-    """Of a metric of that name: "max" if larger values are better, otherwise "min". The last word that tells decides.
-    SettingsError if none does."""
+    """Of a metric of that name: "max" if larger values are better, otherwise "min". The last word
+    that tells decides. SettingsError if none does.
+    """
     for word in reversed(re.findall("[a-z]+[0-9]*", metric.lower())):
         if word.endswith(FALLING):
             return "min"
         if word.endswith(RISING):
             return "max"
-    raise SettingsError(f"mode='auto' does not know which values of {metric!r} are better: give mode='min' or 'max'")
+    raise SettingsError(
+        f"mode='auto' does not know which values of {metric!r} are better: give mode='min' or 'max'"
+    )
 
 
 class Spec(NamedTuple):
@@ -81,7 +115,8 @@ class Spec(NamedTuple):
     store: Store | None
     run_id: str
     resume: bool  # from a checkpoint of that run, if there is one
-    fingerprint: dict[str, Any]  # of what a model comes from: numbers of the data, hyperparameters; as JSON has them
+    # of what a model comes from: numbers of the data, hyperparameters; as JSON has them
+    fingerprint: dict[str, Any]
     verbose: int
     use_gpu: bool
     scale_lr: bool
@@ -91,8 +126,9 @@ class Spec(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Of rank 0. ``history``: a record for each epoch: epoch, train, validation. ``weights``: of the best epoch, or the
-    last one if none is better than others. ``best_epoch``: None then."""
+    """Of rank 0. ``history``: a record for each epoch: epoch, train, validation. ``weights``: of
+    the best epoch, or the last one if none is better than others. ``best_epoch``: None then.
+    """
 
     history: list[dict[str, Any]]
     weights: bytes

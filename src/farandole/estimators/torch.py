@@ -26,18 +26,24 @@ from farandole.pickled import dumps
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
     Row("loss_constructors", None, "functions that give the losses, in the place of loss"),
-    Row("train_minibatch_fn", None, "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and "
-        "sample_weights, which makes a step and gives outputs and loss"),
+    Row(
+        "train_minibatch_fn",
+        None,
+        "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and "
+        "sample_weights, which makes a step and gives outputs and loss",
+    ),
     Row("data_module", None, "no effect: farandole.data reads"),
-)  # fmt: skip
+)
 _UNPICKLED = "optimizer's own"  # beside the parameters, in a file
 
 
 @declare(EXTRA)
 class TorchEstimator(DistributedEstimator):
-    """Trains ``model``, a ``torch.nn.Module``, with ``optimizer`` (of its parameters, or a function of them) and
-    ``loss`` (a function of output and label, or the name of one in torch.nn.functional). The parameters are those of
-    ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
+    """Trains ``model``, a ``torch.nn.Module``, with ``optimizer`` (of its parameters, or a function
+    of them) and ``loss`` (a function of output and label, or the name of one in
+    torch.nn.functional). The parameters are those of ``farandole.estimators.spark.params.COMMON``,
+    and ``EXTRA`` here.
+    """
 
     train = staticmethod(train)
     _prefix = "pytorch"
@@ -46,39 +52,61 @@ class TorchEstimator(DistributedEstimator):
         value = self.getOrDefault
         model, labels = value("model"), value("label_cols")
         if not isinstance(model, torch.nn.Module):
-            raise SettingsError(f"model has to be an instance of torch.nn.Module, not {type(model).__name__}")
+            raise SettingsError(
+                f"model has to be an instance of torch.nn.Module, not {type(model).__name__}"
+            )
         if value("loss") is not None and value("loss_constructors"):
-            raise SettingsError("only one of loss_constructors and loss parameters can be specified.")
+            raise SettingsError(
+                "only one of loss_constructors and loss parameters can be specified."
+            )
         if value("loss") is None and not value("loss_constructors"):
-            raise SettingsError("Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance")
+            raise SettingsError(
+                "Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance"
+            )
         model, optimizer = _on_cpu(model, _optimizer(value("optimizer"), model))
         chosen = value("loss")
         if chosen is None:
             known = {
-                "model": model, "optimizer": optimizer, "feature_columns": value("feature_cols"),
-                "label_columns": labels, "input_shapes": value("input_shapes"), "loss_weights": value("loss_weights"),
-                "batch_size": value("batch_size"), "epochs": value("epochs"),
-            }  # fmt: skip
+                "model": model,
+                "optimizer": optimizer,
+                "feature_columns": value("feature_cols"),
+                "label_columns": labels,
+                "input_shapes": value("input_shapes"),
+                "loss_weights": value("loss_weights"),
+                "batch_size": value("batch_size"),
+                "epochs": value("epochs"),
+            }
             chosen = [_constructed(make, known) for make in _several(value("loss_constructors"))]
         return {
-            "model": model, "optimizer": optimizer, "unpickled": unpickled(optimizer),
+            "model": model,
+            "optimizer": optimizer,
+            "unpickled": unpickled(optimizer),
             "losses": _for_each(losses(_several(chosen)), labels),
-            "loss_weights": value("loss_weights"), "metrics": _metrics(value("metrics"), labels),
-            "labels": tuple(labels), "input_shapes": value("input_shapes"), "label_shapes": value("label_shapes"),
-            "categories": tuple(value("categorical_cols") or ()), "callbacks": list(value("callbacks") or ()),
+            "loss_weights": value("loss_weights"),
+            "metrics": _metrics(value("metrics"), labels),
+            "labels": tuple(labels),
+            "input_shapes": value("input_shapes"),
+            "label_shapes": value("label_shapes"),
+            "categories": tuple(value("categorical_cols") or ()),
+            "callbacks": list(value("callbacks") or ()),
             "minibatch": value("train_minibatch_fn"),
-        }  # fmt: skip
+        }
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         optimizer = payload["optimizer"]
         groups = [
-            {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+            {
+                name: value
+                for name, value in group.items()
+                if isinstance(value, bool | int | float | str | tuple)
+            }
             for group in optimizer.param_groups
         ]
         return {
-            "optimizer": [type(optimizer).__name__, groups], "loss": plain(payload["losses"]),
+            "optimizer": [type(optimizer).__name__, groups],
+            "loss": plain(payload["losses"]),
             "model": digest(repr(payload["model"])),
-        }  # fmt: skip
+        }
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         return check(spec, batch)
@@ -92,11 +120,17 @@ class TorchEstimator(DistributedEstimator):
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         return TorchModel(
-            history=result.history, model=model, optimizer=optimizer, feature_columns=list(spec.columns.features),
-            label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,
-            _metadata={**metadata, "categories": spec.payload["categories"]}, loss=self.getOrDefault("loss"),
+            history=result.history,
+            model=model,
+            optimizer=optimizer,
+            feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels),
+            input_shapes=self.getOrDefault("input_shapes"),
+            run_id=spec.run_id,
+            _metadata={**metadata, "categories": spec.payload["categories"]},
+            loss=self.getOrDefault("loss"),
             loss_constructors=self.getOrDefault("loss_constructors"),
-        )  # fmt: skip
+        )
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         return _packed(values)
@@ -106,9 +140,14 @@ class TorchEstimator(DistributedEstimator):
         return _unpacked(values)
 
 
-@declare((
-    Row("optimizer", None, "the optimizer, as training left it"), EXTRA[0], Row("loss", None, "the loss"), EXTRA[1],
-))  # fmt: skip
+@declare(
+    (
+        Row("optimizer", None, "the optimizer, as training left it"),
+        EXTRA[0],
+        Row("loss", None, "the loss"),
+        EXTRA[1],
+    )
+)
 class TorchModel(DistributedModel):
     """A trained PyTorch model: ``transform(df)`` adds predictions."""
 
@@ -132,42 +171,61 @@ def _several(value: Any) -> list[Any]:
 
 
 def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
-    """The loss of a constructor, which gets what it asks for by name, as Horovod's get its local variables."""
+    """The loss of a constructor, which gets what it asks for by name, as Horovod's get its local
+    variables.
+    """
     if not callable(make):
         raise SettingsError(f"loss_constructors: {make!r} is no function that gives a loss")
     try:
         asked = inspect.signature(make).parameters.values()
     except ValueError:  # of C
         return make()
-    if isinstance(make, type) and issubclass(make, torch.nn.Module):  # its arguments are options of a loss
+    # its arguments are options of a loss
+    if isinstance(make, type) and issubclass(make, torch.nn.Module):
         needs, call = constructor(make)
         if needs:
             raise SettingsError(
-                f"loss_constructors: {make.__name__} is a class{needs}: give a function that makes the loss, lambda: "
-                f"{call}; it may ask for {', '.join(known)} by name"
+                f"loss_constructors: {make.__name__} is a class{needs}: give a function that makes"
+                f" the loss, lambda: {call}; it may ask for {', '.join(known)} by name"
             )
         return make()
     every = any(each.kind is each.VAR_KEYWORD for each in asked)
-    named = {each.name for each in asked if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
-    missing = [each.name for each in asked if each.name in named - set(known) and each.default is each.empty]
+    named = {
+        each.name for each in asked if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    }
+    missing = [
+        each.name
+        for each in asked
+        if each.name in named - set(known) and each.default is each.empty
+    ]
     if missing:
         raise SettingsError(
-            f"loss_constructors: {getattr(make, '__name__', make)} asks for {', '.join(missing)}; there are "
-            f"{', '.join(known)}"
+            f"loss_constructors: {getattr(make, '__name__', make)} asks for {', '.join(missing)};"
+            f" there are {', '.join(known)}"
         )
     return make(**{name: each for name, each in known.items() if every or name in named})
 
 
 def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer holds and does not take along into a pickle or a copy, as LBFGS its list of parameters."""
+    """What an optimizer holds and does not take along into a pickle or a copy, as LBFGS its list of
+    parameters.
+    """
     copied = vars(copy.copy(optimizer))
-    return {name: value for name, value in vars(optimizer).items() if name not in copied and name != "step"}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in copied and name != "step"
+    }
 
 
 def _packed(values: dict[str, Any]) -> dict[str, Any]:
     """Parameters as they are written."""
     optimizer = values.get("optimizer")
-    return {**values, _UNPICKLED: unpickled(optimizer)} if isinstance(optimizer, torch.optim.Optimizer) else values
+    return (
+        {**values, _UNPICKLED: unpickled(optimizer)}
+        if isinstance(optimizer, torch.optim.Optimizer)
+        else values
+    )
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
@@ -184,16 +242,24 @@ def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
     if len(losses) == 1:
         return losses * len(labels)
     if len(losses) != len(labels):
-        raise SettingsError(f"List of losses must be length {len(labels)}, one for each label, not {len(losses)}")
+        raise SettingsError(
+            f"List of losses must be length {len(labels)}, one for each label, not {len(losses)}"
+        )
     return losses
 
 
 def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
     """Functions of output and label, for each label."""
     given = _several(metrics or [])
-    found = given if given and all(isinstance(each, list | tuple) for each in given) else [given] * len(labels)
+    found = (
+        given
+        if given and all(isinstance(each, list | tuple) for each in given)
+        else [given] * len(labels)
+    )
     if len(found) != len(labels):
-        raise SettingsError(f"List of metrics must be length {len(labels)}, one for each label, not {len(found)}")
+        raise SettingsError(
+            f"List of metrics must be length {len(labels)}, one for each label, not {len(found)}"
+        )
     for each in (each for group in found for each in group):
         if isinstance(each, type) and issubclass(each, torch.nn.Module):
             refuse_class("metrics", each)
@@ -204,16 +270,28 @@ def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
 
 def _optimizer(given: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
     if given is None:
-        raise SettingsError("Optimizer is required: optimizer=torch.optim.SGD(model.parameters(), lr=0.01)")
-    made = given if isinstance(given, torch.optim.Optimizer) else given(model.parameters()) if callable(given) else None
+        raise SettingsError(
+            "Optimizer is required: optimizer=torch.optim.SGD(model.parameters(), lr=0.01)"
+        )
+    made = (
+        given
+        if isinstance(given, torch.optim.Optimizer)
+        else given(model.parameters())
+        if callable(given)
+        else None
+    )
     if not isinstance(made, torch.optim.Optimizer):
-        raise SettingsError(f"optimizer is {type(given).__name__}: give a torch optimizer, or a function of parameters")
+        raise SettingsError(
+            f"optimizer is {type(given).__name__}: give a torch optimizer, or a function of"
+            " parameters"
+        )
     own = {id(parameter) for parameter in model.parameters()}
     for group in made.param_groups:
         if any(id(parameter) not in own for parameter in group["params"]):
             raise SettingsError(
-                "the optimizer has parameters that are not this model's: make it of model.parameters(), or give a "
-                "function: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01)"
+                "the optimizer has parameters that are not this model's: make it of"
+                " model.parameters(), or give a function: optimizer=lambda parameters:"
+                " torch.optim.SGD(parameters, lr=0.01)"
             )
     return made
 

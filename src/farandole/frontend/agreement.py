@@ -1,8 +1,9 @@
 """The look whether the ranks train one model: digests of their replicas, exchanged over the engine.
 
-``observe/replicas`` decides when to look and what to make of it; what weights and settings are is the framework's. In
-the ordinary case a look is one reduction of a few words: digests are equal if their smallest is their largest. Only
-when they are not, every rank tells all it knows. Ranks that have joined need not take part.
+``observe/replicas`` decides when to look and what to make of it; what weights and settings are is
+the framework's. In the ordinary case a look is one reduction of a few words: digests are equal if
+their smallest is their largest. Only when they are not, every rank tells all it knows. Ranks that
+have joined need not take part.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Replica(Protocol):
         """The parameters' names, for messages."""
 
     def weights(self) -> Sequence[int] | None:
-        """A digest per parameter, 0 where it is this rank's own affair; None if nobody can look now."""
+        """A digest per parameter, 0 where it is this rank's own affair; None if nobody can look
+        now.
+        """
 
     def settings(self) -> Mapping[str, str]:
         """The numbers that the optimizer steps with; empty if unknown."""
@@ -57,8 +60,9 @@ class Replica(Protocol):
 class Agreement:
     """The looks at one optimizer, from its first exchange over one engine on.
 
-    Gradients are exchanged by all ranks at once, so that is when they look: ``due`` counts an exchange, and is asked
-    once in each. Its answer travels with the exchange, and if any rank says so all call ``look``.
+    Gradients are exchanged by all ranks at once, so that is when they look: ``due`` counts an
+    exchange, and is asked once in each. Its answer travels with the exchange, and if any rank says
+    so all call ``look``.
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
@@ -89,9 +93,9 @@ class Agreement:
     def look(self, gradients: int | None = None, steps: int = -1) -> None:
         """Compare the ranks, and say what is wrong. Collective.
 
-        ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or zeros.
-        ``steps``: how often this rank's optimizer has stepped; -1 if unknown.
-        Raises RanksDifferError on all ranks with ``--check raise``.
+        ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or
+        zeros. ``steps``: how often this rank's optimizer has stepped; -1 if unknown. Raises
+        RanksDifferError on all ranks with ``--check raise``.
         """
         weights, settings = self.replica.weights(), self.replica.settings()
         values = [
@@ -99,7 +103,8 @@ class Agreement:
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
             gradients,
             self._calls.digest(self._ordered) if self._calls is not None else None,
-            self._engine.rank,  # the same on all only where the others have joined: one rank equals itself
+            # the same on all only where the others have joined: one rank equals itself
+            self._engine.rank,
             self._history.compared,  # less on a rank that had joined
         ]
         told = all_equal(self._engine, f"{self._label}.equal", values)
@@ -109,7 +114,9 @@ class Agreement:
             since = -1 if steps < 0 else steps - self._steps
             mine = Report(tuple(weights or ()), settings, since, context.parameters_broadcast() > 0)
             reports = self._reports(mine)
-            found = findings(reports, self.replica.names(), self._history, self._step, self.replica.cures)
+            found = findings(
+                reports, self.replica.names(), self._history, self._step, self.replica.cures
+            )
         else:
             if same_weights:
                 self._history.alike_at, self._steps = self._step, max(steps, 0)
@@ -117,7 +124,9 @@ class Agreement:
             same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
             if same is False and in_step and self._history.compared < 2 < self._engine.size:
-                found = same_gradients_of_some(self._history, self._everyones(gradients or 0), self.replica.cures)
+                found = same_gradients_of_some(
+                    self._history, self._everyones(gradients or 0), self.replica.cures
+                )
         tell(self._engine, [*found, *self._order(same_calls)])
 
     def _everyones(self, gradients: int) -> list[int]:
@@ -145,17 +154,22 @@ class Agreement:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
         told = [json.loads(text) if text else None for text in texts]
         return [
-            None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])}) for fields in told
+            None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])})
+            for fields in told
         ]
 
 
 def _called(text: bytes) -> Called:
     told = json.loads(text)
-    return Called(**{**told, "calls": {int(number): place for number, place in told["calls"].items()}})
+    return Called(
+        **{**told, "calls": {int(number): place for number, place in told["calls"].items()}}
+    )
 
 
 def tell(engine: Engine, found: Sequence[Finding]) -> None:
-    """Say on rank 0 what all ranks have found, or raise it as RanksDifferError on all of them, as ``--check`` says."""
+    """Say on rank 0 what all ranks have found, or raise it as RanksDifferError on all of them, as
+    ``--check`` says.
+    """
     mode = context.settings().check
     if not found or mode == "off":  # a rank that does not want to know takes part all the same
         return
@@ -167,21 +181,24 @@ def tell(engine: Engine, found: Sequence[Finding]) -> None:
 
 
 def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
-    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know. Ranks that have
-    joined do not count. Collective."""
+    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know.
+    Ranks that have joined do not count. Collective.
+    """
     known = [value is not None for value in values]
     numbers = [value if value is not None else 0 for value in values]
     words = np.array([*numbers, *(-number for number in numbers), *known], dtype=np.int64)
     _reduce(engine, name, words, DType.INT64, ReduceOp.MIN)
     count = len(numbers)
     return [
-        bool(words[number] == -words[count + number]) if words[2 * count + number] else None for number in range(count)
+        bool(words[number] == -words[count + number]) if words[2 * count + number] else None
+        for number in range(count)
     ]
 
 
 def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
-    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather would fail.
-    Collective."""
+    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather
+    would fail. Collective.
+    """
     lengths = np.zeros(engine.size, dtype=np.int64)
     lengths[engine.rank] = len(mine)
     _reduce(engine, f"{name}.lengths", lengths, DType.INT64, ReduceOp.SUM)

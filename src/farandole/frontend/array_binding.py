@@ -1,4 +1,6 @@
-"""numpy arrays as what collectives are about: for frameworks whose tensors come and go as arrays."""
+"""numpy arrays as what collectives are about: for frameworks whose tensors come and go as
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ _CARRIERS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64, "comple
 
 
 class ArrayBinding:
-    """See ``contracts.Binding``. A bfloat16 array is one whose dtype has that name (ml_dtypes has it)."""
+    """See ``contracts.Binding``. A bfloat16 array is one whose dtype has that name (ml_dtypes has
+    it).
+    """
 
     def buffer(self, tensor: Array) -> Buffer:
         dtype = _DTYPES.get(tensor.dtype.name)
         if dtype is None:
-            known = f"Tensor type {tensor.dtype.name} is not supported. Use one of {', '.join(_DTYPES)}."
+            known = (
+                f"Tensor type {tensor.dtype.name} is not supported. Use one of"
+                f" {', '.join(_DTYPES)}."
+            )
             others = " Text and objects travel by allgather_object and broadcast_object."
             raise ValueError(known + (others if tensor.dtype.kind in "OSUT" else ""))
         flat = np.ascontiguousarray(tensor).reshape(-1)
@@ -42,11 +49,17 @@ class ArrayBinding:
 
     def cast(self, tensor: Array, dtype: Any) -> Array:
         is_float = tensor.dtype.kind == "f" or tensor.dtype.name == DType.BFLOAT16.value
-        return tensor.astype(dtype.value if isinstance(dtype, DType) else dtype) if is_float else tensor
+        return (
+            tensor.astype(dtype.value if isinstance(dtype, DType) else dtype)
+            if is_float
+            else tensor
+        )
 
 
 def carried(array: Array) -> Array:
-    """``array`` as something of its size that can be moved, if it cannot be reduced (uint16, uint32, uint64,
-    complex64): for collectives that do no arithmetic. ``.view(dtype)`` brings the result back."""
+    """``array`` as something of its size that can be moved, if it cannot be reduced (uint16,
+    uint32, uint64, complex64): for collectives that do no arithmetic. ``.view(dtype)`` brings the
+    result back.
+    """
     carrier = _CARRIERS.get(array.dtype.name)
     return array if carrier is None else array.view(carrier)

@@ -25,14 +25,19 @@ _SAME = "all ranks must have the same variables in the same order"
 
 
 def broadcast_arrays(
-    arrays: Sequence[Array], names: Sequence[str], root_rank: int = 0, process_set: ProcessSet = WORLD,
-    owners: Sequence[Any] = (), read: Callable[[Any], Array] = np.asarray,
-) -> list[Array]:  # fmt: skip
-    """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list on all ranks.
-    Arrays of objects (strings) travel pickled, behind it.
+    arrays: Sequence[Array],
+    names: Sequence[str],
+    root_rank: int = 0,
+    process_set: ProcessSet = WORLD,
+    owners: Sequence[Any] = (),
+    read: Callable[[Any], Array] = np.asarray,
+) -> list[Array]:
+    """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list
+    on all ranks. Arrays of objects (strings) travel pickled, behind it.
 
-    ``owners``: the variables that will hold the results, if they can be read with ``read`` at the end of the job.
-    Raises ValueError on all ranks, naming the first difference, when shapes or types differ.
+    ``owners``: the variables that will hold the results, if they can be read with ``read`` at the
+    end of the job. Raises ValueError on all ranks, naming the first difference, when shapes or
+    types differ.
     """
     engine = context.engine(process_set)
     root = place_of(root_rank, process_set)
@@ -41,7 +46,9 @@ def broadcast_arrays(
     table = [(array.shape, array.dtype.name) for array in arrays]
     _check(allgather_object(table, process_set=process_set), names, process_set)
     numbers = [array for array in arrays if not array.dtype.hasobject]
-    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in numbers if array.size]
+    parts = [
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in numbers if array.size
+    ]
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
     request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
     engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), engine.numbers.next())])
@@ -51,9 +58,11 @@ def broadcast_arrays(
     return results
 
 
-def check_same_variables(rows: Sequence[Row], columns: Sequence[str] = (), process_set: ProcessSet = WORLD) -> None:
-    """Raise ValueError on all ranks if their variables differ: by name they would wait for each other for ever, by
-    place they would take each other's.
+def check_same_variables(
+    rows: Sequence[Row], columns: Sequence[str] = (), process_set: ProcessSet = WORLD
+) -> None:
+    """Raise ValueError on all ranks if their variables differ: by name they would wait for each
+    other for ever, by place they would take each other's.
 
     ``rows``: of each variable its name, and what else must be the same, which ``columns`` names.
     """
@@ -64,7 +73,9 @@ def check_same_variables(rows: Sequence[Row], columns: Sequence[str] = (), proce
             raise ValueError(f"broadcast: {_SAME}, but {difference}")
 
 
-def _unpacked(arrays: Sequence[Array], flat: Array, root_rank: int, process_set: ProcessSet) -> list[Array]:
+def _unpacked(
+    arrays: Sequence[Array], flat: Array, root_rank: int, process_set: ProcessSet
+) -> list[Array]:
     """``flat`` cut into arrays like ``arrays``; those of objects are broadcast here."""
     objects = [array for array in arrays if array.dtype.hasobject]
     told = iter(broadcast_object(objects, root_rank, process_set=process_set) if objects else ())
@@ -74,7 +85,9 @@ def _unpacked(arrays: Sequence[Array], flat: Array, root_rank: int, process_set:
             results.append(next(told))
             continue
         # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned
-        results.append(flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy())
+        results.append(
+            flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy()
+        )
         begin += array.nbytes
     return results
 
@@ -82,9 +95,14 @@ def _unpacked(arrays: Sequence[Array], flat: Array, root_rank: int, process_set:
 def _unchanged(
     owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
 ) -> Callable[[], bool | None]:
-    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all are. Of objects
-    nobody knows."""
-    pairs = [(owner, value) for owner, value in zip(owners, values, strict=True) if not value.dtype.hasobject]
+    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all
+    are. Of objects nobody knows.
+    """
+    pairs = [
+        (owner, value)
+        for owner, value in zip(owners, values, strict=True)
+        if not value.dtype.hasobject
+    ]
     held = [(weakref.ref(owner), digest(value)) for owner, value in pairs]
 
     def unchanged() -> bool | None:
@@ -97,7 +115,11 @@ def _unchanged(
     return unchanged
 
 
-def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[str], process_set: ProcessSet) -> None:
+def _check(
+    tables: Sequence[list[tuple[tuple[int, ...], str]]],
+    names: Sequence[str],
+    process_set: ProcessSet,
+) -> None:
     odd = next((place for place, table in enumerate(tables) if table != tables[0]), None)
     if odd is None:
         return
@@ -109,9 +131,14 @@ def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[
         what = f"{first} has {len(mine)}, {other} has {len(theirs)}"
         what += names_of_one(first, named[0], other, named[odd])
     else:
-        number = next(number for number, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
+        number = next(
+            number
+            for number, pair in enumerate(zip(mine, theirs, strict=True))
+            if pair[0] != pair[1]
+        )
         what = (
-            f"number {number} (here {names[number] if number < len(names) else '?'}) is {mine[number]} on rank "
-            f"{ranks[0]} and {theirs[number]} on rank {ranks[odd]} (shape, type)"
+            f"number {number} (here {names[number] if number < len(names) else '?'}) is"
+            f" {mine[number]} on rank {ranks[0]} and {theirs[number]} on rank {ranks[odd]} (shape,"
+            " type)"
         )
     raise ValueError(f"broadcast: {_SAME}, but {what}")

@@ -1,4 +1,6 @@
-"""The names of every framework's module, whatever its tensors are: the job, process sets, the operations."""
+"""The names of every framework's module, whatever its tensors are: the job, process sets, the
+operations.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Batch normalization over the batches of all ranks: the arithmetic, on numpy vectors with a number per channel.
+"""Batch normalization over the batches of all ranks: the arithmetic, on numpy vectors with a number
+per channel.
 
-A rank tells how many values it has, their mean and the sum of their squared distances from it; these combine exactly,
-whatever the sizes of the batches: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-sample variances", 1979.
+A rank tells how many values it has, their mean and the sum of their squared distances from it;
+these combine exactly, whatever the sizes of the batches: Chan, Golub and LeVeque, "Updating
+formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Moments(NamedTuple):
 
 
 def combined(rows: Array) -> Moments:
-    """From a row per rank: the number of its values per channel, then means, then sums of squared distances."""
+    """From a row per rank: the number of its values per channel, then means, then sums of squared
+    distances.
+    """
     channels = (rows.shape[1] - 1) // 2
     counts, means, squares = rows[:, :1], rows[:, 1 : channels + 1], rows[:, channels + 1 :]
     total = float(counts.sum())

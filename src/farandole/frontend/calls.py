@@ -1,4 +1,6 @@
-"""Lines of a program that call unnamed collectives: kept per engine, while ranks are compared (``agreement``)."""
+"""Lines of a program that call unnamed collectives: kept per engine, while ranks are compared
+(``agreement``).
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,12 @@ class Calls:
 
     def digest(self, after: int) -> int:
         """A number for the order of the calls after number ``after``."""
-        from farandole.observe.replicas import digest_of_text  # here: at the first look, not at every start
+        # here: at the first look, not at every start
+        from farandole.observe.replicas import digest_of_text
 
-        return digest_of_text("\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after)))
+        return digest_of_text(
+            "\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after))
+        )
 
     def called(self, after: int) -> Called:
         """All that is known of them."""
@@ -60,7 +65,12 @@ class Calls:
             for one, other in combinations(sites[:_OTHERS], 2)
             if one[0] is other[0] and alternatives(one[0], one[1], other[1])
         ]
-        return Called(places, {number: index[_place(code, at)] for number, code, at in calls}, exclusive, self.last())
+        return Called(
+            places,
+            {number: index[_place(code, at)] for number, code, at in calls},
+            exclusive,
+            self.last(),
+        )
 
     def _since(self, after: int) -> list[tuple[int, CodeType, int]]:
         return [call for call in list(self._kept) if call[0] > after]

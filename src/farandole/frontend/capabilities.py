@@ -1,4 +1,6 @@
-"""Libraries and devices to run on. Horovod answers these from how it was compiled; here nothing is compiled."""
+"""Libraries and devices to run on. Horovod answers these from how it was compiled; here nothing is
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """May threads of the program call MPI? Afterwards it is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of
-    this job, and others after ``init(comm=...)`` with a part of them. Raises ValueError where it has not, as in a job
-    that was not started with mpirun."""
+    """May threads of the program call MPI? Afterwards it is initialised, and
+    ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job, and others after ``init(comm=...)`` with a
+    part of them. Raises ValueError where it has not, as in a job that was not started with mpirun.
+    """
     context.settings()
     if not mpi_enabled():
         raise ValueError(_DISABLED)
@@ -38,7 +41,9 @@ def mpi_threads_supported() -> bool:
     among = mpi.Mpi().surroundings(os.environ) if part else None
     world, trouble = mpi.world_of(among or context.placement())
     if world is None:
-        raise ValueError(f"{_DISABLED} {trouble}. To use MPI beside Horovod: mpirun -np N python train.py")
+        raise ValueError(
+            f"{_DISABLED} {trouble}. To use MPI beside Horovod: mpirun -np N python train.py"
+        )
     MPI = mpi.library()
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 

@@ -9,7 +9,9 @@ from farandole.types import DType
 
 
 class Compressor:
-    """Users may subclass this: ``compress`` gives the tensor to send and whatever ``decompress`` needs to know."""
+    """Users may subclass this: ``compress`` gives the tensor to send and whatever ``decompress``
+    needs to know.
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -36,7 +38,9 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` says which, and its binding."""
+    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` says which, and
+    its binding.
+    """
 
     binding: ClassVar[Binding]
     dtype: ClassVar[DType]

@@ -7,12 +7,17 @@ from collections.abc import Hashable, Sequence
 Row = tuple[Hashable, ...]  # a name, and what must be the same
 
 
-def first_difference(tables: Sequence[Sequence[Row]], columns: Sequence[str], ranks: Sequence[int] = ()) -> str:
+def first_difference(
+    tables: Sequence[Sequence[Row]], columns: Sequence[str], ranks: Sequence[int] = ()
+) -> str:
     """The first difference between rank 0's table and another's; empty if there is none.
 
-    ``columns``: what the parts of a row after its name are called. ``ranks``: whose the tables are; 0, 1, ... if empty.
+    ``columns``: what the parts of a row after its name are called. ``ranks``: whose the tables are;
+    0, 1, ... if empty.
     """
-    odd = next((place for place, table in enumerate(tables) if list(table) != list(tables[0])), None)
+    odd = next(
+        (place for place, table in enumerate(tables) if list(table) != list(tables[0])), None
+    )
     if odd is None:
         return ""
     first, other = (f"rank {ranks[place] if ranks else place}" for place in (0, odd))
@@ -21,19 +26,26 @@ def first_difference(tables: Sequence[Sequence[Row]], columns: Sequence[str], ra
         some = names_of_one(first, [row[0] for row in mine], other, [row[0] for row in theirs])
         return f"{first} has {len(mine)}, {other} has {len(theirs)}{some}"
     number, one, two = next(
-        (number, one, two) for number, (one, two) in enumerate(zip(mine, theirs, strict=True)) if one != two
+        (number, one, two)
+        for number, (one, two) in enumerate(zip(mine, theirs, strict=True))
+        if one != two
     )
     if one[0] != two[0]:
         return f"number {number} is {one[0]!r} on {first} and {two[0]!r} on {other}"
     column, here, there = "description", one[1:], two[1:]
     if len(one) == len(two):
         parts = zip(columns, one[1:], two[1:], strict=True)
-        column, here, there = next(part for part in parts if part[1] != part[2])  # type: ignore[assignment]
+        differing = (part for part in parts if part[1] != part[2])
+        column, here, there = next(differing)  # type: ignore[assignment]
     return f"{one[0]!r} has {column} {here} on {first} and {there} on {other}"
 
 
-def names_of_one(first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]) -> str:
-    """The names that only ``first`` or ``other`` has, to follow a semicolon; empty if there are none."""
+def names_of_one(
+    first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]
+) -> str:
+    """The names that only ``first`` or ``other`` has, to follow a semicolon; empty if there are
+    none.
+    """
     only = [(first, _without(mine, theirs)), (other, _without(theirs, mine))]
     return "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)
 

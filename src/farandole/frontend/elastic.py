@@ -1,6 +1,8 @@
-"""The loop of elastic programs: synchronise the state, train, and begin anew when ranks have changed.
+"""The loop of elastic programs: synchronise the state, train, and begin anew when ranks have
+changed.
 
-Jobs have a fixed size so far, so ``run`` begins anew only when the program itself says that hosts have changed.
+Jobs have a fixed size so far, so ``run`` begins anew only when the program itself says that hosts
+have changed.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.log import logger
 
 FIXED = (
-    "elastic.run: this job has a fixed size (%d rank%s). The state is synchronised, committed and restored as in an "
-    "elastic job, but no rank joins or is replaced: a rank that fails ends the job"
+    "elastic.run: this job has a fixed size (%d rank%s). The state is synchronised, committed and"
+    " restored as in an elastic job, but no rank joins or is replaced: a rank that fails ends"
+    " the job"
 )
 
 
@@ -33,10 +36,11 @@ class HostUpdateResult(IntFlag):
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator for ``train(state, ...)``: takes over rank 0's state on all ranks, then trains.
 
-    ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is called. Returns what
-    the function returns. HorovodInternalError ends the job: nobody would take the place of the rank that was lost.
-    HostsUpdatedInterrupt (the program called ``state.on_hosts_updated``) initialises the same ranks anew, with their
-    process sets, calls the state's reset callbacks, and trains on.
+    ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is
+    called. Returns what the function returns. HorovodInternalError ends the job: nobody would take
+    the place of the rank that was lost. HostsUpdatedInterrupt (the program called
+    ``state.on_hosts_updated``) initialises the same ranks anew, with their process sets, calls the
+    state's reset callbacks, and trains on.
     """
 
     @functools.wraps(func)
@@ -49,20 +53,27 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """``run`` with a ``reset`` of one's own, which is also called (after ``state.restore()``) when a collective has
-    failed with HorovodInternalError."""
+    """``run`` with a ``reset`` of one's own, which is also called (after ``state.restore()``) when
+    a collective has failed with HorovodInternalError.
+    """
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-        return _loop(func, reset, (HostsUpdatedInterrupt, HorovodInternalError), state, args, kwargs)
+        return _loop(
+            func, reset, (HostsUpdatedInterrupt, HorovodInternalError), state, args, kwargs
+        )
 
     return wrapper
 
 
 def _loop(
-    func: Callable[..., Any], reset: Callable[[], object], survived: tuple[type[Exception], ...], state: Any,
-    args: tuple[Any, ...], kwargs: dict[str, Any],
-) -> Any:  # fmt: skip
+    func: Callable[..., Any],
+    reset: Callable[[], object],
+    survived: tuple[type[Exception], ...],
+    state: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     skip_sync = False
     while True:
         try:

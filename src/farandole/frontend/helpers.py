@@ -13,7 +13,8 @@ from farandole import context
 from farandole.frontend.documented import documented
 from farandole.frontend.objects import broadcast_object
 
-_STRIDE = 0x9E3779B97F4A7C15  # odd and without pattern: seeds of neighbouring ranks have nothing in common
+# odd and without pattern: seeds of neighbouring ranks have nothing in common
+_STRIDE = 0x9E3779B97F4A7C15
 _SEEDS = 2**32  # numpy takes no larger ones
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +33,9 @@ def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) ->
     if ranks != "all":
         odd = [rank for rank in ranks if rank not in range(size)]
         if odd or isinstance(ranks, str):
-            raise ValueError(f"ranks={ranks!r}: this job has ranks 0 to {size - 1}; give some of them, or 'all'")
+            raise ValueError(
+                f"ranks={ranks!r}: this job has ranks 0 to {size - 1}; give some of them, or 'all'"
+            )
     if ranks == "all" or context.rank() in ranks:
         builtins.print(*values, **{"flush": True, **options})  # noqa: T201
 
@@ -51,15 +54,18 @@ def saving(example: str, **arguments: str) -> Callable[[F], F]:
     """``documented``, for the ``save`` of a framework."""
     return documented(
         "init",
-        "What rank 0's disk or serializer raises, on rank 0; RuntimeError with its text on the others.",
+        "What rank 0's disk or serializer raises, on rank 0; RuntimeError with its text on the"
+        " others.",
         example=example,
         **arguments,
     )
 
 
 def seeded(seed: int) -> int:
-    """Seed the generators that every program has, those of ``random`` and numpy, alike on all ranks; returns a seed for
-    this rank's own, from 0 to 2**32 - 1. It is never ``seed``: rank 0's noise would repeat what models began with."""
+    """Seed the generators that every program has, those of ``random`` and numpy, alike on all
+    ranks; returns a seed for this rank's own, from 0 to 2**32 - 1. It is never ``seed``: rank 0's
+    noise would repeat what models began with.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
     import random
@@ -70,10 +76,14 @@ def seeded(seed: int) -> int:
     return (seed + (rank + 1) * (_STRIDE % _SEEDS)) % _SEEDS
 
 
-@seeding("augmenting = hvd.seed_everything(7)\nnoise = augmenting.normal(size=3)  # other noise on each rank")
+@seeding(
+    "augmenting = hvd.seed_everything(7)\nnoise = augmenting.normal(size=3)  # other noise on each"
+    " rank"
+)
 def seed_everything(seed: int) -> np.random.Generator:
-    """Seed the global generators of Python and numpy alike on all ranks; returns a ``numpy.random.Generator`` that is
-    this rank's own, for what must differ: augmentation, noise."""
+    """Seed the global generators of Python and numpy alike on all ranks; returns a
+    ``numpy.random.Generator`` that is this rank's own, for what must differ: augmentation, noise.
+    """
     return np.random.default_rng(seeded(seed))
 
 
@@ -84,19 +94,25 @@ def seed_everything(seed: int) -> np.random.Generator:
     example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
 )
 def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """``model.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
-    job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
+    """``model.save`` by rank 0, whole or not at all: the file is replaced when the new one is on
+    the disk, so that a job that ends meanwhile leaves the old one. All ranks call it, and go on
+    when it is there.
+    """
     if os.path.splitext(path)[1] not in (".keras", ".h5", ".hdf5"):
-        raise ValueError(f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5: Keras chooses the format by it")
+        raise ValueError(
+            f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5: Keras chooses the format"
+            " by it"
+        )
     saved_by_rank_0(lambda place: model.save(place, **options), path)
 
 
 def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) -> None:
-    """Have rank 0 write a file, whole or not at all; returns on all ranks when it is there. Collective.
+    """Have rank 0 write a file, whole or not at all; returns on all ranks when it is there.
+    Collective.
 
-    ``write`` is given another path, with the file's name in another folder. Whoever reads ``path`` meanwhile finds what
-    was there before. Raises OSError or what ``write`` raised on rank 0; the other ranks a RuntimeError that says what
-    happened there.
+    ``write`` is given another path, with the file's name in another folder. Whoever reads ``path``
+    meanwhile finds what was there before. Raises OSError or what ``write`` raised on rank 0; the
+    other ranks a RuntimeError that says what happened there.
     """
     error: Exception | None = None
     if context.rank() == 0:
@@ -108,7 +124,10 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
     if error is not None:
         raise error
     if text:
-        raise RuntimeError(f"rank 0 could not save {os.fspath(path)!r}, and what was there before is untouched: {text}")
+        raise RuntimeError(
+            f"rank 0 could not save {os.fspath(path)!r}, and what was there before is untouched:"
+            f" {text}"
+        )
 
 
 def _write_whole(write: Callable[[str], None], path: str) -> None:

@@ -6,7 +6,9 @@ import os
 
 
 def keras_2() -> bool:
-    """Is ``tf.keras`` the package ``tf_keras``, which Keras 2 lives on as? TensorFlow asks the same."""
+    """Is ``tf.keras`` the package ``tf_keras``, which Keras 2 lives on as? TensorFlow asks the
+    same.
+    """
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
@@ -17,4 +19,8 @@ def keras_name() -> str:
 
 def keras_of(something: object) -> str:
     """Likewise, of the Keras that a model or an optimizer is of."""
-    return "tf_keras" if any(base.__module__.startswith("tf_keras.") for base in type(something).__mro__) else "keras"
+    return (
+        "tf_keras"
+        if any(base.__module__.startswith("tf_keras.") for base in type(something).__mro__)
+        else "keras"
+    )

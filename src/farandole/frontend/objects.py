@@ -15,8 +15,8 @@ from farandole.types import Buffer, DType, Kind, Request
 
 T = TypeVar("T")
 _UNSENT = (
-    "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling), or a rank "
-    "could not unpickle it."
+    "ValueError: another rank's object could not be pickled (that rank gets the error of the"
+    " pickling), or a rank could not unpickle it."
 )
 
 
@@ -28,7 +28,9 @@ _UNSENT = (
     _UNSENT,
     example="options = hvd.broadcast_object(options, root_rank=0)",
 )
-def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> T:
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
+) -> T:
     """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
     engine = context.engine(process_set)
     root_rank = place_of(root_rank, process_set)
@@ -86,19 +88,28 @@ class _Unsent(NamedTuple):
 
 
 def _agree_on_reading(
-    engine: Engine, unread: Exception | None, root: int, label: str, serial: int, process_set: ProcessSet
+    engine: Engine,
+    unread: Exception | None,
+    root: int,
+    label: str,
+    serial: int,
+    process_set: ProcessSet,
 ) -> None:
-    """Raise on all ranks if some could not unpickle what came: or they would go on without each other."""
+    """Raise on all ranks if some could not unpickle what came: or they would go on without each
+    other.
+    """
     text = "" if unread is None else f"{type(unread).__name__}: {unread}"
     said = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
-    ((flat, sizes),) = engine.run([_entry(Kind.ALLGATHER, f"{label}.read", said, DType.UINT8, 0, serial)])
+    ((flat, sizes),) = engine.run(
+        [_entry(Kind.ALLGATHER, f"{label}.read", said, DType.UINT8, 0, serial)]
+    )
     if not any(sizes):
         return
     parts = np.split(flat, np.cumsum(sizes)[:-1])
     place = next(place for place, size in enumerate(sizes) if size)
     raise ValueError(
-        f"broadcast_object: the object of rank {root} could be pickled there, but not be unpickled on rank "
-        f"{_rank(place, process_set)}: {parts[place].tobytes().decode()}"
+        f"broadcast_object: the object of rank {root} could be pickled there, but not be unpickled"
+        f" on rank {_rank(place, process_set)}: {parts[place].tobytes().decode()}"
     ) from unread
 
 
@@ -110,7 +121,10 @@ def _pickled(obj: Any) -> tuple[Any, Exception | None]:
     try:
         data = dumps(obj)
     except Exception as error:
-        data, failed = dumps(_Unsent(f"a {type(obj).__name__}: {type(error).__name__}: {error}")), error
+        data, failed = (
+            dumps(_Unsent(f"a {type(obj).__name__}: {type(error).__name__}: {error}")),
+            error,
+        )
     return np.frombuffer(bytearray(data), dtype=np.uint8), failed
 
 
@@ -132,8 +146,8 @@ def _gathered(data: Any, rank: int) -> Any:
         obj = _loaded(data)
     except Exception as error:
         raise ValueError(
-            f"allgather_object: the object of rank {rank} could be pickled there, but not be unpickled here: "
-            f"{type(error).__name__}: {error}"
+            f"allgather_object: the object of rank {rank} could be pickled there, but not be"
+            f" unpickled here: {type(error).__name__}: {error}"
         ) from error
     return _sent(obj, "allgather_object", rank)
 

@@ -1,5 +1,5 @@
-"""The parts of the public collectives (``frontend/collectives``): prepare the entries of a call, submit them,
-finish what came back. Frameworks differ in their ``Binding`` alone.
+"""The parts of the public collectives (``frontend/collectives``): prepare the entries of a call,
+submit them, finish what came back. Frameworks differ in their ``Binding`` alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from farandole.types import Buffer, DeviceBuffer, Kind, ReduceOp, Request
 if TYPE_CHECKING:
     from farandole.types import Array
 
-    Finish = Callable[[Any, Buffer, Any], Any]  # (the caller's tensor, its buffer, the engine's result) -> output
+    # (the caller's tensor, its buffer, the engine's result) -> output
+    Finish = Callable[[Any, Buffer, Any], Any]
     Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
 
 WORLD = context.global_process_set
@@ -49,7 +50,12 @@ class Verbs:
         return finish(tensor, entry.buffer, engine.run((entry,))[0])
 
     def _start(
-        self, engine: Engine, finish: Finish, tensors: Sequence[Any], entries: Sequence[Entry], grouped: bool
+        self,
+        engine: Engine,
+        finish: Finish,
+        tensors: Sequence[Any],
+        entries: Sequence[Entry],
+        grouped: bool,
     ) -> int:
         pending = (engine.submit(entries), finish, tensors, entries, grouped)
         handle = next(self._handles)
@@ -69,17 +75,38 @@ class Verbs:
     # Prepare.
 
     def _reduction(
-        self, engine: Engine, tensor: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float,
-        *, fresh: bool = False,
-    ) -> Entry:  # fmt: skip
+        self,
+        engine: Engine,
+        tensor: Any,
+        op: ReduceOp,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        *,
+        fresh: bool = False,
+    ) -> Entry:
         buffer = self._binding.buffer(tensor)
         if fresh:
             buffer = self._apart(tensor, buffer)
         if type(prescale) is not float or type(postscale) is not float:
-            prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
+            prescale, postscale = (
+                factor(prescale, "prescale_factor"),
+                factor(postscale, "postscale_factor"),
+            )
         label = "allreduce.noname" if name is None else f"allreduce.{name}"
         request = Request(
-            label, Kind.ALLREDUCE, buffer[2], tuple(tensor.shape), op, 0, prescale, postscale, (), "", 1, buffer.device
+            label,
+            Kind.ALLREDUCE,
+            buffer[2],
+            tuple(tensor.shape),
+            op,
+            0,
+            prescale,
+            postscale,
+            (),
+            "",
+            1,
+            buffer.device,
         )
         if op is _ADASUM:
             check(request, engine.size)
@@ -91,28 +118,71 @@ class Verbs:
         return _beside(buffer)
 
     def _broadcast(
-        self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
+        self,
+        tensor: Any,
+        root: int,
+        name: str | None,
+        process_set: ProcessSet,
+        *,
+        fresh: bool = False,
     ) -> tuple[Engine, Entry]:
         engine = engine_of(process_set, "Broadcast")
         entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
         return engine, entry._replace(buffer=_beside(entry.buffer)) if fresh else entry
 
     def _plain(
-        self, engine: Engine, kind: Kind, tensor: Any, name: str | None, op: ReduceOp = _SUM, prescale: float = 1.0,
-        postscale: float = 1.0, *, root: int = 0, splits: tuple[int, ...] = (),
-    ) -> Entry:  # fmt: skip
+        self,
+        engine: Engine,
+        kind: Kind,
+        tensor: Any,
+        name: str | None,
+        op: ReduceOp = _SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        root: int = 0,
+        splits: tuple[int, ...] = (),
+    ) -> Entry:
         buffer = self._binding.buffer(tensor)
-        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
+        prescale, postscale = (
+            factor(prescale, "prescale_factor"),
+            factor(postscale, "postscale_factor"),
+        )
         full, serial = _name(engine, kind, name)
         shape = tuple(tensor.shape)
-        request = Request(full, kind, buffer.dtype, shape, op, root, prescale, postscale, splits, "", 1, buffer.device)
+        request = Request(
+            full,
+            kind,
+            buffer.dtype,
+            shape,
+            op,
+            root,
+            prescale,
+            postscale,
+            splits,
+            "",
+            1,
+            buffer.device,
+        )
         return Entry(request, buffer, serial)
 
     def _grouped(
-        self, engine: Engine, kind: Kind, tensors: Sequence[Any], name: str | None, op: ReduceOp = _SUM,
-        prescale: float = 1.0, postscale: float = 1.0, *, fresh: bool = False, dense_shape: tuple[int, ...] = (),
-    ) -> list[Entry]:  # fmt: skip
-        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
+        self,
+        engine: Engine,
+        kind: Kind,
+        tensors: Sequence[Any],
+        name: str | None,
+        op: ReduceOp = _SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        fresh: bool = False,
+        dense_shape: tuple[int, ...] = (),
+    ) -> list[Entry]:
+        prescale, postscale = (
+            factor(prescale, "prescale_factor"),
+            factor(postscale, "postscale_factor"),
+        )
         group, serial = _name(engine, kind, name, "grouped_")
         group_size = len(tensors)
         entries = []
@@ -121,9 +191,21 @@ class Verbs:
             if fresh:
                 buffer = self._apart(tensor, buffer)
             request = Request(
-                f"{group}_{number}of{group_size}", kind, buffer.dtype, tuple(tensor.shape), op, 0,
-                prescale, postscale, (), group, group_size, buffer.device, "", dense_shape,
-            )  # fmt: skip
+                f"{group}_{number}of{group_size}",
+                kind,
+                buffer.dtype,
+                tuple(tensor.shape),
+                op,
+                0,
+                prescale,
+                postscale,
+                (),
+                group,
+                group_size,
+                buffer.device,
+                "",
+                dense_shape,
+            )
             if op is _ADASUM:
                 check(request, engine.size)
             entries.append(Entry(request, buffer, serial))
@@ -187,13 +269,15 @@ def check_process_set(process_set: ProcessSet) -> None:
     """Raise TypeError for what is no set of ranks."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
-            f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by "
-            "hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
+            f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by"
+            " hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
         )
 
 
 def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
-    """The number in the set of ``root``, a rank among all. Raises RequestError if it is not in it."""
+    """The number in the set of ``root``, a rank among all. Raises RequestError if it is not
+    in it.
+    """
     try:
         root = operator.index(root)
     except TypeError:  # size() / 2, say: inside a collective it would end the job
@@ -203,8 +287,8 @@ def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -
     ranks = process_set.ranks or []
     if root not in ranks:
         raise RequestError(
-            f"{operation} received invalid root rank {root} for provided process set of ranks {ranks}: root_rank is a "
-            "rank among all, and must be one of these"
+            f"{operation} received invalid root rank {root} for provided process set of ranks"
+            f" {ranks}: root_rank is a rank among all, and must be one of these"
         )
     return ranks.index(root)
 
@@ -215,7 +299,10 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
     if name is not None:
         return f"{label}.{name}", 0
     # the root of a broadcast may well call it at another line than those who are given something
-    return f"{label}.noname", engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call()
+    return (
+        f"{label}.noname",
+        engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call(),
+    )
 
 
 def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
@@ -223,12 +310,16 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
     if op is None:
         if average is None:
             return _AVERAGE
-        if isinstance(average, ReduceOp):  # Average is 0, which would be a sum, and all others would be an average
+        # Average is 0, which would be a sum, and all others would be an average
+        if isinstance(average, ReduceOp):
             raise ValueError(
-                f"average={average!r}: an operation goes by its name, op=hvd.{average.name.capitalize()}. The argument "
-                "in its place is the deprecated average, which is True or False"
+                f"average={average!r}: an operation goes by its name,"
+                f" op=hvd.{average.name.capitalize()}. The argument in its place is the deprecated"
+                " average, which is True or False"
             )
-        warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            "Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3
+        )
         return _AVERAGE if average else _SUM
     if average is not None:
         raise ValueError(
@@ -239,14 +330,17 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def factor(value: Any, what: str) -> float:
-    """``value`` as a number that can be sent: a program may well have computed it with numpy or its framework."""
+    """``value`` as a number that can be sent: a program may well have computed it with numpy or its
+    framework.
+    """
     if type(value) is float:
         return value
     try:
         if isinstance(value, str):
             raise TypeError
         return float(value)
-    except Exception as error:  # JAX and TensorFlow have errors of their own for values of a program
+    # JAX and TensorFlow have errors of their own for values of a program
+    except Exception as error:
         raise TypeError(
             f"{what}={value!r} must be a number that is known when this is called, such as 0.5: "
             "multiply the tensor itself by others"
@@ -258,10 +352,13 @@ def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
     values = np.asarray(splits)
     if values.ndim != 1:
         raise RequestError(
-            f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions): one number of rows for each rank"
+            f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions): one number of"
+            " rows for each rank"
         )
     if values.dtype.kind not in "iu" and values.size:
-        raise RequestError(f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})")
+        raise RequestError(
+            f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})"
+        )
     rows = tuple(values.tolist())
     if ELSEWHERE not in rows:
         return rows, -1

@@ -1,4 +1,6 @@
-"""The state of an elastic job: values that are saved, restored after a failure, and synchronised between ranks."""
+"""The state of an elastic job: values that are saved, restored after a failure, and synchronised
+between ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class State:
     """The common part of all states: commits, and news of hosts that come and go."""
 
     def __init__(
-        self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = context.rank
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = context.rank,
     ) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
@@ -39,7 +43,9 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take note that hosts came or went; ``check_host_updates`` tells all ranks. From any thread."""
+        """Take note that hosts came or went; ``check_host_updates`` tells all ranks. From any
+        thread.
+        """
         self._messages.put((timestamp, int(update_res)))
 
     def commit(self) -> None:
@@ -78,13 +84,16 @@ class State:
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
-    An attribute is the very object that was given, until ``restore()``, or ``sync()`` on a rank other than 0, puts a
-    copy in its place."""
+    An attribute is the very object that was given, until ``restore()``, or ``sync()`` on a rank
+    other than 0, puts a copy in its place.
+    """
 
     def __init__(
-        self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = context.rank,
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = context.rank,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved = dict(kwargs)
         for name, value in kwargs.items():

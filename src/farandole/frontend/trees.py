@@ -1,4 +1,6 @@
-"""Nested containers (state dictionaries, say) taken apart into a skeleton and its tensors, and put together again."""
+"""Nested containers (state dictionaries, say) taken apart into a skeleton and its tensors, and put
+together again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class Leaf(NamedTuple):
 
 
 def take_apart(tree: Any, is_tensor: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """The tree with a ``Leaf`` in the place of each tensor, and the tensors. Looks into dicts, lists and tuples."""
+    """The tree with a ``Leaf`` in the place of each tensor, and the tensors. Looks into dicts,
+    lists and tuples.
+    """
     tensors: list[Any] = []
 
     def walk(node: Any) -> Any:

@@ -16,8 +16,10 @@ _TEXT = 1 << 10
 
 
 def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
-    """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it names one that did not
-    come, or all of them with ``everybody``. The others hear of that, and of an exception of a signal's handler on 0."""
+    """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it
+    names one that did not come, or all of them with ``everybody``. The others hear of that, and of
+    an exception of a signal's handler on 0.
+    """
     group.barriers += 1
     tag = _TAG - group.barriers
     if group.rank:
@@ -37,13 +39,18 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
     if lost is not None:
         raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
     if missing:
-        stopped = f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+        stopped = (
+            f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+        )
         raise StalledError(stopped, missing[0])
 
 
 def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseException | None) -> str:
     """``lost``: why nobody waits any longer for one of them."""
-    who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
+    who = (
+        f"Rank{'s' if len(missing) > 1 else ''}"
+        f" {', '.join(str(group.ranks[rank]) for rank in missing)}"
+    )
     if lost is not None:
         return f"{who} failed to pass monitoredBarrier: {told(lost)}"
     mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
@@ -51,7 +58,9 @@ def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseExcept
 
 
 def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody: bool) -> list[int]:
-    """The members that have not come when the time is over; the first one, unless ``everybody`` is asked for."""
+    """The members that have not come when the time is over; the first one, unless ``everybody`` is
+    asked for.
+    """
     missing: list[int] = []
     end = time.monotonic() + seconds
     for rank, note in notes.items():
@@ -61,7 +70,9 @@ def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody:
     return missing if everybody else missing[:1]
 
 
-def _answer(group: Group, tag: int, text: str, notes: dict[int, Message], unanswered: list[int]) -> None:
+def _answer(
+    group: Group, tag: int, text: str, notes: dict[int, Message], unanswered: list[int]
+) -> None:
     """Tell these members ``text``, also those that come later, but for those that have gone."""
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
     while unanswered:
@@ -79,11 +90,16 @@ def _report(group: Group, tag: int, seconds: float) -> None:
     group.messages.send(0, tag, np.zeros(1, np.uint8), 0, math.inf)
     heard = group.messages.receive(0, tag, answer, 0, math.inf)
     me = group.ranks[group.rank]
-    reached = f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+    reached = (
+        f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for"
+        " send/recv from "
+    )
     zero = f"rank {group.ranks[0]}"
     if not group.messages.wait(heard, 2 * seconds + 1.0):
         group.messages.cancel(heard)
-        raise StalledError(f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0)
+        raise StalledError(
+            f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0
+        )
     if heard.error is not None:
         raise PeerLostError(f"{reached}{zero}: {heard.error}", 0) from heard.error
     text = answer.tobytes().decode(errors="replace").rstrip()

@@ -1,7 +1,8 @@
 """Calls of a group, run one after the other: by whoever waits for one, else by a thread.
 
-Who asked to hear of a call is told after it, in the order of the calls and one at a time, so that what callbacks call
-is in one order on all ranks. A callback may wait for what it calls: that has a depth, and each depth is told by itself.
+Who asked to hear of a call is told after it, in the order of the calls and one at a time, so that
+what callbacks call is in one order on all ranks. A callback may wait for what it calls: that has a
+depth, and each depth is told by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from farandole.errors import WAITS_FOR_ITSELF, RequestError
 from farandole.interrupts import interrupts
 from farandole.log import logger
 
-_HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
+# seconds for which the holder of calls waits, before the thread runs them all the same
+_HOLD = 0.02
 _PATROL = 1.0  # seconds after calls were left to a holder in which the thread looks by itself
 _LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
@@ -28,7 +30,8 @@ _ASKS = "done"  # what is called by who asks a future until it is
 class Call:
     """``work`` is to be run in turn. Afterwards ``done`` is true and ``error`` says how it went.
 
-    ``last``: what belongs to a call that went well, and has to happen before anybody takes it for done.
+    ``last``: what belongs to a call that went well, and has to happen before anybody takes it for
+    done.
     """
 
     __slots__ = ("_event", "_hear", "depth", "done", "error", "last", "work")
@@ -64,7 +67,9 @@ class Call:
         return heard
 
     def when_done(self, hear: Callable[[], None]) -> None:
-        """Have ``hear`` called when the call is done: now if it is, else by the thread that has run it."""
+        """Have ``hear`` called when the call is done: now if it is, else by the thread that has run
+        it.
+        """
         with _finishing:
             if not self.done:
                 self._hear.append(hear)
@@ -97,7 +102,9 @@ class _Untold:
         self._depth, self._telling = depth, threading.Lock()
 
     def tell(self) -> None:
-        """Call them all, unless another thread is at it: then that one does. What one raises comes after the last."""
+        """Call them all, unless another thread is at it: then that one does. What one raises comes
+        after the last.
+        """
         raised: BaseException | None = None
         before = getattr(_here, "depth", 0)
         while self.waiting and self._telling.acquire(blocking=False):
@@ -115,8 +122,10 @@ class _Untold:
 
 
 class Calls:
-    """The calls of one group, in the order in which they were made. ``behind``: seconds for which who holds them may be
-    in another call, which waits for ranks that are late, before the thread runs them all the same."""
+    """The calls of one group, in the order in which they were made. ``behind``: seconds for which
+    who holds them may be in another call, which waits for ranks that are late, before the thread
+    runs them all the same.
+    """
 
     def __init__(self, name: str, *, behind: float = 0.0) -> None:
         self._name, self._behind = name, behind
@@ -149,10 +158,13 @@ class Calls:
             self.wait(call)
 
     def start(self, call: Call, *, held_by: int = 0) -> None:
-        """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to run all that wait. If
-        it does not, but sleeps, it may wait for them: then a thread of ours runs them. To wake that in each backward
-        took 0.4 ms of a core: so it looks by itself now and then."""
-        holder = self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
+        """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to
+        run all that wait. If it does not, but sleeps, it may wait for them: then a thread of ours
+        runs them. To wake that in each backward took 0.4 ms of a core: so it looks by itself now
+        and then.
+        """
+        # who is about to run them may wait for this one
+        holder = self._holder = 0 if call.depth else held_by
         self._waiting.append(call)
         if holder:
             self._held = time.monotonic()
@@ -164,19 +176,25 @@ class Calls:
             self._news.release()
 
     def hurry(self) -> None:
-        """Somebody asks whether a call is done, perhaps until it is: those that wait are left to nobody any longer."""
+        """Somebody asks whether a call is done, perhaps until it is: those that wait are left to
+        nobody any longer.
+        """
         if self._holder:
             self._holder = 0
             self._hurry.set()
             self._news.release()  # the thread may be between two looks
 
     def run_all(self) -> None:
-        """Run what waits, on this thread. What a signal brings ends the call, and is raised here."""
+        """Run what waits, on this thread. What a signal brings ends the call, and is raised
+        here.
+        """
         while self._run_next():
             pass
 
     def wait(self, call: Call) -> None:
-        """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if no other is at it."""
+        """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if
+        no other is at it.
+        """
         while not call.done:
             self._check()
             if not self._run_next(call):
@@ -227,17 +245,23 @@ class Calls:
         self._untold[call.depth].waiting.extend(heard)
 
     def _serve_up_to(self, depth: int) -> None:
-        """One thread for each callback that may wait for the call of this depth, and one that runs the call."""
+        """One thread for each callback that may wait for the call of this depth, and one that runs
+        the call.
+        """
         with self._starting:
             while len(self._threads) <= depth:
-                thread = threading.Thread(target=self._serve, args=(not self._threads,), name=self._name, daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(not self._threads,), name=self._name, daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
 
     def _hold(self) -> Call | None:
-        """Leave calls to who is about to run them, as long as that thread works, however long it does: if calls began
-        at some time, what they call back would come before or after the next call, on each rank otherwise. The last one
-        that is not left to anybody any longer; None if there is none."""
+        """Leave calls to who is about to run them, as long as that thread works, however long it
+        does: if calls began at some time, what they call back would come before or after the next
+        call, on each rank otherwise. The last one that is not left to anybody any longer; None if
+        there is none.
+        """
         self._holding = True
         since: dict[Hashable, float] = {}
         while (last := self._last()) is not None and not self._closed:
@@ -246,7 +270,9 @@ class Calls:
             if not holder:
                 break
             signs, now = _signs(holder, self._behind), time.monotonic()
-            if any(sign in since and now - since[sign] >= seconds for sign, seconds in signs.items()):
+            if any(
+                sign in since and now - since[sign] >= seconds for sign, seconds in signs.items()
+            ):
                 break
             since = {sign: since.get(sign, now) for sign in signs}
             self._hurry.wait(_HOLD)
@@ -273,7 +299,8 @@ class Calls:
             self._patrols = True
             found = self._patrol()
             self._patrols = False
-            if found or (self._waiting and self._holder):  # who left it there may have seen a patrol
+            # who left it there may have seen a patrol
+            if found or (self._waiting and self._holder):
                 return
         self._news.acquire()
 
@@ -290,7 +317,8 @@ class Calls:
             try:
                 while self._run_next(last):
                     pass
-            except BaseException as error:  # the call has it; those behind it are to run all the same
+            # the call has it; those behind it are to run all the same
+            except BaseException as error:
                 logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
             else:
                 return
@@ -304,18 +332,25 @@ def _run(call: Call) -> None:
 
 
 def _nap(thread: int) -> tuple[int, str] | None:
-    """Which of its sleeps a thread of this process is in; None if it is awake, or waits for a core."""
+    """Which of its sleeps a thread of this process is in; None if it is awake, or waits for a
+    core.
+    """
     try:
         with open(f"/proc/self/task/{thread}/status") as file:
             status = dict(line.split(":", 1) for line in file)
     except OSError:  # it has ended
         return thread, ""
-    return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None
+    return (
+        (thread, status.get("voluntary_ctxt_switches", ""))
+        if "(sleeping)" in status["State"]
+        else None
+    )
 
 
 def _signs(thread: int, behind: float) -> dict[Hashable, float]:
-    """What speaks for a thread of this process waiting for what it holds, and for how many seconds that has to last.
-    ``behind``: for how many it may sleep in a call of ours."""
+    """What speaks for a thread of this process waiting for what it holds, and for how many seconds
+    that has to last. ``behind``: for how many it may sleep in a call of ours.
+    """
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     frame, nap = sys._current_frames().get(own) if own is not None else None, _nap(thread)
     if _is_in_call(frame):
@@ -335,5 +370,7 @@ def _is_in_call(frame: FrameType | None) -> bool:
 
 
 def _patience(innermost: FrameType | None) -> float:
-    """For how many seconds a thread may sleep: none if it is in a function that waits for something."""
+    """For how many seconds a thread may sleep: none if it is in a function that waits for
+    something.
+    """
     return _LONG if innermost is not None and _WAITS.isdisjoint(innermost.f_code.co_names) else 0.0

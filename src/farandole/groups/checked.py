@@ -1,7 +1,9 @@
-"""Collectives that first look whether all ranks ask for the same, and raise MismatchError on all of them if not.
+"""Collectives that first look whether all ranks ask for the same, and raise MismatchError on all of
+them if not.
 
-Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory, words are shown
-together with the elements of a small call, which is then done: one wait. Else they cost a small message.
+Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory,
+words are shown together with the elements of a small call, which is then done: one wait. Else they
+cost a small message.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ Describe = Callable[[], str]
 class Checked:
     """The collectives of one group, over a transport that nothing else uses.
 
-    ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe`` tells them in words.
-    Arrays of bytes are uint8 and flat. ``name_of`` gives the name of a rank for messages.
+    ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe``
+    tells them in words. Arrays of bytes are uint8 and flat. ``name_of`` gives the name of a rank
+    for messages.
     """
 
     def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
@@ -37,22 +40,34 @@ class Checked:
         self._transport, self._name, self._name_of = transport, name, name_of
         self._showing = cast(Showing, transport) if isinstance(transport, Showing) else None
         self.shown = self._showing.shown if self._showing is not None else 0
-        # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no more than that: where
-        # it is larger, each reduces a part, at the cost of further waits, which are long where ranks share cores.
+        # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no
+        # more than that: where it is larger, each reduces a part, at the cost of further waits,
+        # which are long where ranks share cores.
         self._reduced = min(self.shown, 2 * self.shown // self.size)
-        self.least = self._showing.least if self._showing is not None and self.size > 1 else None  # see ``Showing``
+        # see ``Showing``
+        self.least = self._showing.least if self._showing is not None and self.size > 1 else None
         self.calls = 0  # that ranks have begun to compare
 
     def allreduce(
-        self, buffers: Sequence[Buffer], op: ReduceOp, scale: float, wants: tuple[int, ...], describe: Describe,
-        root: int = -1, keeper: Keeper | None = None,
-    ) -> None:  # fmt: skip
-        """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked at; -1: all are.
-        ``keeper``: of the memory of one that is reduced in its place."""
-        if scale != 1.0 and buffers[0].dtype is DType.INT64:  # an average, which may fit where the sum does not
+        self,
+        buffers: Sequence[Buffer],
+        op: ReduceOp,
+        scale: float,
+        wants: tuple[int, ...],
+        describe: Describe,
+        root: int = -1,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked
+        at; -1: all are. ``keeper``: of the memory of one that is reduced in its place.
+        """
+        # an average, which may fit where the sum does not
+        if scale != 1.0 and buffers[0].dtype is DType.INT64:
             pairs = [halves(data) for data, _, _ in buffers]
             apart = [high for high, _ in pairs] + [low for _, low in pairs]
-            self.allreduce([Buffer(part, part, DType.INT64) for part in apart], op, 1.0, wants, describe, root)
+            self.allreduce(
+                [Buffer(part, part, DType.INT64) for part in apart], op, 1.0, wants, describe, root
+            )
             for buffer, high, low in zip(buffers, apart, apart[len(buffers) :], strict=False):
                 buffer.out[:] = scaled_halves(high, low, scale)
             return
@@ -81,9 +96,15 @@ class Checked:
                 begin = end
 
     def reducescatter(
-        self, parts: Sequence[Array], out: Array, dtype: DType, op: ReduceOp, scale: float, wants: tuple[int, ...],
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float,
+        wants: tuple[int, ...],
         describe: Describe,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
         if scale != 1.0 and dtype is DType.INT64:  # as above
             sums = [np.empty_like(out), np.empty_like(out)]
@@ -111,9 +132,13 @@ class Checked:
                 reducer(op, dtype, scale)(out, given)
 
     def broadcast(
-        self, arrays: Sequence[Array], root: int, wants: tuple[int, ...], describe: Describe,
+        self,
+        arrays: Sequence[Array],
+        root: int,
+        wants: tuple[int, ...],
+        describe: Describe,
         keeper: Keeper | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``root``'s bytes on every rank. ``keeper``: of their memory, if that is one array."""
         nbytes = sum([len(array) for array in arrays])
         if self._showing is not None and self._is_offered(len(arrays), nbytes):
@@ -133,7 +158,9 @@ class Checked:
                 array[:] = places[root][begin : begin + len(array)]
                 begin += len(array)
 
-    def allgather(self, send: Array, receives: Sequence[Array], wants: tuple[int, ...], describe: Describe) -> None:
+    def allgather(
+        self, send: Array, receives: Sequence[Array], wants: tuple[int, ...], describe: Describe
+    ) -> None:
         """Every rank's bytes into ``receives``, which stand one behind the other or anywhere."""
         counts = [len(receive) for receive in receives]
         small = max(counts) <= self.shown
@@ -150,13 +177,24 @@ class Checked:
             _deal_out(into, receives)
 
     def exchange(
-        self, sends: Sequence[Array], receives: Sequence[Array], wants: tuple[int, ...], describe: Describe
+        self,
+        sends: Sequence[Array],
+        receives: Sequence[Array],
+        wants: tuple[int, ...],
+        describe: Describe,
     ) -> None:
         """``sends[i]`` to rank i, ``receives[i]`` from rank i."""
-        send_counts, receive_counts = [len(part) for part in sends], [len(part) for part in receives]
+        send_counts, receive_counts = (
+            [len(part) for part in sends],
+            [len(part) for part in receives],
+        )
         plan = np.array([*send_counts, *receive_counts], np.int64)
         small = plan.nbytes + sum(send_counts) <= self.shown
-        places = self._agree(wants, describe, [plan, *sends] if small else [plan] if plan.nbytes <= self.shown else ())
+        places = self._agree(
+            wants,
+            describe,
+            [plan, *sends] if small else [plan] if plan.nbytes <= self.shown else (),
+        )
         table = self._plans(plan, places)
         if not np.array_equal(table[:, 0, :], table[:, 1, :].T):
             self._refuse(describe)
@@ -227,7 +265,9 @@ class Checked:
             for rank, text in enumerate(texts)
         ]
         raise MismatchError(
-            f"the ranks of {self._name} do not call the same:\n" + "\n".join(lines) + "\nAll ranks of a group must "
+            f"the ranks of {self._name} do not call the same:\n"
+            + "\n".join(lines)
+            + "\nAll ranks of a group must "
             "make the same calls on it, in one order, with the same operations, dtypes and shapes."
         )
 
@@ -259,8 +299,10 @@ def _neighbours(parts: Sequence[Array]) -> Array | None:
 
 
 def _may_stand(part: Array, whole: Array, place: int) -> bool:
-    """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no copy of it between?
-    Not where it overlaps others' parts: results would come where something is still to be read."""
+    """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no
+    copy of it between? Not where it overlaps others' parts: results would come where something is
+    still to be read.
+    """
     return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)
 
 

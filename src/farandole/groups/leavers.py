@@ -15,20 +15,27 @@ _TAG = -(1 << 41)  # nobody sends it; programs have others
 
 
 class Leavers:
-    """``ranks``: the members of the new group, as ``group`` numbers them. Nothing is done before the first ``look``."""
+    """``ranks``: the members of the new group, as ``group`` numbers them. Nothing is done before
+    the first ``look``.
+    """
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
         self._notes: dict[int, Message] = {}
 
     def look(self) -> list[int]:
-        """The places in ``ranks`` of those that have left ``group``, or died. It is known soon after the first look."""
+        """The places in ``ranks`` of those that have left ``group``, or died. It is known soon
+        after the first look.
+        """
         group = self._group
         if not self._notes:
             for place, rank in enumerate(self._ranks):
                 if rank != group.rank:
-                    self._notes[place] = group.messages.receive(rank, _TAG, np.empty(1, np.uint8), 0, math.inf)
-        if group.messages.failed:  # for another reason, which all its members hear of: they may come all the same
+                    self._notes[place] = group.messages.receive(
+                        rank, _TAG, np.empty(1, np.uint8), 0, math.inf
+                    )
+        # for another reason, which all its members hear of: they may come all the same
+        if group.messages.failed:
             return []
         return [place for place, note in self._notes.items() if self._has_left(place, note)]
 
@@ -38,4 +45,8 @@ class Leavers:
                 self._group.messages.cancel(note)
 
     def _has_left(self, place: int, note: Message) -> bool:
-        return note.done and isinstance(note.error, PeerLostError) and note.error.rank == self._ranks[place]
+        return (
+            note.done
+            and isinstance(note.error, PeerLostError)
+            and note.error.rank == self._ranks[place]
+        )

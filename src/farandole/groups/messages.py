@@ -1,8 +1,9 @@
 """Messages from one rank to another, past the collectives of their group.
 
-A message has a tag; of one sender and tag, messages arrive in the order in which they were sent. Who waits for a
-message moves what there is to move, of all messages; while nobody waits, a thread does. What came for nobody waits in
-its stream, unless a message behind it is wanted: then it is put aside.
+A message has a tag; of one sender and tag, messages arrive in the order in which they were sent.
+Who waits for a message moves what there is to move, of all messages; while nobody waits, a thread
+does. What came for nobody waits in its stream, unless a message behind it is wanted: then it is put
+aside.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from farandole.groups.calls import Call
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_HEADER = struct.Struct("<qQq40x")  # tag, bytes, dtype; as long as a cache line, so that what follows is aligned
-_JOINED = 8 << 10  # bytes of a message that go with its header: two writes, and reads of each, would take longer
+# tag, bytes, dtype; as long as a cache line, so that what follows is aligned
+_HEADER = struct.Struct("<qQq40x")
+# bytes of a message that go with its header: two writes, and reads of each, would take longer
+_JOINED = 8 << 10
 _LOOK = 0.05  # seconds between two looks at peers and deadlines
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
 _LOOKS = 6  # in vain, before the thread sleeps until it is called
@@ -32,7 +35,8 @@ _HANDOVER = 5e-3  # seconds in which the thread yields
 
 
 class Message(Call):
-    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None: from anybody.
+    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None:
+    from anybody.
 
     ``source``: from whom it comes, once that is known.
     """
@@ -40,15 +44,21 @@ class Message(Call):
     __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
 
     def __init__(
-        self, peer: int | None, tag: int, data: Array, dtype: int, timeout: float,
+        self,
+        peer: int | None,
+        tag: int,
+        data: Array,
+        dtype: int,
+        timeout: float,
         last: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(lambda: None, last)
         self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
         self.begin = time.monotonic()
         self.source = -1
         self.ended = False  # nothing moves any more, and somebody is about to finish it
-        self.head: Array | None = None  # the part of its header that has not gone; None: it has not begun
+        # the part of its header that has not gone; None: it has not begun
+        self.head: Array | None = None
 
 
 class _Inbox:
@@ -67,7 +77,10 @@ class Messages:
     """All messages of one rank in a group. Any thread."""
 
     def __init__(
-        self, streams: Streams, name_of: Callable[[int], str], where: Callable[[Sequence[int]], str] = lambda ranks: ""
+        self,
+        streams: Streams,
+        name_of: Callable[[int], str],
+        where: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
         self._streams, self._name_of, self._where = streams, name_of, where
         self._changing = threading.Lock()
@@ -85,15 +98,24 @@ class Messages:
         self._closed = self._aborted = False
 
     def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Message:
-        """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in seconds."""
+        """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in
+        seconds.
+        """
         message = Message(dst, tag, data, dtype, timeout)
         return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
 
     def receive(
-        self, src: int | None, tag: int, data: Array, dtype: int, timeout: float,
+        self,
+        src: int | None,
+        tag: int,
+        data: Array,
+        dtype: int,
+        timeout: float,
         last: Callable[[], None] | None = None,
-    ) -> Message:  # fmt: skip
-        """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is done."""
+    ) -> Message:
+        """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is
+        done.
+        """
         message = Message(src, tag, data, dtype, timeout, last)
         return self._begin(message, lambda: self._want(message))
 
@@ -112,7 +134,9 @@ class Messages:
         return True
 
     def _drive_for(self, message: Message, end: float | None) -> bool:
-        """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if somebody else drives."""
+        """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if
+        somebody else drives.
+        """
         self._waiting.append(message)
         try:
             if not (self._driving.acquire(blocking=False) or self._take_over()):
@@ -153,8 +177,11 @@ class Messages:
         self._streams.wake()
 
     def disown(self, error: BaseException) -> None:
-        """This process is a fork: nothing is sent or received here, and whoever tries hears ``error``."""
-        self._changing, self._driving = threading.Lock(), threading.Lock()  # threads of the parent may have held them
+        """This process is a fork: nothing is sent or received here, and whoever tries hears
+        ``error``.
+        """
+        # threads of the parent may have held them
+        self._changing, self._driving = threading.Lock(), threading.Lock()
         self._outbox, self._wanted, self._failure = {}, [], error
 
     def close(self, seconds: float) -> None:
@@ -206,14 +233,18 @@ class Messages:
         if self._thread is None:
             with self._changing:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name="farandole-messages", daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._serve, name="farandole-messages", daemon=True
+                    )
                     self._thread.start()
         if not self._news.is_set():  # else it is awake
             self._news.set()
 
     def _serve(self) -> None:
-        """Move what nobody waits for. Waking this thread costs a waiter more than a small message does: so it looks by
-        itself for a while, and sleeps until it is called only after some looks in vain."""
+        """Move what nobody waits for. Waking this thread costs a waiter more than a small message
+        does: so it looks by itself for a while, and sleeps until it is called only after some looks
+        in vain.
+        """
         looks = 0
         while not self._closed:
             if looks == _LOOKS:
@@ -238,8 +269,10 @@ class Messages:
         return bool(self._wanted) or any(self._outbox.values())
 
     def _drive(self, message: Message | None, end: float | None) -> None:
-        """Move messages until ``message`` or any other has ended, or none is left, or the time is over; without
-        ``message`` also until somebody waits for one. Called with ``_driving`` held, and ``_tell`` after it."""
+        """Move messages until ``message`` or any other has ended, or none is left, or the time is
+        over; without ``message`` also until somebody waits for one. Called with ``_driving`` held,
+        and ``_tell`` after it.
+        """
         while self._pending() and not (self._closed or self._ended):
             if self._waiting if message is None else message.ended:
                 return
@@ -265,7 +298,9 @@ class Messages:
         self._ended.append(message)
 
     def _tell(self) -> None:
-        """Finish what has ended. With no lock held: those who hear of it may send and receive, and wait for it."""
+        """Finish what has ended. With no lock held: those who hear of it may send and receive, and
+        wait for it.
+        """
         while True:
             try:
                 message = self._ended.popleft()  # several threads may be here
@@ -286,7 +321,9 @@ class Messages:
     def _is_wanted(self, src: int) -> bool:
         if src == self._streams.rank:
             return False
-        return any(message.peer in (None, src) and message.source in (-1, src) for message in self._wanted)
+        return any(
+            message.peer in (None, src) and message.source in (-1, src) for message in self._wanted
+        )
 
     def _step(self) -> bool:
         """Move what can be moved now. Was there anything?"""
@@ -297,8 +334,12 @@ class Messages:
             except HorovodInternalError as error:
                 self._fail_here(error)
                 moved = [True]
-            except BaseException as error:  # a signal, no memory: bytes may have gone, or come, that are not counted
-                why = f"a message broke off half-way, so this group can send and receive no more: {told(error)}"
+            # a signal, no memory: bytes may have gone, or come, that are not counted
+            except BaseException as error:
+                why = (
+                    "a message broke off half-way, so this group can send and receive no more:"
+                    f" {told(error)}"
+                )
                 self._fail_here(HorovodInternalError(why))
                 raise
         return any(moved)
@@ -310,7 +351,9 @@ class Messages:
             dst = message.peer
             assert dst is not None
             if message.head is None:
-                content = streams.seal(dst, _HEADER.pack(message.tag, len(message.data), message.dtype))
+                content = streams.seal(
+                    dst, _HEADER.pack(message.tag, len(message.data), message.dtype)
+                )
                 if len(message.data) <= _JOINED:
                     content, message.data = content + message.data.tobytes(), message.data[:0]
                 message.head = np.frombuffer(content, np.uint8)
@@ -346,7 +389,9 @@ class Messages:
                     return moved
 
     def _begin_receiving(self, src: int, inbox: _Inbox) -> None:
-        inbox.tag, nbytes, inbox.dtype = _HEADER.unpack(self._streams.open(src, inbox.header.tobytes()))
+        inbox.tag, nbytes, inbox.dtype = _HEADER.unpack(
+            self._streams.open(src, inbox.header.tobytes())
+        )
         inbox.message = self._matching(src, inbox.tag)
         if inbox.message is None:
             inbox.into = np.empty(nbytes, np.uint8)
@@ -400,8 +445,8 @@ class Messages:
         if nbytes == len(message.data):
             what = f"{nbytes} bytes of another dtype than is to be received"
         message.error = MismatchError(
-            f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag {message.tag}) of {what}: "
-            "both must give tensors of one dtype and as many elements"
+            f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag"
+            f" {message.tag}) of {what}: both must give tensors of one dtype and as many elements"
         )
         raise message.error
 
@@ -421,8 +466,9 @@ class Messages:
             self._stall(stalled)
 
     def _stall(self, stalled: list[tuple[Message, StalledError]]) -> None:
-        """End these, and the group. The peer of one is asked where it stands: with no lock held, for it takes seconds;
-        whoever drives waits meanwhile."""
+        """End these, and the group. The peer of one is asked where it stands: with no lock held,
+        for it takes seconds; whoever drives waits meanwhile.
+        """
         message, error = stalled[0]
         if message.peer is not None:
             error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
@@ -468,8 +514,8 @@ class Messages:
         receives, who = message in self._wanted, "any rank" if peer is None else self._name_of(peer)
         what = f"did not receive from {who}" if receives else f"could not send to {who}"
         return StalledError(
-            f"{self._name_of(streams.rank)} {what} (tag {message.tag}) within {message.timeout:g} s: "
-            f"{'nothing was sent' if receives else 'it does not receive'}",
+            f"{self._name_of(streams.rank)} {what} (tag {message.tag}) within {message.timeout:g}"
+            f" s: {'nothing was sent' if receives else 'it does not receive'}",
             -1 if peer is None else streams.names[peer],
         )
 
@@ -488,11 +534,17 @@ class Messages:
 
 def told(error: BaseException) -> str:
     """An error, for messages."""
-    return str(error) if isinstance(error, HorovodInternalError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return (
+        str(error)
+        if isinstance(error, HorovodInternalError)
+        else f"{type(error).__name__}: {error}".rstrip(": ")
+    )
 
 
 def _anew(failure: BaseException) -> BaseException:
-    """For who comes later. A message that did not fit is no fault of the one that is asked for now."""
+    """For who comes later. A message that did not fit is no fault of the one that is asked
+    for now.
+    """
     if not isinstance(failure, MismatchError):
         return failure
     error = HorovodInternalError(f"messages of this group have failed before: {failure}")

@@ -1,7 +1,8 @@
-"""Where the program of a rank stands that others wait for: asked and answered over a connection of its own.
+"""Where the program of a rank stands that others wait for: asked and answered over a connection of
+its own.
 
-A thread of every rank answers, so that also a rank does whose main thread is busy with something else. For one that is
-silent the kernel answers, if it is on this host.
+A thread of every rank answers, so that also a rank does whose main thread is busy with something
+else. For one that is silent the kernel answers, if it is on this host.
 """
 
 from __future__ import annotations
@@ -30,22 +31,32 @@ Frames = list[tuple[str, int, str, str]]  # file, line, function, its text
 
 
 class Whereabouts:
-    """One rank's side. ``host``: its address; ``tell``: puts what is said where the others find it; ``look``: that of
-    a rank, None if it is not there; it may block. ``secret`` and ``scope`` are those of all ``size`` ranks."""
+    """One rank's side. ``host``: its address; ``tell``: puts what is said where the others find it;
+    ``look``: that of a rank, None if it is not there; it may block. ``secret`` and ``scope`` are
+    those of all ``size`` ranks.
+    """
 
     def __init__(
-        self, secret: str, scope: str, rank: int, size: int, host: str, tell: Callable[[bytes], None],
+        self,
+        secret: str,
+        scope: str,
+        rank: int,
+        size: int,
+        host: str,
+        tell: Callable[[bytes], None],
         look: Callable[[int], bytes | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._secret, self._scope, self._rank, self._look = secret, scope, rank, look
         room = max(_PENDING, size)
         self._newcomers = Newcomers(f"rank {rank}'s socket for questions", logger, room)
         self._listener = network.listening(host, backlog=room)
         self._open = True
         self._thread = threading.Thread(
-            target=self._newcomers.accept_all, args=(self._listener, self._answer, "farandole-where-answer"),
-            name="farandole-where", daemon=True,
-        )  # fmt: skip
+            target=self._newcomers.accept_all,
+            args=(self._listener, self._answer, "farandole-where-answer"),
+            name="farandole-where",
+            daemon=True,
+        )
         self._thread.start()
         try:
             tell(json.dumps([*self._listener.getsockname()[:2], process.here().decode()]).encode())
@@ -54,8 +65,12 @@ class Whereabouts:
             raise
 
     def of(self, ranks: Sequence[int]) -> str:
-        """Lines that say where these ranks stand; empty if nothing is known. It takes seconds if they are silent."""
-        return "".join(self._of(rank, found) for rank, found in self._look_up(ranks[:_MOST]).items())
+        """Lines that say where these ranks stand; empty if nothing is known. It takes seconds if
+        they are silent.
+        """
+        return "".join(
+            self._of(rank, found) for rank, found in self._look_up(ranks[:_MOST]).items()
+        )
 
     def close(self) -> None:
         self._open = False
@@ -72,7 +87,9 @@ class Whereabouts:
         from farandole.observe.stall import stacks  # here: nobody is asked in most jobs
 
         try:
-            session = self._newcomers.admit(sock, self._secret, self._purpose(self._rank), seconds=_SECONDS)
+            session = self._newcomers.admit(
+                sock, self._secret, self._purpose(self._rank), seconds=_SECONDS
+            )
             sock.settimeout(_SECONDS)
             session.send(json.dumps(stacks.users()).encode())
         except (OSError, HorovodInternalError) as error:
@@ -82,7 +99,9 @@ class Whereabouts:
             sock.close()
 
     def _look_up(self, ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks have told, as far as it is known in time: its server may be the process that has stopped."""
+        """What these ranks have told, as far as it is known in time: its server may be the process
+        that has stopped.
+        """
         found: dict[int, bytes] = {}
 
         def look() -> None:
@@ -104,7 +123,8 @@ class Whereabouts:
         if not frames:
             return ""
         lines = [
-            f"\n    {file}, line {line}, in {function}: {text}" for file, line, function, text in frames[-_FRAMES:]
+            f"\n    {file}, line {line}, in {function}: {text}"
+            for file, line, function, text in frames[-_FRAMES:]
         ]
         return f"\nrank {rank} is at:{''.join(lines)}"
 
@@ -114,8 +134,15 @@ class Whereabouts:
         while left > 0:
             try:
                 return self._ask(host, port, rank, left)
-            except (ConnectionResetError, BrokenPipeError, UnfinishedHandshakeError, TimeoutError) as error:
-                if not isinstance(error, TimeoutError) and not isinstance(error.__context__, TimeoutError):
+            except (
+                ConnectionResetError,
+                BrokenPipeError,
+                UnfinishedHandshakeError,
+                TimeoutError,
+            ) as error:
+                if not isinstance(error, TimeoutError) and not isinstance(
+                    error.__context__, TimeoutError
+                ):
                     silent = False
                     time.sleep(_PAUSE)
             except (OSError, HorovodInternalError):
@@ -125,7 +152,9 @@ class Whereabouts:
 
     def _ask(self, host: str, port: int, rank: int, seconds: float) -> Frames:
         with socket.create_connection((host, port), timeout=seconds) as sock:
-            session = authenticate(sock, self._secret, self._purpose(rank), server=False, seconds=seconds)
+            session = authenticate(
+                sock, self._secret, self._purpose(rank), server=False, seconds=seconds
+            )
             sock.settimeout(seconds)
             frames: Frames = json.loads(session.receive(_LONGEST) or b"[]")
             return frames

@@ -1,9 +1,10 @@
 """The certificate of a job, made from its secret.
 
-Every process of the job has the secret, so each makes the same key and certificate for itself: nothing else has to
-reach the hosts, and whoever does not know the secret has neither. The key is on NIST P-256, and of the arithmetic only
-what ``ssl`` cannot do is here: the public key, and the certificate's signature on itself (FIPS 186-5, RFC 5280). Its
-time does not depend on what a peer sends; keys of sessions are agreed and used by OpenSSL alone.
+Every process of the job has the secret, so each makes the same key and certificate for itself:
+nothing else has to reach the hosts, and whoever does not know the secret has neither. The key is on
+NIST P-256, and of the arithmetic only what ``ssl`` cannot do is here: the public key, and the
+certificate's signature on itself (FIPS 186-5, RFC 5280). Its time does not depend on what a peer
+sends; keys of sessions are agreed and used by OpenSSL alone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ _BASE = (
 )
 _SEQUENCE, _SET, _INTEGER, _BITS, _OCTETS = 0x30, 0x31, 0x02, 0x03, 0x04  # tags of DER
 _OBJECT, _TEXT, _TIME, _LONG_TIME, _TRUE = 0x06, 0x0C, 0x17, 0x18, b"\x01\x01\xff"
-_EC_KEY, _CURVE = bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d030107")  # id-ecPublicKey, prime256v1
-_ECDSA, _COMMON_NAME = bytes.fromhex("2a8648ce3d040302"), bytes.fromhex("550403")  # ecdsa-with-SHA256, commonName
-_BASIC, _KEY_NAME = bytes.fromhex("551d13"), bytes.fromhex("551d0e")  # basicConstraints, subjectKeyIdentifier
+# id-ecPublicKey, prime256v1
+_EC_KEY, _CURVE = bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d030107")
+# ecdsa-with-SHA256, commonName
+_ECDSA, _COMMON_NAME = bytes.fromhex("2a8648ce3d040302"), bytes.fromhex("550403")
+# basicConstraints, subjectKeyIdentifier
+_BASIC, _KEY_NAME = bytes.fromhex("551d13"), bytes.fromhex("551d0e")
 
 Point = tuple[int, int, int]  # Jacobian: x / z^2, y / z^3
 
@@ -31,12 +35,20 @@ def make(secret: bytes) -> tuple[str, str]:
     """Certificate and private key, as PEM. The same for the same secret."""
     key = _number(secret, b"tls key")
     public = b"\4" + b"".join(part.to_bytes(32, "big") for part in times(key))
-    name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _der(_OBJECT, _COMMON_NAME), _der(_TEXT, b"a job of Farandole"))))
+    name = _der(
+        _SEQUENCE,
+        _der(
+            _SET, _der(_SEQUENCE, _der(_OBJECT, _COMMON_NAME), _der(_TEXT, b"a job of Farandole"))
+        ),
+    )
     signed_by = _der(_SEQUENCE, _der(_OBJECT, _ECDSA))
-    # No dates: it is of no use when the job, and with it the secret, has gone, and clocks of hosts differ.
+    # No dates: it is of no use when the job, and with it the secret, has gone, and clocks of hosts
+    # differ.
     dates = _der(_SEQUENCE, _der(_TIME, b"700101000000Z"), _der(_LONG_TIME, b"99991231235959Z"))
     public_key = _der(
-        _SEQUENCE, _der(_SEQUENCE, _der(_OBJECT, _EC_KEY), _der(_OBJECT, _CURVE)), _der(_BITS, b"\0", public)
+        _SEQUENCE,
+        _der(_SEQUENCE, _der(_OBJECT, _EC_KEY), _der(_OBJECT, _CURVE)),
+        _der(_BITS, b"\0", public),
     )
     key_name = hashlib.sha256(public).digest()[:20]
     extensions = _der(
@@ -45,15 +57,27 @@ def make(secret: bytes) -> tuple[str, str]:
         _der(_SEQUENCE, _der(_OBJECT, _KEY_NAME), _der(_OCTETS, _der(_OCTETS, key_name))),
     )
     content = _der(
-        _SEQUENCE, _der(0xA0, _integer(2)), _integer(int.from_bytes(key_name[:16], "big")), signed_by, name, dates,
-        name, public_key, _der(0xA3, extensions),
-    )  # fmt: skip
-    signature = _der(_SEQUENCE, *map(_integer, _sign(key, _number(secret, b"tls nonce" + content), content)))
+        _SEQUENCE,
+        _der(0xA0, _integer(2)),
+        _integer(int.from_bytes(key_name[:16], "big")),
+        signed_by,
+        name,
+        dates,
+        name,
+        public_key,
+        _der(0xA3, extensions),
+    )
+    signature = _der(
+        _SEQUENCE, *map(_integer, _sign(key, _number(secret, b"tls nonce" + content), content))
+    )
     certificate = _der(_SEQUENCE, content, signed_by, _der(_BITS, b"\0", signature))
     private = _der(
-        _SEQUENCE, _integer(1), _der(_OCTETS, key.to_bytes(32, "big")), _der(0xA0, _der(_OBJECT, _CURVE)),
+        _SEQUENCE,
+        _integer(1),
+        _der(_OCTETS, key.to_bytes(32, "big")),
+        _der(0xA0, _der(_OBJECT, _CURVE)),
         _der(0xA1, _der(_BITS, b"\0", public)),
-    )  # fmt: skip
+    )
     return _pem("CERTIFICATE", certificate), _pem("EC PRIVATE KEY", private)
 
 
@@ -101,7 +125,11 @@ def _add_base(point: Point) -> Point:
 def _der(tag: int, *contents: bytes) -> bytes:
     content = b"".join(contents)
     length = len(content).to_bytes(len(content).bit_length() // 8 + 1, "big").lstrip(b"\0") or b"\0"
-    return bytes([tag]) + (length if len(content) < 128 else bytes([0x80 + len(length)]) + length) + content
+    return (
+        bytes([tag])
+        + (length if len(content) < 128 else bytes([0x80 + len(length)]) + length)
+        + content
+    )
 
 
 def _integer(value: int) -> bytes:

@@ -1,4 +1,6 @@
-"""Connections to a listening socket that have not proved anything yet: few, briefly, and nobody's harm."""
+"""Connections to a listening socket that have not proved anything yet: few, briefly, and nobody's
+harm.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Newcomers:
-    """Those at the listening socket of ``place``. At most ``room`` of them: who belongs to the job is through with its
-    handshake in milliseconds, so the oldest of too many has to go. (If it was one of ours, it comes again.)"""
+    """Those at the listening socket of ``place``. At most ``room`` of them: who belongs to the job
+    is through with its handshake in milliseconds, so the oldest of too many has to go. (If it was
+    one of ours, it comes again.)
+    """
 
     def __init__(self, place: str, logger: logging.Logger, room: int) -> None:
         self.refused = 0
@@ -39,8 +43,11 @@ class Newcomers:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def accept_all(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
-        """Take in newcomers, each in a thread that runs ``serve``, until ``listener`` is shut down or closed.
+    def accept_all(
+        self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str
+    ) -> None:
+        """Take in newcomers, each in a thread that runs ``serve``, until ``listener`` is shut down
+        or closed.
 
         On a Unix socket, other users are turned away at once.
         """
@@ -58,7 +65,10 @@ class Newcomers:
                 continue
             if sock.family == socket.AF_UNIX and (user := _user(sock)) != os.geteuid():
                 sock.close()
-                self.refuse("", AuthenticationError(f"it runs as user {user}, the job as user {os.geteuid()}"))
+                self.refuse(
+                    "",
+                    AuthenticationError(f"it runs as user {user}, the job as user {os.geteuid()}"),
+                )
                 continue
             self._take_in(sock)
             try:
@@ -69,15 +79,21 @@ class Newcomers:
                 sock.close()
                 self._overfull()
 
-    def admit(self, sock: socket.socket, secret: str, purpose: str, *, seconds: float = 5.0) -> Session:
-        """The session with a newcomer that proves itself. Raises AuthenticationError if it does not."""
+    def admit(
+        self, sock: socket.socket, secret: str, purpose: str, *, seconds: float = 5.0
+    ) -> Session:
+        """The session with a newcomer that proves itself. Raises AuthenticationError if it does
+        not.
+        """
         try:
             return authenticate(sock, secret, purpose, server=True, seconds=seconds)
         finally:
             self._forget(sock)
 
     def refuse(self, peer: object, error: Exception) -> None:
-        """Count one that was turned away, and say so: the first stranger, and the first that proved nothing."""
+        """Count one that was turned away, and say so: the first stranger, and the first that proved
+        nothing.
+        """
         unfinished = isinstance(error, UnfinishedHandshakeError)
         with self._lock:
             self.refused += 1
@@ -85,19 +101,31 @@ class Newcomers:
             self._told.add(unfinished)
         if first and unfinished:
             self._logger.info(
-                "somebody%s connected to %s and went away, or was silent, before the handshake was done (%s): a "
-                "program that looks for open ports, or a rank that was ended", _at(peer), self._place, error,
-            )  # fmt: skip
+                "somebody%s connected to %s and went away, or was silent, before the handshake was"
+                " done (%s): a program that looks for open ports, or a rank that was ended",
+                _at(peer),
+                self._place,
+                error,
+            )
         elif first:
             self._logger.warning(
-                "a stranger%s connected to %s and was refused (%s); the job goes on, and further ones are refused "
-                "without a word", _at(peer), self._place, error,
-            )  # fmt: skip
+                "a stranger%s connected to %s and was refused (%s); the job goes on, and further"
+                " ones are refused without a word",
+                _at(peer),
+                self._place,
+                error,
+            )
 
     def full(self, seconds: float) -> str:
-        """Why for so long nobody has been let in though somebody came, of the job perhaps; empty if it is not so."""
+        """Why for so long nobody has been let in though somebody came, of the job perhaps; empty if
+        it is not so.
+        """
         since = self._full_since  # another thread writes it
-        return f"no thread can be started for who connects: {full()}" if time.monotonic() > since + seconds else ""
+        return (
+            f"no thread can be started for who connects: {full()}"
+            if time.monotonic() > since + seconds
+            else ""
+        )
 
     def _overfull(self) -> None:
         """Say why one was turned away that may be of the job."""
@@ -105,9 +133,11 @@ class Newcomers:
         if None not in self._told:
             self._told.add(None)
             self._logger.warning(
-                "no thread can be started for who connects to %s, so that even ranks of the job are turned away: %s",
-                self._place, full(),
-            )  # fmt: skip
+                "no thread can be started for who connects to %s, so that even ranks of the job are"
+                " turned away: %s",
+                self._place,
+                full(),
+            )
 
     def close(self) -> None:
         """Hang up on all of them."""
@@ -134,7 +164,9 @@ def _at(peer: object) -> str:
 
 
 def _user(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket; the kernel says so, not the process."""
+    """The user id of the process at the other end of a Unix socket; the kernel says so, not the
+    process.
+    """
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 

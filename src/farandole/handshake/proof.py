@@ -1,13 +1,14 @@
 """Both ends of a connection prove that they know the job's secret.
 
-Challenge-response with the job's secret (keyed BLAKE2s, both directions): each side proves that it knows the secret by
-signing both sides' fresh nonces, so a recorded handshake is worthless. All messages before trust have a fixed size:
-nothing that a stranger sends is parsed, no length of his is believed, and he has ``seconds`` to finish; of these,
-``SILENCE`` to begin. The keys of the session that follows come from the secret and both nonces: a relay between two
-that know the secret does not have them.
+Challenge-response with the job's secret (keyed BLAKE2s, both directions): each side proves that it
+knows the secret by signing both sides' fresh nonces, so a recorded handshake is worthless. All
+messages before trust have a fixed size: nothing that a stranger sends is parsed, no length of his
+is believed, and he has ``seconds`` to finish; of these, ``SILENCE`` to begin. The keys of the
+session that follows come from the secret and both nonces: a relay between two that know the secret
+does not have them.
 
-A secret that begins with ``tls:`` has all of that, and all that follows, go over TLS (``tls``), but on Unix sockets.
-Whoever has such a secret cannot speak in clear by mistake.
+A secret that begins with ``tls:`` has all of that, and all that follows, go over TLS (``tls``), but
+on Unix sockets. Whoever has such a secret cannot speak in clear by mistake.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def derive(secret: str, purpose: str) -> str:
 
 
 def _mac(key: bytes, message: bytes) -> bytes:
-    return blake2s(message, key=key if len(key) <= blake2s.MAX_KEY_SIZE else blake2s(key).digest()).digest()
+    return blake2s(
+        message, key=key if len(key) <= blake2s.MAX_KEY_SIZE else blake2s(key).digest()
+    ).digest()
 
 
 def _key(secret: str) -> bytes:
@@ -56,12 +59,17 @@ def _key(secret: str) -> bytes:
         return bytes.fromhex(secret.removeprefix(ENCRYPTED))
     except ValueError:
         raise AuthenticationError(
-            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as farandole.handshake.new_secret() gives"
+            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as"
+            " farandole.handshake.new_secret() gives"
         ) from None
 
 
-def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0) -> Session:
-    """Prove both ends to each other, or raise AuthenticationError. ``purpose`` keeps sockets of one job apart."""
+def authenticate(
+    sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0
+) -> Session:
+    """Prove both ends to each other, or raise AuthenticationError. ``purpose`` keeps sockets of one
+    job apart.
+    """
     deadline = time.monotonic() + seconds
     begin = min(deadline, time.monotonic() + SILENCE)
     try:
@@ -69,7 +77,9 @@ def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool
         if encrypted(secret) and sock.family != socket.AF_UNIX:
             from farandole.handshake import tls  # here, for it imports ssl
 
-            stream = tls.encrypt(sock, _key(secret), purpose, server=server, begin=begin, deadline=deadline)
+            stream = tls.encrypt(
+                sock, _key(secret), purpose, server=server, begin=begin, deadline=deadline
+            )
             begin = deadline
         keys = _challenge(_Messages(sock, stream, deadline), _key(secret), purpose, server, begin)
         sock.settimeout(None)
@@ -80,7 +90,9 @@ def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool
             f"the peer on the {purpose} socket did not finish its handshake in time"
         ) from None
     except (OSError, EOFError) as error:
-        raise UnfinishedHandshakeError(f"handshake on the {purpose} socket failed: {error}") from error
+        raise UnfinishedHandshakeError(
+            f"handshake on the {purpose} socket failed: {error}"
+        ) from error
     return Session(sock, *keys, stream=stream)
 
 
@@ -109,7 +121,9 @@ class _Messages(NamedTuple):
         return data
 
 
-def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begin: float) -> tuple[bytes, bytes]:
+def _challenge(
+    messages: _Messages, key: bytes, purpose: str, server: bool, begin: float
+) -> tuple[bytes, bytes]:
     """The keys of both directions, ours first; the client's first byte must come by ``begin``."""
     mine = os.urandom(NONCE)
     while mine[0] in RECORDS:
@@ -123,7 +137,9 @@ def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begi
         messages.send(mine)
         _check_clear(theirs, purpose)
         if not compare_digest(messages.receive(MAC), sign("client", theirs, mine)):
-            raise AuthenticationError(f"a peer on the {purpose} socket does not know the job's secret")
+            raise AuthenticationError(
+                f"a peer on the {purpose} socket does not know the job's secret"
+            )
         messages.send(sign("server", theirs, mine))
         return sign("server's key", theirs, mine), sign("client's key", theirs, mine)
     messages.send(mine)
@@ -139,6 +155,6 @@ def _check_clear(nonce: bytes, purpose: str) -> None:
     """Raise AuthenticationError for one that is a message of TLS."""
     if nonce[0] in RECORDS:
         raise AuthenticationError(
-            f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them was started with "
-            "--tls (FARANDOLE_TLS=1)"
+            f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them"
+            " was started with --tls (FARANDOLE_TLS=1)"
         )

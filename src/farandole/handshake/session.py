@@ -1,18 +1,22 @@
-"""The frames of a connection after its handshake: numbered and authenticated, in each direction with a key of its own.
+"""The frames of a connection after its handshake: numbered and authenticated, in each direction
+with a key of its own.
 
-A frame is a head (length, tag), the content, and a tail (tag). The tag of the head covers the frame's number and its
-length, so no length is believed that the other end did not send. The tag of the tail covers the content as well. A
-frame that was changed, injected, repeated, left out, moved, or sent back to where it came from has a wrong tag.
+A frame is a head (length, tag), the content, and a tail (tag). The tag of the head covers the
+frame's number and its length, so no length is believed that the other end did not send. The tag of
+the tail covers the content as well. A frame that was changed, injected, repeated, left out, moved,
+or sent back to where it came from has a wrong tag.
 
-Tags are keyed BLAKE2s: a short frame costs a microsecond, where HMAC costs four. It is slow on long contents, which
-are therefore hashed with SHA-256 first.
+Tags are keyed BLAKE2s: a short frame costs a microsecond, where HMAC costs four. It is slow on long
+contents, which are therefore hashed with SHA-256 first.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from _blake2 import blake2s  # hashlib and hmac have them, too, and load OpenSSL: milliseconds of every start
+
+# hashlib and hmac have them, too, and load OpenSSL: milliseconds of every start
+from _blake2 import blake2s
 from _operator import _compare_digest as compare_digest
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -46,7 +50,9 @@ class Stream(Protocol):
 
 
 class Direction:
-    """One direction of a connection: its key and how many frames have gone. Either end has one of each direction."""
+    """One direction of a connection: its key and how many frames have gone. Either end has one of
+    each direction.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2s(key=key)
@@ -62,7 +68,9 @@ class Direction:
         return head, _tail(state, content)
 
     def envelope(self, length: int) -> tuple[bytes, bytes]:
-        """Head and tail of the next frame if only its number and length are authenticated, not its content."""
+        """Head and tail of the next frame if only its number and length are authenticated, not its
+        content.
+        """
         tags = self._begin(length).digest()
         self._number += 1
         return _LENGTH.pack(length) + tags[:TAG], tags[TAG:]
@@ -85,8 +93,9 @@ class Direction:
         return right
 
     def instead(self, head: Content) -> int | None:
-        """Of a head that is not the one of the last ``envelope``: the length that the other end sent in that place;
-        None if the head is false."""
+        """Of a head that is not the one of the last ``envelope``: the length that the other end
+        sent in that place; None if the head is false.
+        """
         self._number -= 1
         length = self.length(head)
         self._number += 1
@@ -108,13 +117,18 @@ def _tail(state: blake2s, content: Content) -> bytes:
 
 
 class Session:
-    """One end of a connection that is authenticated. ``peer``: who is at the other end, for messages; ``stream``: moves
-    the bytes over ``sock``, if that does not do so itself."""
+    """One end of a connection that is authenticated. ``peer``: who is at the other end, for
+    messages; ``stream``: moves the bytes over ``sock``, if that does not do so itself.
+    """
 
     def __init__(
-        self, sock: socket.socket, outgoing: bytes, incoming: bytes, peer: str = "the other end",
+        self,
+        sock: socket.socket,
+        outgoing: bytes,
+        incoming: bytes,
+        peer: str = "the other end",
         stream: Stream | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sock, self.peer = sock, peer
         self.stream: Stream = stream or sock
         self.outgoing, self.incoming = Direction(outgoing), Direction(incoming)
@@ -131,7 +145,8 @@ class Session:
     def receive(self, limit: int) -> bytearray | None:
         """Receive one frame of at most ``limit`` bytes; None when the other end hung up before it.
 
-        Raises WireError for messages that that end cannot or may not send, PeerLostError if it hung up inside.
+        Raises WireError for messages that that end cannot or may not send, PeerLostError if it hung
+        up inside.
         """
         try:
             return self._receive(limit)
@@ -146,7 +161,9 @@ class Session:
         if length is None:
             raise self.tampered()
         if length > limit:
-            raise WireError(f"{self.peer} announced a message of {length} bytes; here it may have {limit}")
+            raise WireError(
+                f"{self.peer} announced a message of {length} bytes; here it may have {limit}"
+            )
         content = recv_exactly(self.stream, length)
         tail = recv_exactly(self.stream, TAG)
         if content is None or tail is None or not self.incoming.opens(content, tail):
@@ -156,9 +173,11 @@ class Session:
     def tampered(self, rank: int = -1) -> WireError:
         """The error of an end that received bytes that the other one did not send."""
         return WireError(
-            f"the connection to {self.peer} brought bytes that it did not send: on their way, or by another process "
-            "that holds the socket, some were changed, injected, repeated or left out", rank,
-        )  # fmt: skip
+            f"the connection to {self.peer} brought bytes that it did not send: on their way, or by"
+            " another process that holds the socket, some were changed, injected, repeated or"
+            " left out",
+            rank,
+        )
 
     def close(self) -> None:
         self.sock.close()

@@ -1,9 +1,10 @@
 """TLS 1.3 below the handshake and the frames, for jobs whose secret says so.
 
-Both ends have the certificate that is made from the job's secret (``certificate``), present it, and trust no other. A
-``TlsStream`` has the methods of a socket by which bytes are moved; everything else is done to the socket below it. It
-may have taken more from that than it was asked for. So whoever waits with a selector reads first, until there is less
-than there is room for, or BlockingIOError: then all that has come has been read.
+Both ends have the certificate that is made from the job's secret (``certificate``), present it, and
+trust no other. A ``TlsStream`` has the methods of a socket by which bytes are moved; everything
+else is done to the socket below it. It may have taken more from that than it was asked for. So
+whoever waits with a selector reads first, until there is less than there is room for, or
+BlockingIOError: then all that has come has been read.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from farandole.handshake.session import Content, TamperedError
 if TYPE_CHECKING:
     import ssl
 
-PIECE = 1 << 17  # bytes that are encrypted before they are sent, or received before they are decrypted
+# bytes that are encrypted before they are sent, or received before they are decrypted
+PIECE = 1 << 17
 RECORD = 1 << 14  # bytes of content in one record of TLS, at most
-REFUSAL = bytes([0x15, 3, 3, 0, 2, 2, 0x46]).ljust(32, b"\0")  # an alert of TLS (protocol_version), as long as a nonce
+# an alert of TLS (protocol_version), as long as a nonce
+REFUSAL = bytes([0x15, 3, 3, 0, 2, 2, 0x46]).ljust(32, b"\0")
 
 
 class TlsStream:
@@ -67,7 +70,9 @@ class TlsStream:
         return self.sendmsg((content,))
 
     def sendmsg(self, parts: Sequence[Content]) -> int:
-        """The number of bytes that went. After BlockingIOError, the next call must bring the same bytes."""
+        """The number of bytes that went. After BlockingIOError, the next call must bring the same
+        bytes.
+        """
         if not self._owed:
             self._owed = self._seal(parts)
         while self._sealed:
@@ -95,8 +100,9 @@ class TlsStream:
         return self.recvmsg_into((memory,))[0]
 
     def recvmsg_into(self, parts: Sequence[bytearray | memoryview]) -> tuple[int, Any, Any, Any]:
-        """As with sockets, the number of bytes is the first of four; it is less than ``parts`` have room for only when
-        nothing more has come."""
+        """As with sockets, the number of bytes is the first of four; it is less than ``parts`` have
+        room for only when nothing more has come.
+        """
         while not (count := self._open(parts)):
             data = self._sock.recv(PIECE)
             if not data:
@@ -128,7 +134,10 @@ class TlsStream:
             for part in parts:
                 view = memoryview(part)
                 while view:
-                    done: Any = self._end.read(len(view), view)  # type: ignore[arg-type, unused-ignore]
+                    done: Any = self._end.read(
+                        len(view),
+                        view,  # type: ignore[arg-type, unused-ignore]
+                    )
                     if not done:
                         raise TamperedError("the end of TLS, which no end of ours says")
                     count += done
@@ -149,7 +158,9 @@ _making = threading.Lock()
 
 
 def contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
-    """The settings of TLS for a job with the secret ``key``, at a server and (False) at a client."""
+    """The settings of TLS for a job with the secret ``key``, at a server and (False) at a
+    client.
+    """
     with _making:  # many may come at once, and one has to make them
         return _contexts(key)
 
@@ -159,7 +170,9 @@ def _contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
     try:
         import ssl
     except ImportError as error:
-        raise SettingsError(f"--tls (FARANDOLE_TLS=1): this Python has no ssl module ({error})") from error
+        raise SettingsError(
+            f"--tls (FARANDOLE_TLS=1): this Python has no ssl module ({error})"
+        ) from error
     certificate, private = make(key)
     found = {}
     for server, protocol in ((True, ssl.PROTOCOL_TLS_SERVER), (False, ssl.PROTOCOL_TLS_CLIENT)):
@@ -168,7 +181,8 @@ def _contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
         context.check_hostname = False  # it has no names: it is the one certificate of the job
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=certificate)
-        with os.fdopen(os.memfd_create("farandole"), "w") as file:  # ssl takes files only, and this is on no disk
+        # ssl takes files only, and this is on no disk
+        with os.fdopen(os.memfd_create("farandole"), "w") as file:
             file.write(certificate + private)
             file.flush()
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
@@ -177,11 +191,14 @@ def _contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
     return found
 
 
-def encrypt(sock: socket.socket, key: bytes, purpose: str, *, server: bool, begin: float, deadline: float) -> TlsStream:
-    """TLS over ``sock``, by ``deadline``; at a server, the client's first byte must come by ``begin``.
+def encrypt(
+    sock: socket.socket, key: bytes, purpose: str, *, server: bool, begin: float, deadline: float
+) -> TlsStream:
+    """TLS over ``sock``, by ``deadline``; at a server, the client's first byte must come by
+    ``begin``.
 
-    Raises AuthenticationError if the other end has not the certificate of the job with the secret ``key``;
-    TimeoutError, OSError and EOFError.
+    Raises AuthenticationError if the other end has not the certificate of the job with the secret
+    ``key``; TimeoutError, OSError and EOFError.
     """
     stream = TlsStream(sock, contexts(key)[server], server)
     if not server:
@@ -191,16 +208,16 @@ def encrypt(sock: socket.socket, key: bytes, purpose: str, *, server: bool, begi
         if server:
             sock.sendall(REFUSAL)
         raise AuthenticationError(
-            f"the other end of the {purpose} socket does not speak TLS, as this one does by --tls (FARANDOLE_TLS=1): "
-            "it is no part of the job, or was started without"
+            f"the other end of the {purpose} socket does not speak TLS, as this one does by --tls"
+            " (FARANDOLE_TLS=1): it is no part of the job, or was started without"
         )
     try:
         while not stream.shake_hands(deadline, came):
             came = arrived(sock, PIECE, deadline)
     except stream.failures as error:
         raise AuthenticationError(
-            f"the other end of the {purpose} socket does not have the certificate of this job, which --tls "
-            f"(FARANDOLE_TLS=1) asks for: {error}"
+            f"the other end of the {purpose} socket does not have the certificate of this job,"
+            f" which --tls (FARANDOLE_TLS=1) asks for: {error}"
         ) from error
     return stream
 

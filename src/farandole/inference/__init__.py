@@ -14,5 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["predict_parquet", "predict_udf", "transform", "tune"]
 
 __getattr__, __dir__ = lazy.names(
-    __name__, {"parquet": ("predict_parquet",), "spark": ("predict_udf", "transform"), "tuning": ("tune",)}
+    __name__,
+    {"parquet": ("predict_parquet",), "spark": ("predict_udf", "transform"), "tuning": ("tune",)},
 )

@@ -1,4 +1,6 @@
-"""Models that take one number of rows and no other: exported with the shapes of an example. Pure."""
+"""Models that take one number of rows and no other: exported with the shapes of an example.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ if TYPE_CHECKING:
 
 
 def rows_of(shapes: Iterable[Sequence[Any] | None]) -> int:
-    """The number of rows that all inputs and outputs have; 0 if they take any number, or have none in common."""
+    """The number of rows that all inputs and outputs have; 0 if they take any number, or have none
+    in common.
+    """
     lengths = {shape[0] if shape and isinstance(shape[0], int) else 0 for shape in shapes}
     return int(lengths.pop()) if len(lengths) == 1 else 0
 
 
-def in_parts(compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int) -> Any:
-    """What ``compute`` gives for all rows of ``inputs``, called with ``rows`` of them at a time (0: with all). The last
-    part is filled up with its last row."""
+def in_parts(
+    compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int
+) -> Any:
+    """What ``compute`` gives for all rows of ``inputs``, called with ``rows`` of them at a time (0:
+    with all). The last part is filled up with its last row.
+    """
     there = len(next(iter(inputs.values())))
     if not rows or there in (0, rows):
         return compute(dict(inputs))

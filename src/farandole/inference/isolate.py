@@ -9,7 +9,9 @@ from farandole.interrupts import interrupts
 
 
 class Part(NamedTuple):
-    """Rows ``begin`` to ``end - 1``, with what the call gave for them, or the error of the one row."""
+    """Rows ``begin`` to ``end - 1``, with what the call gave for them, or the error of the
+    one row.
+    """
 
     begin: int
     end: int
@@ -22,10 +24,11 @@ class WholeError(Exception):
 
 
 def parts(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[Part]:
-    """``call(begin, end)``, and where it raises, that of each half, down to single rows: in order, without gaps.
+    """``call(begin, end)``, and where it raises, that of each half, down to single rows: in order,
+    without gaps.
 
-    A batch that fails because of k rows takes about ``2 k log2(rows)`` calls. One that fails as a whole but not in
-    parts (no memory for so many rows) has no failing row.
+    A batch that fails because of k rows takes about ``2 k log2(rows)`` calls. One that fails as a
+    whole but not in parts (no memory for so many rows) has no failing row.
     """
     try:
         yield Part(begin, end, call(begin, end))

@@ -24,34 +24,58 @@ from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
 from farandole.pickled import dumps
 
-MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")  # that a user may give, beside what all columns have
-_OTHER_OPTIONS = ("returns", "batch_size", "inputs", "shapes", "dtypes", "fill", "decode", "stack", "errors", "key")
+# that a user may give, beside what all columns have
+MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")
+_OTHER_OPTIONS = (
+    "returns",
+    "batch_size",
+    "inputs",
+    "shapes",
+    "dtypes",
+    "fill",
+    "decode",
+    "stack",
+    "errors",
+    "key",
+)
 KEPT = 4  # models that a process keeps open: the last ones used
 _SUFFIXES = {
-    ".pt": "torch", ".pth": "torch", ".pt2": "torch", ".ts": "torch", ".bin": "torch", ".keras": "keras",
-    ".h5": "keras", ".onnx": "onnx",
-}  # fmt: skip
+    ".pt": "torch",
+    ".pth": "torch",
+    ".pt2": "torch",
+    ".ts": "torch",
+    ".bin": "torch",
+    ".keras": "keras",
+    ".h5": "keras",
+    ".onnx": "onnx",
+}
 _CURES = {
-    "keras": ". Classes and functions of the program: custom_objects={name: object}; if you trust whoever made a file "
-    "with functions in it: trust_pickle=True (--trust-pickle)"
+    "keras": (
+        ". Classes and functions of the program: custom_objects={name: object}; if you trust"
+        " whoever made a file with functions in it: trust_pickle=True (--trust-pickle)"
+    )
 }
 _opened: OrderedDict[tuple[Any, ...], Predictor] = OrderedDict()
 _lock = threading.Lock()
 
 
 class Place(NamedTuple):
-    """Where a model computes. ``threads``: 0 leaves the framework's own number. ``device``: "cpu", "cuda", "cuda:1"."""
+    """Where a model computes. ``threads``: 0 leaves the framework's own number. ``device``: "cpu",
+    "cuda", "cuda:1".
+    """
 
     threads: int = 0
     device: str = "cpu"
 
 
 class Model(NamedTuple):
-    """A model that can be sent and opened. ``kind``: the module in ``frameworks`` that opens it. ``content``: of its
-    file; empty where ``path`` names it. ``options``: for that module. ``returns``: the type of what it gives, where the
-    model tells. ``digest``: of the content, or of the path and the version of its file. ``identity``: of a path's file,
-    or where the user told more than the content does. ``load``: of a function that loads the model: another one each
-    time it is packed, as nobody knows what it will load."""
+    """A model that can be sent and opened. ``kind``: the module in ``frameworks`` that opens it.
+    ``content``: of its file; empty where ``path`` names it. ``options``: for that module.
+    ``returns``: the type of what it gives, where the model tells. ``digest``: of the content, or of
+    the path and the version of its file. ``identity``: of a path's file, or where the user told
+    more than the content does. ``load``: of a function that loads the model: another one each time
+    it is packed, as nobody knows what it will load.
+    """
 
     kind: str
     path: str = ""
@@ -77,9 +101,10 @@ class Model(NamedTuple):
 
 
 def pack(model: Any, **options: Any) -> Model:
-    """A model as it is sent: a torch module, a Keras model, an ONNX model, a function on arrays, a function without
-    arguments that gives one of these, or the path of a file with one. ``options``: for the module that opens it;
-    ``custom_objects``: classes and functions of a Keras model, by name.
+    """A model as it is sent: a torch module, a Keras model, an ONNX model, a function on arrays, a
+    function without arguments that gives one of these, or the path of a file with one. ``options``:
+    for the module that opens it; ``custom_objects``: classes and functions of a Keras model, by
+    name.
 
     SettingsError for what is none of these.
     """
@@ -87,7 +112,8 @@ def pack(model: Any, **options: Any) -> Model:
         return model
     if unknown := [name for name in options if name not in MODEL_OPTIONS]:
         raise SettingsError(
-            f"there is no option {unknown[0]!r}{did_you_mean(unknown[0], [*MODEL_OPTIONS, *_OTHER_OPTIONS])}"
+            "there is no option"
+            f" {unknown[0]!r}{did_you_mean(unknown[0], [*MODEL_OPTIONS, *_OTHER_OPTIONS])}"
         )
     given = {name: value for name, value in options.items() if value not in (None, False, {})}
     if "custom_objects" in given:
@@ -96,7 +122,9 @@ def pack(model: Any, **options: Any) -> Model:
         path = paths.normalized(os.fspath(model))
         kind, named = _kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"
         digest = hashlib.sha256(named.encode()).hexdigest()[:24]
-        return Model(kind, path, options=tuple(sorted(given.items())), digest=digest, identity=named)
+        return Model(
+            kind, path, options=tuple(sorted(given.items())), digest=digest, identity=named
+        )
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
         packed: Model = _module(kind_of(model)).pack(model, Path(folder), given)
     return packed
@@ -105,10 +133,12 @@ def pack(model: Any, **options: Any) -> Model:
 def open_model(
     model: Model, place: Place, folder: str | None = None, fetch: Callable[[], bytes] | None = None
 ) -> Predictor:
-    """The model, ready to be called: opened once in this process for as long as it is among the last ones used.
+    """The model, ready to be called: opened once in this process for as long as it is among the
+    last ones used.
 
-    ``folder``: where its file is put for the processes of this host, which map it; default: a temporary one, which is
-    removed when the model is open. ``fetch``: gives the content, if the model came without.
+    ``folder``: where its file is put for the processes of this host, which map it; default: a
+    temporary one, which is removed when the model is open. ``fetch``: gives the content, if the
+    model came without.
     """
     local = paths.local(model.path) if model.path else None
     key = (model.digest, model.load, model.options, place, version(local) if local else "")
@@ -126,7 +156,9 @@ def open_model(
 
 @contextlib.contextmanager
 def computing(predictor: object) -> Iterator[None]:
-    """After an error of CUDA a device computes nothing more: it is no row's error, and the model is not used again."""
+    """After an error of CUDA a device computes nothing more: it is no row's error, and the model is
+    not used again.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -153,7 +185,9 @@ def kind_of(model: Any) -> str:
     """Which module here knows a model. Nothing is imported to find out."""
     for base in type(model).__mro__:
         top, name = base.__module__.split(".")[0], base.__name__
-        if (top in ("keras", "tf_keras") or "keras" in base.__module__.split(".")[:3]) and name == "Model":
+        if (
+            top in ("keras", "tf_keras") or "keras" in base.__module__.split(".")[:3]
+        ) and name == "Model":
             return "keras"
     for base in type(model).__mro__:
         top, name = base.__module__.split(".")[0], base.__name__
@@ -165,10 +199,13 @@ def kind_of(model: Any) -> str:
             return "tensorflow"
     if callable(model):
         return "function"
-    method = " (here its method: model.predict)" if callable(getattr(model, "predict", None)) else ""
+    method = (
+        " (here its method: model.predict)" if callable(getattr(model, "predict", None)) else ""
+    )
     raise SettingsError(
-        f"model={model!r:.80} is a {type(model).__name__}: give a torch module, a Keras or ONNX model, a function on "
-        f"arrays{method}, a function without arguments that loads one of these, or the path of a file"
+        f"model={model!r:.80} is a {type(model).__name__}: give a torch module, a Keras or ONNX"
+        f" model, a function on arrays{method}, a function without arguments that loads one of"
+        " these, or the path of a file"
     )
 
 
@@ -178,7 +215,11 @@ def is_loader(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False  # of C, as numpy's are
-    needed = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    needed = [
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
     return not needed
 
 
@@ -187,15 +228,17 @@ def _kind_of_path(path: str) -> str:
     if paths.local(name) and os.path.isdir(paths.local(name) or ""):
         if os.path.exists(os.path.join(paths.local(name) or "", "saved_model.pb")):
             return "tensorflow"
-        raise SettingsError(f"model={path!r} is a folder without saved_model.pb: give a SavedModel, or a file")
+        raise SettingsError(
+            f"model={path!r} is a folder without saved_model.pb: give a SavedModel, or a file"
+        )
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     if not suffix:
         return "tensorflow"
     raise SettingsError(
-        f"model={path!r}: {suffix!r} is no known kind of file; known: {', '.join(_SUFFIXES)}, and the folder of a "
-        "SavedModel. For others give a function that loads the model"
+        f"model={path!r}: {suffix!r} is no known kind of file; known: {', '.join(_SUFFIXES)}, and"
+        " the folder of a SavedModel. For others give a function that loads the model"
     )
 
 
@@ -210,8 +253,8 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
     if local is not None:
         if not os.path.exists(local):
             raise SettingsError(
-                f"model={model.path!r} is not there on {os.uname().nodename}: name a path that all hosts reach, or "
-                "give the model itself, which is sent to them"
+                f"model={model.path!r} is not there on {os.uname().nodename}: name a path that all"
+                " hosts reach, or give the model itself, which is sent to them"
             )
         yield local
     elif folder is not None:
@@ -223,8 +266,9 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
 
 @contextlib.contextmanager
 def _opening(model: Model) -> Iterator[None]:
-    """SettingsError, with what the framework says, for a file that it does not open. Errors of the program's own
-    functions are theirs."""
+    """SettingsError, with what the framework says, for a file that it does not open. Errors of the
+    program's own functions are theirs.
+    """
     try:
         yield
     except Exception as error:
@@ -232,7 +276,8 @@ def _opening(model: Model) -> Iterator[None]:
             raise
         named = f"model={model.path!r}" if model.path else "the model"
         raise SettingsError(
-            f"{named} cannot be opened: {type(error).__name__}: {_short(error)}{_CURES.get(model.kind, '')}"
+            f"{named} cannot be opened: {type(error).__name__}:"
+            f" {_short(error)}{_CURES.get(model.kind, '')}"
         ) from error
 
 
@@ -243,7 +288,9 @@ def _short(error: Exception) -> str:
 
 
 def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
-    """The model's file in ``folder``, which processes of this host share: the first one writes it."""
+    """The model's file in ``folder``, which processes of this host share: the first one
+    writes it.
+    """
     path = os.path.join(folder, model.file_name)
     if os.path.exists(path):
         return path

@@ -15,43 +15,55 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-def named(columns: Mapping[str, Array], names: Sequence[str], what: str, ordered: bool) -> dict[str, Array]:
-    """``columns`` by the model's ``names``: by their own names if these are the model's, otherwise in order. Several
-    inputs that have no order (``ordered``: whether they have) must have the columns' names, and no column may come in
-    the place of an input when another one has its name: WholeError."""
+def named(
+    columns: Mapping[str, Array], names: Sequence[str], what: str, ordered: bool
+) -> dict[str, Array]:
+    """``columns`` by the model's ``names``: by their own names if these are the model's, otherwise
+    in order. Several inputs that have no order (``ordered``: whether they have) must have the
+    columns' names, and no column may come in the place of an input when another one has its name:
+    WholeError.
+    """
     if len(columns) != len(names):
         raise WholeError(
-            SettingsError(f"{what} takes {', '.join(names)}, and is given {counted(len(columns), 'column')}")
+            SettingsError(
+                f"{what} takes {', '.join(names)}, and is given {counted(len(columns), 'column')}"
+            )
         )
     if set(columns) == set(names):
         return {name: columns[name] for name in names}
     if len(names) > 1 and not ordered:
         raise WholeError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, in no order, and columns {', '.join(columns)} are given: give them "
-                "the names of the inputs, with inputs="
+                f"{what} takes {', '.join(names)}, in no order, and columns {', '.join(columns)}"
+                " are given: give them the names of the inputs, with inputs="
             )
         )
     if crossed([*columns], names):
         raise WholeError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, and columns {', '.join(columns)} are given: in order, "
-                f"{crossed([*columns], names)!r} would come in the place of another input; give them the names of the "
-                "inputs, with inputs="
+                f"{what} takes {', '.join(names)}, and columns {', '.join(columns)} are given: in"
+                f" order, {crossed([*columns], names)!r} would come in the place of another input;"
+                " give them the names of the inputs, with inputs="
             )
         )
     return dict(zip(names, columns.values(), strict=True))
 
 
 def crossed(given: Sequence[str], names: Sequence[str]) -> str:
-    """A name that both have, in different places; "" if there is none. Then an order is not what anybody meant."""
-    return next((one for one, other in zip(given, names, strict=True) if one != other and one in names), "")
+    """A name that both have, in different places; "" if there is none. Then an order is not what
+    anybody meant.
+    """
+    return next(
+        (one for one, other in zip(given, names, strict=True) if one != other and one in names), ""
+    )
 
 
 def keys_of(model: Any) -> dict[str, Any]:
-    """The inputs of a Keras model, if they are a dict: Keras goes by its keys, whatever the names of the Input layers.
-    None stands for those that it has only been called with."""
-    given = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))  # of Keras 3, of Keras 2
+    """The inputs of a Keras model, if they are a dict: Keras goes by its keys, whatever the names
+    of the Input layers. None stands for those that it has only been called with.
+    """
+    # of Keras 3, of Keras 2
+    given = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))
     declared = next((each for each in given if isinstance(each, dict)), {})
     if declared or getattr(model, "inputs", None) or not hasattr(model, "get_build_config"):
         return declared
@@ -66,5 +78,7 @@ def cast(name: str, array: Array, dtype: Any) -> Array:
     found, place = casts.cast(array, dtype)
     if place >= 0:
         value = array.reshape(-1)[place]
-        raise DataError(f"input {name!r} takes {np.dtype(dtype)}, which does not hold {value} of {array.dtype}")
+        raise DataError(
+            f"input {name!r} takes {np.dtype(dtype)}, which does not hold {value} of {array.dtype}"
+        )
     return np.ascontiguousarray(found)

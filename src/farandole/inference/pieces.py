@@ -9,8 +9,10 @@ PIECE_BYTES = 128 << 20  # of a piece's rows in memory, about
 
 
 class Source(NamedTuple):
-    """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds, and ``size``: of
-    the file; -1: nobody says. ``keys``: the values in its path, as in year=2024/part.parquet."""
+    """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds,
+    and ``size``: of the file; -1: nobody says. ``keys``: the values in its path, as in
+    year=2024/part.parquet.
+    """
 
     path: str
     rows: int
@@ -34,8 +36,9 @@ class Piece(NamedTuple):
 
 
 def pieces(sources: Sequence[Source], rows: int) -> list[Piece]:
-    """All rows of all files, in order: at most ``rows`` in a piece, and fewer where they are large. An input without
-    rows is one empty piece, so that its columns are written, too."""
+    """All rows of all files, in order: at most ``rows`` in a piece, and fewer where they are large.
+    An input without rows is one empty piece, so that its columns are written, too.
+    """
     found: list[Piece] = []
     for file, source in enumerate(sources):
         most = at_once(source, rows, PIECE_BYTES)

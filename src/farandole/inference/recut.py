@@ -18,20 +18,24 @@ class Slice(NamedTuple, Generic[T]):
 
 
 class Batch(NamedTuple, Generic[T]):
-    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order. With ``together``,
-    ``rows`` may be several times the model's size: then they lie in one chunk."""
+    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order.
+    With ``together``, ``rows`` may be several times the model's size: then they lie in one chunk.
+    """
 
     row: int
     rows: int
     slices: tuple[Slice[T], ...]
 
 
-def recut(chunks: Iterator[T], length: Callable[[T], int], size: int, together: bool = False) -> Iterator[Batch[T]]:
-    """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A batch is given as
-    soon as its rows are there: no chunk is read ahead. Chunks may be empty.
+def recut(
+    chunks: Iterator[T], length: Callable[[T], int], size: int, together: bool = False
+) -> Iterator[Batch[T]]:
+    """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A
+    batch is given as soon as its rows are there: no chunk is read ahead. Chunks may be empty.
 
-    ``together``: all batches that lie in one chunk are given as one, so that what costs something for each is done once
-    for the chunk."""
+    ``together``: all batches that lie in one chunk are given as one, so that what costs something
+    for each is done once for the chunk.
+    """
     waiting: deque[Slice[T]] = deque()
     row = there = 0
     for chunk in chunks:

@@ -1,4 +1,6 @@
-"""The type of predictions, as Spark writes types, and arrays of a model as Arrow arrays of that type."""
+"""The type of predictions, as Spark writes types, and arrays of a model as Arrow arrays of that
+type.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,31 @@ if TYPE_CHECKING:
 _PURPOSE = "inference"
 # Spark's names of types, numpy's and Arrow's.
 _NUMBERS = {
-    "tinyint": "int8", "byte": "int8", "smallint": "int16", "short": "int16", "int": "int32", "integer": "int32",
-    "bigint": "int64", "long": "int64", "float": "float32", "real": "float32", "double": "float64",
-}  # fmt: skip
+    "tinyint": "int8",
+    "byte": "int8",
+    "smallint": "int16",
+    "short": "int16",
+    "int": "int32",
+    "integer": "int32",
+    "bigint": "int64",
+    "long": "int64",
+    "float": "float32",
+    "real": "float32",
+    "double": "float64",
+}
 _SPARK = {
-    "bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
-    "uint16": "int", "uint32": "bigint", "float16": "float", "float32": "float", "float64": "double",
-}  # fmt: skip
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "float16": "float",
+    "float32": "float",
+    "float64": "double",
+}
 DEFAULT = "array<float>"  # where neither user nor model says
 _OTHERS = ("boolean", "string", "binary")
 _TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+(?:\([\d, ]*\))?|[<>:,])")  # decimal(10,2) is one
@@ -33,12 +53,15 @@ EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<
 
 
 class ShapeError(DataError):
-    """What a model gave has another form than its type: that is of the model, not of single rows."""
+    """What a model gave has another form than its type: that is of the model, not of single
+    rows.
+    """
 
 
 class Type(NamedTuple):
-    """``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers. ``items``: of an array.
-    ``fields``: of a struct."""
+    """``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers. ``items``:
+    of an array. ``fields``: of a struct.
+    """
 
     kind: str
     dtype: str = ""
@@ -54,25 +77,43 @@ class Type(NamedTuple):
 
 
 def parse(text: Any) -> Type:
-    """The type that ``text`` means: Spark's DDL ("array<float>", "a int, b string") or a Spark DataType. SettingsError
-    for others."""
-    words = text if isinstance(text, str) else text.simpleString() if hasattr(text, "simpleString") else None
+    """The type that ``text`` means: Spark's DDL ("array<float>", "a int, b string") or a Spark
+    DataType. SettingsError for others.
+    """
+    words = (
+        text
+        if isinstance(text, str)
+        else text.simpleString()
+        if hasattr(text, "simpleString")
+        else None
+    )
     if words is None:
-        raise SettingsError(f"returns={text!r} is a {type(text).__name__}: give a type as Spark writes it, {EXAMPLES}")
+        raise SettingsError(
+            f"returns={text!r} is a {type(text).__name__}: give a type as Spark writes it,"
+            f" {EXAMPLES}"
+        )
     tokens = _tokens(words)
     try:
-        found, rest = _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
+        found, rest = (
+            _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
+        )
     except IndexError:
-        raise SettingsError(f"returns={words!r} ends too early; give a type as in {EXAMPLES}") from None
+        raise SettingsError(
+            f"returns={words!r} ends too early; give a type as in {EXAMPLES}"
+        ) from None
     if rest:
-        raise SettingsError(f"returns={words!r}: {''.join(rest)!r} follows the type; give one as in {EXAMPLES}")
+        raise SettingsError(
+            f"returns={words!r}: {''.join(rest)!r} follows the type; give one as in {EXAMPLES}"
+        )
     return found
 
 
 def of(shape: Sequence[int | None], dtype: Any) -> Type:
     """The type of one row's array. One number in an array of its own stands for itself."""
     name = np.dtype(dtype).name
-    found = Type("number", _NUMBERS[_SPARK.get(name, "float")]) if name != "bool" else Type("boolean")
+    found = (
+        Type("number", _NUMBERS[_SPARK.get(name, "float")]) if name != "bool" else Type("boolean")
+    )
     if np.dtype(dtype).kind in "UO":
         found = Type("string")
     for _ in () if tuple(shape) == (1,) else shape:
@@ -85,7 +126,10 @@ def _tokens(words: str) -> list[str]:
     while words[place:].strip():
         match = _TOKENS.match(words, place)
         if match is None:
-            raise SettingsError(f"returns={words!r}: {words[place:].strip()!r} is no type; give one as in {EXAMPLES}")
+            raise SettingsError(
+                f"returns={words!r}: {words[place:].strip()!r} is no type; give one as in"
+                f" {EXAMPLES}"
+            )
         found.append(match[1])
         place = match.end()
     return found
@@ -108,7 +152,8 @@ def _type(tokens: list[str]) -> tuple[Type, list[str]]:
         return Type(word), rest
     known = [*_NUMBERS, *_OTHERS, "array", "struct"]
     raise SettingsError(
-        f"returns: {tokens[0]!r} is no type of predictions; known: {', '.join(known)}{did_you_mean(word, known)}"
+        f"returns: {tokens[0]!r} is no type of predictions; known:"
+        f" {', '.join(known)}{did_you_mean(word, known)}"
     )
 
 
@@ -126,7 +171,9 @@ def _fields(tokens: list[str], end: str) -> tuple[Type, list[str]]:
 
 def _expect(tokens: list[str], wanted: str) -> None:
     if tokens[0] != wanted:
-        raise SettingsError(f"returns: {tokens[0]!r} stands where {wanted!r} belongs; give a type as in {EXAMPLES}")
+        raise SettingsError(
+            f"returns: {tokens[0]!r} stands where {wanted!r} belongs; give a type as in {EXAMPLES}"
+        )
 
 
 @functools.lru_cache
@@ -146,20 +193,26 @@ def arrow_type(kind: Type) -> Any:
 def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any:
     """What a model gave for ``rows`` rows, as an Arrow array.
 
-    ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict or tuple for a
-    struct. Raises ShapeError for another number of rows or outputs, another shape or kind of number, and DataError for
-    values that the type does not hold. The array is a copy: a model may use its buffer again.
+    ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict
+    or tuple for a struct. Raises ShapeError for another number of rows or outputs, another shape or
+    kind of number, and DataError for values that the type does not hold. The array is a copy: a
+    model may use its buffer again.
     """
     pa = need("pyarrow", _PURPOSE)
     if kind.kind == "struct":
         parts = [
-            to_arrow(each, inner, rows, f"{name}'s {field!r}") for each, field, inner in _parts(output, kind, name)
+            to_arrow(each, inner, rows, f"{name}'s {field!r}")
+            for each, field, inner in _parts(output, kind, name)
         ]
         return pa.StructArray.from_arrays(parts, fields=list(arrow_type(kind)))
     output = _single(output, name)
     if len(output) != rows:
-        raise ShapeError(f"{name} gave {counted(len(output), 'row')} for {rows}: it must give one for each")
-    plain = isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
+        raise ShapeError(
+            f"{name} gave {counted(len(output), 'row')} for {rows}: it must give one for each"
+        )
+    plain = (
+        isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
+    )
     if kind.kind in ("string", "binary") or not plain:  # what is masked becomes null
         return _from_values(output, kind, name)
     return _from_numbers(output, kind, name)
@@ -169,14 +222,30 @@ def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
     names = [field for field, _ in kind.fields]
     if isinstance(output, Mapping):
         if missing := [field for field in names if field not in output]:
-            raise ShapeError(f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns= names")
+            raise ShapeError(
+                f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns="
+                " names"
+            )
         return [(output[field], field, inner) for field, inner in kind.fields]
-    if isinstance(output, (tuple, list)) and len(output) == len(names) and not _is_rows(output, kind):
-        return [(each, field, inner) for each, (field, inner) in zip(output, kind.fields, strict=True)]
+    if (
+        isinstance(output, (tuple, list))
+        and len(output) == len(names)
+        and not _is_rows(output, kind)
+    ):
+        return [
+            (each, field, inner) for each, (field, inner) in zip(output, kind.fields, strict=True)
+        ]
     if len(names) == 1:
         return [(output, *kind.fields[0])]
-    what = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"one {type(output).__name__}"
-    raise ShapeError(f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of these")
+    what = (
+        f"{len(output)} outputs"
+        if isinstance(output, (tuple, list))
+        else f"one {type(output).__name__}"
+    )
+    raise ShapeError(
+        f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of"
+        " these"
+    )
 
 
 def _is_rows(output: Any, kind: Type) -> bool:
@@ -198,11 +267,21 @@ def _depth(value: Any) -> int:
 def _single(output: Any, name: str) -> Any:
     if isinstance(output, Mapping) or (isinstance(output, tuple) and all(map(_is_array, output))):
         if len(output) == 1:
-            return _single(next(iter(output.values() if isinstance(output, Mapping) else output)), name)
-        what = ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
-        raise ShapeError(f"{name} gave several outputs ({what}): declare them with returns='struct<name:type,...>'")
+            return _single(
+                next(iter(output.values() if isinstance(output, Mapping) else output)), name
+            )
+        what = (
+            ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
+        )
+        raise ShapeError(
+            f"{name} gave several outputs ({what}): declare them with"
+            " returns='struct<name:type,...>'"
+        )
     if not hasattr(output, "__len__") or getattr(output, "shape", None) == ():
-        raise ShapeError(f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for each row")
+        raise ShapeError(
+            f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for"
+            " each row"
+        )
     return output
 
 
@@ -212,12 +291,17 @@ def _is_array(value: Any) -> bool:
 
 def _from_values(output: Any, kind: Type, name: str) -> Any:
     pa = need("pyarrow", _PURPOSE)
-    if kind.items is None and getattr(output, "ndim", 1) == 2 and output.shape[1] == 1:  # one value for each row
+    # one value for each row
+    if kind.items is None and getattr(output, "ndim", 1) == 2 and output.shape[1] == 1:
         output = output[:, 0]
     try:
-        return pa.array(output.tolist() if hasattr(output, "tolist") else list(output), arrow_type(kind))
+        return pa.array(
+            output.tolist() if hasattr(output, "tolist") else list(output), arrow_type(kind)
+        )
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{name} gave values that are no '{kind}': {error}. Declare the type with returns=") from error
+        raise DataError(
+            f"{name} gave values that are no '{kind}': {error}. Declare the type with returns="
+        ) from error
 
 
 def _from_numbers(output: Array, kind: Type, name: str) -> Any:
@@ -230,8 +314,8 @@ def _from_numbers(output: Array, kind: Type, name: str) -> Any:
     if output.ndim != depth + 1 or inner.kind not in ("number", "boolean"):
         fitting = of(output.shape[1:], output.dtype)
         raise ShapeError(
-            f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no column of '{kind}': "
-            f"give returns='{fitting}', or another shape"
+            f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no"
+            f" column of '{kind}': give returns='{fitting}', or another shape"
         )
     return _nested(_cast(output, inner, name), kind)
 
@@ -253,16 +337,17 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
         return np.array(output, order="C")
     if not np.can_cast(output.dtype, wanted, "same_kind"):
         raise ShapeError(
-            f"{name} gave {output.dtype.name}, which is no '{kind}': give returns='{of((), output.dtype)}', or convert "
-            "it in the model"
+            f"{name} gave {output.dtype.name}, which is no '{kind}': give"
+            f" returns='{of((), output.dtype)}', or convert it in the model"
         )
     found, place = cast(output, wanted)
-    if place < 0 and output.dtype.kind in "iu" and wanted.kind == "f":  # ids and counts: no rounding without a word
+    # ids and counts: no rounding without a word
+    if place < 0 and output.dtype.kind in "iu" and wanted.kind == "f":
         same = found.astype(output.dtype) == output
         place = -1 if same.all() else int(np.argmin(same))
     if place >= 0:
         raise DataError(
-            f"{name} gave {output.reshape(-1)[place]} of {output.dtype.name}, which '{kind}' does not hold: give "
-            f"returns='{of((), output.dtype)}', or another wider type"
+            f"{name} gave {output.reshape(-1)[place]} of {output.dtype.name}, which '{kind}' does"
+            f" not hold: give returns='{of((), output.dtype)}', or another wider type"
         )
     return np.ascontiguousarray(found)

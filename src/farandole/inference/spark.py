@@ -40,7 +40,8 @@ _STRUCTS = (  # Spark's vectors and images, as structs
 _sent_along: dict[
     str, Any
 ] = {}  # by Spark application: the folder of its archive, which executors fetch when they start
-_settled: set[str] = set()  # of a Python worker: the digests of models that were there when objects were frozen
+# of a Python worker: the digests of models that were there when objects were frozen
+_settled: set[str] = set()
 ByColumn = Mapping[str, Any] | Sequence[Any]
 
 
@@ -61,29 +62,40 @@ class _Job(NamedTuple):
 
 
 def predict_udf(
-    model: Any, *, returns: Any = None, batch_size: int = BATCH_SIZE, inputs: Sequence[str] | None = None,
-    shapes: ByColumn | None = None, dtypes: ByColumn | None = None, fill: ByColumn | None = None,
-    decode: ByColumn | None = None, stack: bool = False, errors: str = "raise", key: bool = False,
-    threads: int | None = None, device: str | None = None, **options: Any,
-) -> Any:  # fmt: skip
-    """A model as a function of columns: ``df.withColumn("scores", predict_udf(model)("features"))``.
+    model: Any,
+    *,
+    returns: Any = None,
+    batch_size: int = BATCH_SIZE,
+    inputs: Sequence[str] | None = None,
+    shapes: ByColumn | None = None,
+    dtypes: ByColumn | None = None,
+    fill: ByColumn | None = None,
+    decode: ByColumn | None = None,
+    stack: bool = False,
+    errors: str = "raise",
+    key: bool = False,
+    threads: int | None = None,
+    device: str | None = None,
+    **options: Any,
+) -> Any:
+    """A model as a function of columns: ``df.withColumn("scores",
+    predict_udf(model)("features"))``.
 
-    ``model``: a torch module, a Keras or ONNX model, a function on arrays (columns are its arguments), a function
-    without arguments that gives one of these, or a path: a file of torch, ``.keras``, ``.onnx``, the folder of a
-    SavedModel. It is sent to each executor once, and opened once in each Python worker.
-    ``returns``: the type of a row's prediction, as Spark writes it. Default: what the model tells, otherwise
-    "array<float>".
-    ``batch_size``: rows that the model gets at once, whatever Arrow's batches are.
-    ``inputs``: names for the columns, by which Keras, ONNX and SavedModels find their inputs.
-    ``shapes``, ``dtypes``, ``fill``, ``decode``: of columns, by their names in ``inputs``, or one for each in order;
-    see ``farandole.data.from_parquet``. Floating numbers get the model's own dtype.
-    ``stack``: columns are numbers, and together one array ``[rows, columns]``.
-    ``errors``: "raise" ends the query with one error, which names the row; "column" gives a struct of prediction and
-    error, one of which is null.
-    ``key``: the last column does not go to the model, but into messages, as the name of a row.
-    ``threads``: of the model, and to decode; default: spark.task.cpus. ``device``: default: the GPU that Spark gave to
-    the task, otherwise "cpu".
-    ``options``: ``custom_objects`` (Keras), ``signature`` (SavedModel), ``trust_pickle`` (files that name code to run).
+    ``model``: a torch module, a Keras or ONNX model, a function on arrays (columns are its
+    arguments), a function without arguments that gives one of these, or a path: a file of torch,
+    ``.keras``, ``.onnx``, the folder of a SavedModel. It is sent to each executor once, and opened
+    once in each Python worker. ``returns``: the type of a row's prediction, as Spark writes it.
+    Default: what the model tells, otherwise "array<float>". ``batch_size``: rows that the model
+    gets at once, whatever Arrow's batches are. ``inputs``: names for the columns, by which Keras,
+    ONNX and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: of
+    columns, by their names in ``inputs``, or one for each in order; see
+    ``farandole.data.from_parquet``. Floating numbers get the model's own dtype. ``stack``: columns
+    are numbers, and together one array ``[rows, columns]``. ``errors``: "raise" ends the query with
+    one error, which names the row; "column" gives a struct of prediction and error, one of which is
+    null. ``key``: the last column does not go to the model, but into messages, as the name of a
+    row. ``threads``: of the model, and to decode; default: spark.task.cpus. ``device``: default:
+    the GPU that Spark gave to the task, otherwise "cpu". ``options``: ``custom_objects`` (Keras),
+    ``signature`` (SavedModel), ``trust_pickle`` (files that name code to run).
 
     Raises SettingsError for a model or options that cannot be used.
     """
@@ -92,21 +104,40 @@ def predict_udf(
     packed = pack(model, **options)
     given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
     job = _Job(
-        packed._replace(content=b""), parse(returns or packed.returns or DEFAULT), whole("batch_size", batch_size, 1),
-        None if inputs is None else tuple(inputs), {name: value for name, value in given.items() if value is not None},
-        errors, key, stack, threads, device,
-    )  # fmt: skip
+        packed._replace(content=b""),
+        parse(returns or packed.returns or DEFAULT),
+        whole("batch_size", batch_size, 1),
+        None if inputs is None else tuple(inputs),
+        {name: value for name, value in given.items() if value is not None},
+        errors,
+        key,
+        stack,
+        threads,
+        device,
+    )
     return _function(job, packed.content)
 
 
-def predict_udf_of(loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any) -> Any:
-    """``predict_udf`` for those who say themselves, as ``cure``, what to do about a row that fails, for their users
-    cannot give ``errors``. ``read``: shapes, dtypes, fill and decode."""
+def predict_udf_of(
+    loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any
+) -> Any:
+    """``predict_udf`` for those who say themselves, as ``cure``, what to do about a row that fails,
+    for their users cannot give ``errors``. ``read``: shapes, dtypes, fill and decode.
+    """
     packed, read = pack(loader), {name: value for name, value in read.items() if value is not None}
     job = _Job(
-        packed._replace(content=b""), parse(returns), whole("batch_size", batch_size, 1), tuple(inputs), read, "raise",
-        False, False, None, None, cure,
-    )  # fmt: skip
+        packed._replace(content=b""),
+        parse(returns),
+        whole("batch_size", batch_size, 1),
+        tuple(inputs),
+        read,
+        "raise",
+        False,
+        False,
+        None,
+        None,
+        cure,
+    )
     return _function(job, packed.content)
 
 
@@ -120,15 +151,21 @@ def _function(job: _Job, content: bytes) -> Any:
 
 
 def transform(
-    frame: Any, model: Any, *, inputs: str | Sequence[str], output: str | Sequence[str] = PREDICTION,
-    key: str | None = None, errors: str = "raise", **options: Any,
-) -> Any:  # fmt: skip
+    frame: Any,
+    model: Any,
+    *,
+    inputs: str | Sequence[str],
+    output: str | Sequence[str] = PREDICTION,
+    key: str | None = None,
+    errors: str = "raise",
+    **options: Any,
+) -> Any:
     """A DataFrame with predictions beside its columns.
 
-    ``inputs``: the names of the columns that the model gets. ``output``: the name of the new column; several, where
-    ``returns`` is a struct: one for each of its fields. ``key``: a column that names rows in errors. With
-    ``errors="column"`` there is one more column, "prediction_error" (the first output's name with "_error").
-    ``options``: those of ``predict_udf``.
+    ``inputs``: the names of the columns that the model gets. ``output``: the name of the new
+    column; several, where ``returns`` is a struct: one for each of its fields. ``key``: a column
+    that names rows in errors. With ``errors="column"`` there is one more column, "prediction_error"
+    (the first output's name with "_error"). ``options``: those of ``predict_udf``.
     """
     from pyspark.sql import functions
 
@@ -142,7 +179,9 @@ def transform(
             f"output={outputs} names {counted(len(outputs), 'column')}, and returns='{kind}' has "
             f"{counted(len(fields), 'field')}"
         )
-    function = predict_udf(packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options)
+    function = predict_udf(
+        packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options
+    )
     found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
     if errors == "raise" and isinstance(output, str):
         return frame.withColumn(output, found)
@@ -150,11 +189,15 @@ def transform(
     top = _quoted(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
     columns = {outputs[0]: top}
     if not isinstance(output, str):
-        columns = {name: f"{top}.{_quoted(field)}" for name, field in zip(outputs, fields, strict=True)}
+        columns = {
+            name: f"{top}.{_quoted(field)}" for name, field in zip(outputs, fields, strict=True)
+        }
     if errors == "column":
         columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
     frame = frame.withColumn(whole, found)
-    return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(whole)
+    return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(
+        whole
+    )
 
 
 def unused(frame: Any) -> str:
@@ -166,9 +209,11 @@ def unused(frame: Any) -> str:
 
 
 def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
-    """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark gives to an Arrow
-    or pandas function in the form of iterators; what comes out is of the same kind. ``masked``: after the columns come
-    as many that hold their types where they are null, or such lists."""
+    """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark
+    gives to an Arrow or pandas function in the form of iterators; what comes out is of the same
+    kind. ``masked``: after the columns come as many that hold their types where they are null, or
+    such lists.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -194,23 +239,36 @@ def _how(job: _Job, columns: int, threads: int) -> How:
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.key))
     if len(names) + job.key != columns:
         raise SettingsError(
-            f"predict_udf is given {counted(columns, 'column')}, and inputs={list(names)}{' and a key' * job.key} "
-            f"names {len(names) + job.key}"
+            f"predict_udf is given {counted(columns, 'column')}, and"
+            f" inputs={list(names)}{' and a key' * job.key} names {len(names) + job.key}"
         )
     options = {name: _by_name(name, job.options.get(name, {}), names) for name in Wanted._fields}
     wanted = Wanted(**options)
     check_names(wanted, names)
-    return How(names, job.returns, job.batch_size, wanted, job.errors, job.key, job.stack, threads, job.cure)
+    return How(
+        names,
+        job.returns,
+        job.batch_size,
+        wanted,
+        job.errors,
+        job.key,
+        job.stack,
+        threads,
+        job.cure,
+    )
 
 
 def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise SettingsError(f"{option}={value!r} must be a dict by column, or a list with one for each column")
+        raise SettingsError(
+            f"{option}={value!r} must be a dict by column, or a list with one for each column"
+        )
     if len(value) != len(names):
         raise SettingsError(
-            f"{option}={value!r} has {len(value)} for {counted(len(names), 'column')} ({', '.join(names)})"
+            f"{option}={value!r} has {len(value)} for {counted(len(names), 'column')}"
+            f" ({', '.join(names)})"
         )
     return {name: each for name, each in zip(names, value, strict=True) if each is not None}
 
@@ -219,35 +277,49 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool) -> Any:
-    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which null is a NaN, and
-    whole numbers beside it are floats, in lists, too. So a column goes along that holds the type of what is null, and
-    that of lists of whole numbers, but in SQL. ``task_of``: the task, with such columns or without. ``once``: a filter
-    on the result is no reason to compute it before the filter and again behind it, where whether a row fails hangs on
-    the rows before it (the first list of a column tells how long all are)."""
+    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which
+    null is a NaN, and whole numbers beside it are floats, in lists, too. So a column goes along
+    that holds the type of what is null, and that of lists of whole numbers, but in SQL.
+    ``task_of``: the task, with such columns or without. ``once``: a filter on the result is no
+    reason to compute it before the filter and again behind it, where whether a row fails hangs on
+    the rows before it (the first list of a column tells how long all are).
+    """
     from pyspark.sql import functions
 
     def made(found: Any) -> Any:
         return found.asNondeterministic() if once else found
 
-    with warnings.catch_warnings():  # that type hints are preferred: hints name the type, and here it is an argument
+    # that type hints are preferred: hints name the type, and here it is an argument
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*preferred to specify type hints", UserWarning)
         if hasattr(functions, "arrow_udf"):
-            return made(functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER))
-        plain, masked = (made(functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER))
-                         for each in (False, True))  # fmt: skip
+            return made(
+                functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
+            )
+        plain, masked = (
+            made(functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER))
+            for each in (False, True)
+        )
 
     @functools.wraps(plain)  # with what registers it for SQL
     def call(*columns: Any) -> Any:
         kinds = [functions.typeof(each) for each in columns]
-        told = [functions.isnull(each) | kind.rlike(_WHOLE_LISTS) for each, kind in zip(columns, kinds, strict=True)]
+        told = [
+            functions.isnull(each) | kind.rlike(_WHOLE_LISTS)
+            for each, kind in zip(columns, kinds, strict=True)
+        ]
         return masked(*columns, *(functions.when(*each) for each in zip(told, kinds, strict=True)))
 
     return call
 
 
-def _task(job: bytes, content: Any, archive: str, masked: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For the executors. A function inside a function is sent whole: Farandole need not be there to read it. Another
-    version that may be there does not count: what the driver has pickled is for its own."""
+def _task(
+    job: bytes, content: Any, archive: str, masked: bool
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For the executors. A function inside a function is sent whole: Farandole need not be there to
+    read it. Another version that may be there does not count: what the driver has pickled is for
+    its own.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import sys
@@ -311,8 +383,10 @@ def _content(content: Any) -> bytes:
 
 
 def _spare_the_collector(digest: str) -> None:
-    """Spark's daemon collects garbage after each task. It would look at every object of a framework each time, which
-    takes longer than many a task. What a model before this one has left is collected first."""
+    """Spark's daemon collects garbage after each task. It would look at every object of a framework
+    each time, which takes longer than many a task. What a model before this one has left is
+    collected first.
+    """
     if digest not in _settled:
         _settled.add(digest)
         gc.unfreeze()
@@ -321,7 +395,9 @@ def _spare_the_collector(digest: str) -> None:
 
 
 def _folder() -> str | None:
-    """The one that Spark has for files of this application on this executor, and removes with it."""
+    """The one that Spark has for files of this application on this executor, and removes with
+    it.
+    """
     from pyspark import SparkFiles
 
     found = str(SparkFiles.getRootDirectory())
@@ -335,7 +411,9 @@ def device_of(context: Any) -> str:
 
 
 def _chunk(columns: Sequence[Any], masked: bool, how: How) -> Chunk:
-    """Columns as pandas has them, with those that hold the types of some of their rows, as Arrow's."""
+    """Columns as pandas has them, with those that hold the types of some of their rows, as
+    Arrow's.
+    """
     number = len(columns) // (1 + masked)
     told = columns[number:] if masked else [None] * number
     names = [*how.inputs, ""]  # a key is for messages alone
@@ -343,8 +421,9 @@ def _chunk(columns: Sequence[Any], masked: bool, how: How) -> Chunk:
 
 
 def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
-    """A column as pandas has it: a Series, and for structs a DataFrame. ``kinds``: its type, where it is told.
-    ``name``: of the model's input. DataError for whole numbers that have lost digits."""
+    """A column as pandas has it: a Series, and for structs a DataFrame. ``kinds``: its type, where
+    it is told. ``name``: of the model's input. DataError for whole numbers that have lost digits.
+    """
     pa = need("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
         return _struct(column)
@@ -377,8 +456,9 @@ def _of_floats(kind: Any) -> bool:
 
 
 def _check_digits(found: Any, kind: Any, name: str) -> None:
-    """DataError for floating numbers so large that whole numbers, which they were, have lost digits. ``kind``: what
-    they were."""
+    """DataError for floating numbers so large that whole numbers, which they were, have lost
+    digits. ``kind``: what they were.
+    """
     pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
     if not name or not pa.types.is_integer(innermost(pa.types, kind)):
         return
@@ -387,14 +467,17 @@ def _check_digits(found: Any, kind: Any, name: str) -> None:
     largest = pc.max(pc.abs(found)).as_py() if len(found) - found.null_count else 0
     if largest >= _DIGITS:
         raise DataError(
-            f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark before 4.1 hands over "
-            f"{largest:.0f} and the like, with other digits: fill the nulls (df.fillna; in an array "
-            "F.transform(column, lambda x: F.coalesce(x, F.lit(0)))), leave such rows out, or use Spark 4.1"
+            f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark"
+            f" before 4.1 hands over {largest:.0f} and the like, with other digits: fill the nulls"
+            " (df.fillna; in an array F.transform(column, lambda x: F.coalesce(x, F.lit(0)))),"
+            " leave such rows out, or use Spark 4.1"
         )
 
 
 def _named(kind: str) -> Any:
-    """The Arrow type of a type that Spark names, for a column without any value; null for what models do not take."""
+    """The Arrow type of a type that Spark names, for a column without any value; null for what
+    models do not take.
+    """
     pa = need("pyarrow", _PURPOSE)
     if decimal := _DECIMAL.fullmatch(kind):
         return pa.decimal128(38, int(decimal[1]))
@@ -405,8 +488,9 @@ def _named(kind: str) -> Any:
 
 
 def _widest(kind: Any) -> Any:
-    """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as many as the values
-    at hand need, and those of a column's other rows may need more."""
+    """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as
+    many as the values at hand need, and those of a column's other rows may need more.
+    """
     pa = need("pyarrow", _PURPOSE)
     if pa.types.is_decimal(kind):
         return pa.decimal128(38, kind.scale)
@@ -414,15 +498,19 @@ def _widest(kind: Any) -> Any:
 
 
 def _struct(columns: Any) -> Any:
-    """A row of pandas is never null: one without any value stands for it. The types of a vector's or image's fields do
-    not depend on what the rows hold."""
+    """A row of pandas is never null: one without any value stands for it. The types of a vector's
+    or image's fields do not depend on what the rows hold.
+    """
     pa = need("pyarrow", _PURPOSE)
     known = ({each.name: each.type for each in arrow_type(parse(kind))} for kind in _STRUCTS)
     kinds = next((kinds for kinds in known if kinds.keys() == {*columns}), {})
     fields = [
-        pa.array(columns[name], kinds[name], from_pandas=True) if kinds else _arrow(columns[name]) for name in columns
+        pa.array(columns[name], kinds[name], from_pandas=True) if kinds else _arrow(columns[name])
+        for name in columns
     ]
-    return pa.StructArray.from_arrays(fields, [*columns], mask=pa.array(columns.isna().all(axis=1).to_numpy()))
+    return pa.StructArray.from_arrays(
+        fields, [*columns], mask=pa.array(columns.isna().all(axis=1).to_numpy())
+    )
 
 
 def _pandas(array: Any) -> Any:
@@ -434,13 +522,17 @@ def _pandas(array: Any) -> Any:
 
     if not need("pyarrow", _PURPOSE).types.is_struct(array.type):
         return made(array)
-    return frame({field.name: made(each) for field, each in zip(array.type, array.flatten(), strict=True)})
+    return frame(
+        {field.name: made(each) for field, each in zip(array.type, array.flatten(), strict=True)}
+    )
 
 
 @functools.cache
 def _as_they_are() -> tuple[Any, Any]:
-    """A Series and a DataFrame that hold Arrow's own arrays, which know null from NaN, and integers beside null, until
-    Spark has them. Of lists and structs Spark makes Python's objects (by ``apply``), in which NaN would become null."""
+    """A Series and a DataFrame that hold Arrow's own arrays, which know null from NaN, and integers
+    beside null, until Spark has them. Of lists and structs Spark makes Python's objects (by
+    ``apply``), in which NaN would become null.
+    """
     pandas = need("pandas", _PURPOSE)
 
     class Series(pandas.Series):  # type: ignore[misc, name-defined]

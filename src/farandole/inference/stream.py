@@ -1,4 +1,5 @@
-"""Arrow columns in, a column of predictions out: re-cut into the model's batches, with failing rows found.
+"""Arrow columns in, a column of predictions out: re-cut into the model's batches, with failing rows
+found.
 
 Nothing here knows Spark, or any framework.
 """
@@ -44,7 +45,9 @@ _CURE = "Rows like it become null, with the error beside, with errors='column'"
 
 
 class Predictor(Protocol):
-    """A model, opened. Called with arrays ``[rows, ...]`` by the names of the columns, in their order."""
+    """A model, opened. Called with arrays ``[rows, ...]`` by the names of the columns, in their
+    order.
+    """
 
     floating: str | None
     """The dtype that the model's floating inputs have; None: as they come."""
@@ -53,9 +56,11 @@ class Predictor(Protocol):
 
 
 class How(NamedTuple):
-    """What to do with columns. ``inputs``: their names, for messages and for models whose inputs have names.
-    ``errors``: "raise" or "column". ``key``: one more column comes last, which names rows in errors. ``stack``: all
-    columns are numbers, and one array [rows, columns] for the model. ``cure``: what to do about a row that fails."""
+    """What to do with columns. ``inputs``: their names, for messages and for models whose inputs
+    have names. ``errors``: "raise" or "column". ``key``: one more column comes last, which names
+    rows in errors. ``stack``: all columns are numbers, and one array [rows, columns] for the model.
+    ``cure``: what to do about a row that fails.
+    """
 
     inputs: tuple[str, ...]
     returns: Type
@@ -72,17 +77,24 @@ class How(NamedTuple):
         """pyarrow's type of the column that comes out."""
         pa = need("pyarrow", _PURPOSE)
         kind = arrow_type(self.returns)
-        return kind if self.errors == "raise" else pa.struct([pa.field(PREDICTION, kind), pa.field(ERROR, pa.string())])
+        return (
+            kind
+            if self.errors == "raise"
+            else pa.struct([pa.field(PREDICTION, kind), pa.field(ERROR, pa.string())])
+        )
 
 
 Chunk = Sequence[Any]  # of Arrow arrays, one for each column
 
 
-def predictions(chunks: Iterator[Chunk], predict: Predictor, how: How, source: str, first: int = 0) -> Iterator[Any]:
+def predictions(
+    chunks: Iterator[Chunk], predict: Predictor, how: How, source: str, first: int = 0
+) -> Iterator[Any]:
     """The predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
 
-    ``source``: where the rows are, for messages ("partition 3", a file), and ``first``: which one is the first. Raises
-    DataError that names the first failing row, unless ``how.errors`` is "column".
+    ``source``: where the rows are, for messages ("partition 3", a file), and ``first``: which one
+    is the first. Raises DataError that names the first failing row, unless ``how.errors`` is
+    "column".
     """
     stream = _Stream(predict, how, source, first)
     try:
@@ -92,7 +104,9 @@ def predictions(chunks: Iterator[Chunk], predict: Predictor, how: How, source: s
 
 
 class _Prepared(NamedTuple):
-    """Batches as Arrow columns; ``arrays``: as the model takes them, None if the conversion failed."""
+    """Batches as Arrow columns; ``arrays``: as the model takes them, None if the conversion
+    failed.
+    """
 
     batch: Batch[Chunk]
     columns: Chunk
@@ -105,7 +119,11 @@ class _Stream:
         self._columns: tuple[Column, ...] | None = None
         self._describing = threading.Lock()
         decodes = bool(how.wanted.decode)
-        self._decoders = ThreadPoolExecutor(how.threads, "farandole-decode") if decodes and how.threads > 1 else None
+        self._decoders = (
+            ThreadPoolExecutor(how.threads, "farandole-decode")
+            if decodes and how.threads > 1
+            else None
+        )
         self._ahead = ThreadPoolExecutor(1, "farandole-ahead") if decodes else None
         self._largest = 0  # rows of a chunk
 
@@ -115,12 +133,17 @@ class _Stream:
                 pool.shutdown(cancel_futures=True)
 
     def run(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
-        """Predictions are given out as many at once as rows came in: few large arrays are cheaper than many."""
+        """Predictions are given out as many at once as rows came in: few large arrays are cheaper
+        than many.
+        """
         pa = need("pyarrow", _PURPOSE)
         done: list[Any] = []
         rows = 0
-        together = not self._how.wanted.decode  # what is decoded is many times as large: a batch at a time
-        for prepared in self._prepared(recut(self._counted(chunks), _rows, self._how.batch_size, together)):
+        # what is decoded is many times as large: a batch at a time
+        together = not self._how.wanted.decode
+        for prepared in self._prepared(
+            recut(self._counted(chunks), _rows, self._how.batch_size, together)
+        ):
             done += self._predicted(prepared)
             rows += prepared.batch.rows
             if rows >= self._largest:
@@ -158,11 +181,14 @@ class _Stream:
         batch, columns = prepared.batch, prepared.columns
 
         def arrays(begin: int, end: int) -> dict[str, Array]:
-            whole = begin % self._how.batch_size == 0 and end == min(begin + self._how.batch_size, batch.rows)
+            whole = begin % self._how.batch_size == 0 and end == min(
+                begin + self._how.batch_size, batch.rows
+            )
             if whole and prepared.arrays is not None:
                 return {name: array[begin:end] for name, array in prepared.arrays.items()}
             chosen = [column.slice(begin, end - begin) for column in columns]
-            return self._arrays(chosen, batch.row + begin)  # anew: a model that failed may have written to the others
+            # anew: a model that failed may have written to the others
+            return self._arrays(chosen, batch.row + begin)
 
         def call(begin: int, end: int) -> Any:
             found = self._predict(arrays(begin, end))
@@ -188,7 +214,10 @@ class _Stream:
         if part.error is None:
             found, why = part.found, pa.nulls(rows, pa.string())
         else:
-            found, why = pa.nulls(rows, arrow_type(self._how.returns)), pa.array([_text(part.error)], pa.string())
+            found, why = (
+                pa.nulls(rows, arrow_type(self._how.returns)),
+                pa.array([_text(part.error)], pa.string()),
+            )
         return pa.StructArray.from_arrays([found, why], fields=list(self._how.type))
 
     def _error(self, part: Part, prepared: _Prepared) -> DataError:
@@ -196,7 +225,9 @@ class _Stream:
         place = f"row {row} of {self._source}"
         if self._how.key:
             place = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({place})"
-        return DataError(f"prediction failed on {place}: {_text(part.error)}. {self._how.cure or _CURE}")
+        return DataError(
+            f"prediction failed on {place}: {_text(part.error)}. {self._how.cure or _CURE}"
+        )
 
     # Arrow columns as the model's arrays.
 
@@ -208,14 +239,17 @@ class _Stream:
                 self._columns = self._described(chosen, where)
             described = self._columns
         found = {
-            column.name: self._value(array, column, where) for array, column in zip(chosen, described, strict=True)
+            column.name: self._value(array, column, where)
+            for array, column in zip(chosen, described, strict=True)
         }
         if self._how.stack:
             return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
         return found
 
     def _described(self, columns: Chunk, where: Where) -> tuple[Column, ...]:
-        """What the columns are, by the first batch. Rows that are null are told later, one by one."""
+        """What the columns are, by the first batch. Rows that are null are told later, one by
+        one.
+        """
         found = []
         batch = [column.slice(0, self._how.batch_size) for column in columns]
         for name, array in zip(self._how.inputs, batch, strict=True):
@@ -243,7 +277,9 @@ class _Stream:
                 raise  # of these bytes
             raise WholeError(error) from None  # of the type, which all rows have
         if self._how.stack and column.kind != "number":
-            text = f"{array.type} is no number, and stack=True makes one array of columns of numbers"
+            text = (
+                f"{array.type} is no number, and stack=True makes one array of columns of numbers"
+            )
             raise WholeError(where.error(name, None, text))
         return column
 
@@ -252,7 +288,14 @@ class _Stream:
         if column.kind != "encoded":
             return found
         every = self._decoders.map if self._decoders else map
-        return np.stack([*every(lambda number: self._decoded(found[number], column, where, number), range(len(found)))])
+        return np.stack(
+            [
+                *every(
+                    lambda number: self._decoded(found[number], column, where, number),
+                    range(len(found)),
+                )
+            ]
+        )
 
     def _decoded(self, value: Any, column: Column, where: Where, number: int) -> Array:
         try:
@@ -262,8 +305,9 @@ class _Stream:
 
 
 def _first(array: Any) -> Callable[[], Any]:
-    """A row that shows the shape: the first one that is there, is an image where it should be one, and has the length
-    that most have."""
+    """A row that shows the shape: the first one that is there, is an image where it should be one,
+    and has the length that most have.
+    """
 
     def first() -> Any:
         if not len(array):
@@ -285,7 +329,9 @@ def _lengths(array: Any) -> Array | None:
     pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return plain(pc.list_value_length(array).fill_null(0))
-    if pa.types.is_struct(array.type) and {"size", "values"} <= {field.name for field in array.type}:
+    if pa.types.is_struct(array.type) and {"size", "values"} <= {
+        field.name for field in array.type
+    }:
         values_there = pc.list_value_length(pc.struct_field(array, "values"))
         return plain(pc.coalesce(pc.struct_field(array, "size"), values_there).fill_null(0))
     return None
@@ -302,14 +348,17 @@ def _joined(batch: Batch[Chunk]) -> Chunk:
         return [column.slice(one.begin, one.end - one.begin) for column in one.chunk]
     count = len(batch.slices[0].chunk)
     return [
-        _concatenated([each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices])
+        _concatenated(
+            [each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices]
+        )
         for place in range(count)
     ]
 
 
 def _concatenated(arrays: Sequence[Any]) -> Any:
-    """One array. What pandas makes of a column has another type where a chunk has nulls (int64 and float64), or nothing
-    else: the first type of values is that of all."""
+    """One array. What pandas makes of a column has another type where a chunk has nulls (int64 and
+    float64), or nothing else: the first type of values is that of all.
+    """
     pa = need("pyarrow", _PURPOSE)
     kinds = [array.type for array in arrays]
     kind = next((each for each in kinds if not pa.types.is_null(each)), kinds[0])

@@ -32,8 +32,9 @@ class Measured(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What was measured, and the choice. ``options`` goes to ``predict_udf``, ``transform`` or ``predict_parquet``:
-    ``predict_udf(model, **tuned.options)``."""
+    """What was measured, and the choice. ``options`` goes to ``predict_udf``, ``transform`` or
+    ``predict_parquet``: ``predict_udf(model, **tuned.options)``.
+    """
 
     batch_size: int
     threads: int
@@ -47,7 +48,9 @@ class Tuned(NamedTuple):
 
     @property
     def conf(self) -> dict[str, str]:
-        """Settings of Spark: threads of a task are its cores, and Arrow batches hold at least one of the model's."""
+        """Settings of Spark: threads of a task are its cores, and Arrow batches hold at least one
+        of the model's.
+        """
         return {
             "spark.task.cpus": str(self.threads),
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(self.arrow_rows),
@@ -57,29 +60,48 @@ class Tuned(NamedTuple):
         best = max(each.rate for each in self.measured)
         lines = ["batch size  threads  rows/s of one process"]
         for each in self.measured:
-            mark = "  <- chosen" if (each.batch_size, each.threads) == (self.batch_size, self.threads) else ""
-            lines.append(f"{each.batch_size:>10}  {each.threads:>7}  {each.rate:>12.0f} ({each.rate / best:.0%}){mark}")
+            mark = (
+                "  <- chosen"
+                if (each.batch_size, each.threads) == (self.batch_size, self.threads)
+                else ""
+            )
+            lines.append(
+                f"{each.batch_size:>10}  {each.threads:>7}  {each.rate:>12.0f}"
+                f" ({each.rate / best:.0%}){mark}"
+            )
         tasks, threads = counted(self.tasks, "task"), counted(self.threads, "thread")
         lines.append(f"{tasks} of {threads} fill{'s' * (self.tasks == 1)} this machine")
         return "\n".join(lines)
 
 
 def tune(
-    model: Any, sample: Any, *, inputs: Sequence[str] | None = None, returns: Any = None, seconds: float = 20.0,
-    sizes: Sequence[int] = SIZES, threads: Sequence[int] | None = None, device: str = "cpu",
-    shapes: Mapping[str, Any] | None = None, dtypes: Mapping[str, Any] | None = None,
-    fill: Mapping[str, Any] | None = None, decode: Mapping[str, Callable[[bytes], Any]] | None = None,
-    stack: bool = False, **options: Any,
-) -> Tuned:  # fmt: skip
-    """Measure a model on a sample of its rows, on this machine, and choose the batch size and the threads of a process.
+    model: Any,
+    sample: Any,
+    *,
+    inputs: Sequence[str] | None = None,
+    returns: Any = None,
+    seconds: float = 20.0,
+    sizes: Sequence[int] = SIZES,
+    threads: Sequence[int] | None = None,
+    device: str = "cpu",
+    shapes: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+    fill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+    stack: bool = False,
+    **options: Any,
+) -> Tuned:
+    """Measure a model on a sample of its rows, on this machine, and choose the batch size and the
+    threads of a process.
 
-    ``sample``: an Arrow table, a pandas or Spark DataFrame (its first 10,000 rows), or a dict of columns. ``inputs``:
-    columns that the model gets; default: all. ``seconds``: about how long it takes. ``sizes``, ``threads``: that are
-    tried; default: powers of 2, and 1, 2, 4 ... cores. Measure on a machine like the executors, and a quiet one.
-    Other arguments: those of ``predict_udf``.
+    ``sample``: an Arrow table, a pandas or Spark DataFrame (its first 10,000 rows), or a dict of
+    columns. ``inputs``: columns that the model gets; default: all. ``seconds``: about how long it
+    takes. ``sizes``, ``threads``: that are tried; default: powers of 2, and 1, 2, 4 ... cores.
+    Measure on a machine like the executors, and a quiet one. Other arguments: those of
+    ``predict_udf``.
 
-    The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the smallest. Raises what
-    ``predict_udf`` raises, and DataError for an empty sample.
+    The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the
+    smallest. Raises what ``predict_udf`` raises, and DataError for an empty sample.
     """
     packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
     if options:
@@ -96,9 +118,19 @@ def tune(
     counts = threads or [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]
     settings = [(size, count) for count in counts for size in sizes]
     rates = _rates(packed, columns, how, settings, seconds, device)
-    measured = tuple(Measured(size, count, rates[size, count]) for size, count in settings if (size, count) in rates)
+    measured = tuple(
+        Measured(size, count, rates[size, count])
+        for size, count in settings
+        if (size, count) in rates
+    )
     chosen = choose(measured)
-    return Tuned(chosen.batch_size, chosen.threads, max(chosen.batch_size, 10_000), cores // chosen.threads, measured)
+    return Tuned(
+        chosen.batch_size,
+        chosen.threads,
+        max(chosen.batch_size, 10_000),
+        cores // chosen.threads,
+        measured,
+    )
 
 
 def choose(measured: Sequence[Measured]) -> Measured:
@@ -109,10 +141,17 @@ def choose(measured: Sequence[Measured]) -> Measured:
 
 
 def _rates(
-    model: Model, columns: Sequence[Any], how: How, settings: Sequence[tuple[int, int]], seconds: float, device: str
+    model: Model,
+    columns: Sequence[Any],
+    how: How,
+    settings: Sequence[tuple[int, int]],
+    seconds: float,
+    device: str,
 ) -> dict[tuple[int, int], float]:
-    """Rows per second of each setting; settings take turns, so that what disturbs them disturbs all. Threads of a
-    process are set once by some frameworks: the settings of one number follow each other."""
+    """Rows per second of each setting; settings take turns, so that what disturbs them disturbs
+    all. Threads of a process are set once by some frameworks: the settings of one number follow
+    each other.
+    """
     began, found = time.monotonic(), {}
     counts = list(dict.fromkeys(count for _, count in settings))
     for number, count in enumerate(counts):
@@ -135,14 +174,20 @@ def _rate(predict: Predictor, columns: Sequence[Any], how: How) -> float:
     """Of as many rows as one batch has, at least, and for as long as can be measured."""
     rows, began = 0, time.perf_counter()
     while not rows or time.perf_counter() - began < _LEAST:
-        rows += sum(len(each) for each in predictions(_once(columns, how.batch_size), predict, how, "the sample"))
+        rows += sum(
+            len(each)
+            for each in predictions(_once(columns, how.batch_size), predict, how, "the sample")
+        )
     return rows / (time.perf_counter() - began)
 
 
 def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """One batch of rows of the sample, which begins anew where it ends."""
     rows = len(columns[0])
-    yield [column.take(np.arange(size) % rows) if size > rows else column.slice(0, size) for column in columns]
+    yield [
+        column.take(np.arange(size) % rows) if size > rows else column.slice(0, size)
+        for column in columns
+    ]
 
 
 def _table(sample: Any) -> Any:
@@ -151,11 +196,18 @@ def _table(sample: Any) -> Any:
         return sample
     if isinstance(sample, Mapping):
         return pa.table(
-            {name: column if isinstance(column, pa.Array) else _column(column) for name, column in sample.items()}
+            {
+                name: column if isinstance(column, pa.Array) else _column(column)
+                for name, column in sample.items()
+            }
         )
     if hasattr(sample, "sparkSession"):
         sample = sample.limit(10_000)
-        return sample.toArrow() if hasattr(sample, "toArrow") else pa.Table.from_pandas(sample.toPandas())
+        return (
+            sample.toArrow()
+            if hasattr(sample, "toArrow")
+            else pa.Table.from_pandas(sample.toPandas())
+        )
     return pa.Table.from_pandas(sample, preserve_index=False)
 
 

@@ -1,4 +1,6 @@
-"""Which model it is: the version of a file that may be written anew, and what stays equal from process to process."""
+"""Which model it is: the version of a file that may be written anew, and what stays equal from
+process to process.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,25 @@ from farandole.data import paths
 from farandole.data.extras import need
 from farandole.pickled import dumps
 
-_CHANGING = ("metadata.json", ".data/serialization_id")  # of Keras: the time; of torch: made of checksums
-_FACTS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "generation", "size")
+# of Keras: the time; of torch: made of checksums
+_CHANGING = ("metadata.json", ".data/serialization_id")
+_FACTS = (
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+    "generation",
+    "size",
+)
 
 
 def version(path: str) -> str:
-    """Size and time of a file, and of all files of a folder; of a URL: what its file system tells (etag, time, size).
-    "" if nobody knows."""
+    """Size and time of a file, and of all files of a folder; of a URL: what its file system tells
+    (etag, time, size). "" if nobody knows.
+    """
     local = paths.local(path)
     try:
         if local is None:
@@ -31,7 +45,11 @@ def version(path: str) -> str:
 
 
 def _local(path: str) -> list[tuple[Any, ...]]:
-    found = [path] if not os.path.isdir(path) else [os.path.join(top, n) for top, _, ns in os.walk(path) for n in ns]
+    found = (
+        [path]
+        if not os.path.isdir(path)
+        else [os.path.join(top, n) for top, _, ns in os.walk(path) for n in ns]
+    )
     facts = [(os.path.relpath(name, path), os.stat(name)) for name in found]
     return [(name, each.st_size, each.st_mtime_ns) for name, each in facts]
 
@@ -41,8 +59,12 @@ def _remote(path: str) -> str:
     system.invalidate_cache()
     info = system.info(inside)
     files = system.find(inside, detail=True) if info["type"] == "directory" else {inside: info}
-    facts = [(name, [(key, str(each[key])) for key in _FACTS if key in each]) for name, each in sorted(files.items())]
-    return _digest(facts) if all(len(each) > 1 for _, each in facts) else ""  # a size alone tells nothing
+    facts = [
+        (name, [(key, str(each[key])) for key in _FACTS if key in each])
+        for name, each in sorted(files.items())
+    ]
+    # a size alone tells nothing
+    return _digest(facts) if all(len(each) > 1 for _, each in facts) else ""
 
 
 def _digest(facts: Any) -> str:
@@ -50,8 +72,9 @@ def _digest(facts: Any) -> str:
 
 
 def identity(content: bytes) -> str:
-    """Of what was pickled or saved: without the numbers that cloudpickle draws for classes of the program, and without
-    the time at which Keras saved it."""
+    """Of what was pickled or saved: without the numbers that cloudpickle draws for classes of the
+    program, and without the time at which Keras saved it.
+    """
     digest = hashlib.sha256()
     for part in _parts(content):
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -20,7 +20,12 @@ from farandole.jax.collectives import (
 )
 from farandole.jax.gradients import reduce_gradients
 from farandole.jax.native import AXIS, init_distributed, mesh, spmd, use_native
-from farandole.jax.optimizer import DistributedOptimizer, distributed_gradients, grad, value_and_grad
+from farandole.jax.optimizer import (
+    DistributedOptimizer,
+    distributed_gradients,
+    grad,
+    value_and_grad,
+)
 from farandole.jax.pending import (
     allgather_async,
     allreduce_async,
@@ -37,7 +42,12 @@ from farandole.jax.primitive import plain_errors
 from farandole.jax.primitive import shutdown as shutdown  # in the place of that of basics
 from farandole.jax.seeds import seed_everything
 from farandole.jax.state import JaxState
-from farandole.jax.trees import allgather_object, broadcast_object, broadcast_parameters, check_replicas
+from farandole.jax.trees import (
+    allgather_object,
+    broadcast_object,
+    broadcast_parameters,
+    check_replicas,
+)
 
 __all__ = [
     "AXIS",

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 
 class AccumulationState(NamedTuple):
-    """``count``: updates since the last step. ``gradients``: their sum. ``inner``: the optimizer's own state."""
+    """``count``: updates since the last step. ``gradients``: their sum. ``inner``: the optimizer's
+    own state.
+    """
 
     count: Any
     gradients: Any
@@ -17,7 +19,8 @@ class AccumulationState(NamedTuple):
 
 
 def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
-    """``optimizer``, for every ``every``-th update, on the mean or the sum of them; the others give zeros.
+    """``optimizer``, for every ``every``-th update, on the mean or the sum of them; the others give
+    zeros.
 
     Other than in ``optax.MultiSteps``, ``optimizer`` is not even run for the others.
     """
@@ -26,9 +29,13 @@ def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
     each_of, zeros = jax.tree_util.tree_map, jnp.zeros_like
 
     def init(params: Any) -> AccumulationState:
-        return AccumulationState(jnp.zeros((), jnp.int32), each_of(zeros, params), optimizer.init(params))
+        return AccumulationState(
+            jnp.zeros((), jnp.int32), each_of(zeros, params), optimizer.init(params)
+        )
 
-    def update(updates: Any, state: AccumulationState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: AccumulationState, params: Any = None, **extra: Any
+    ) -> tuple[Any, Any]:
         total = each_of(lambda one, other: one + other, state.gradients, updates)
         full = state.count + 1 == every
 
@@ -39,7 +46,11 @@ def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
 
         def wait() -> tuple[Any, Any, Any]:
             shape = jax.eval_shape(step)[0]
-            return each_of(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape), state.inner, total
+            return (
+                each_of(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape),
+                state.inner,
+                total,
+            )
 
         if isinstance(full, jax.core.Tracer):
             found, inner, gradients = jax.lax.cond(full, step, wait)

@@ -45,8 +45,8 @@ def check_dtypes(kind: Kind, dtypes: Sequence[Any], name: str | None) -> None:
         if str(dtype).startswith("key<"):
             cure = "Take jax.random.key_data(key)"
         raise ValueError(
-            f"{kind.name.lower()}{'' if name is None else f' {name!r}'}: arrays of type {dtype} are not supported, "
-            f"only {', '.join(sorted(known))}. {cure}."
+            f"{kind.name.lower()}{'' if name is None else f' {name!r}'}: arrays of type {dtype} are"
+            f" not supported, only {', '.join(sorted(known))}. {cure}."
         )
 
 
@@ -62,7 +62,8 @@ class Collective:
     postscale: float = 1.0
     root: int = 0
     splits: tuple[int, ...] | None = None
-    rows: tuple[tuple[int, ...], ...] | None = None  # allgather: what each rank has, per array; None: as many as here
+    # allgather: what each rank has, per array; None: as many as here
+    rows: tuple[tuple[int, ...], ...] | None = None
     grouped: bool = False
     place: tuple[int, int] | None = None  # rank and size that shapes and gradients were made for
 
@@ -105,19 +106,26 @@ class Collective:
         engine = context.engine(self.process_set)
         if self.kind is Kind.ALLGATHER:
             every = self.expected(shapes)
-            return [((sum(rows), *shape[1:]), d) for rows, shape, d in zip(every, shapes, dtypes, strict=True)]
+            return [
+                ((sum(rows), *shape[1:]), d)
+                for rows, shape, d in zip(every, shapes, dtypes, strict=True)
+            ]
         if self.kind is Kind.REDUCESCATTER:
             own = [shares(shape[0], engine.size)[engine.rank] for shape in shapes]
-            return [((count, *shape[1:]), dtype) for count, shape, dtype in zip(own, shapes, dtypes, strict=True)]
+            return [
+                ((count, *shape[1:]), dtype)
+                for count, shape, dtype in zip(own, shapes, dtypes, strict=True)
+            ]
         if self.splits is not None:
             raise ValueError(
-                f"{self} with splits: what comes back has a shape that depends on the other ranks, which a jitted "
-                "program cannot have. Call it outside of jit, or deal rows evenly (pad them, and leave splits out)"
+                f"{self} with splits: what comes back has a shape that depends on the other ranks,"
+                " which a jitted program cannot have. Call it outside of jit, or deal rows evenly"
+                " (pad them, and leave splits out)"
             )
         if shapes[0][0] % engine.size:
             raise RequestError(
-                f"{self}: splits not provided, but first dimension of tensor is not an even multiple of the number of "
-                f"workers. ({shapes[0][0]} rows, {engine.size} workers)"
+                f"{self}: splits not provided, but first dimension of tensor is not an even"
+                f" multiple of the number of workers. ({shapes[0][0]} rows, {engine.size} workers)"
             )
         return list(zip(shapes, dtypes, strict=True))
 
@@ -155,8 +163,8 @@ class Collective:
         if self.place not in (None, (engine.rank, engine.size)):
             rank, size = self.place or (0, 0)
             raise ValueError(
-                f"this program was made for rank {rank} of {size}, but this is rank {engine.rank} of {engine.size}. "
-                "Call jax.clear_caches() when ranks have changed"
+                f"this program was made for rank {rank} of {size}, but this is rank {engine.rank}"
+                f" of {engine.size}. Call jax.clear_caches() when ranks have changed"
             )
 
     def _call(self, verb: str, arrays: Sequence[Array], told: dict[str, Any]) -> list[Any]:
@@ -176,13 +184,19 @@ class Collective:
             told.update(root_rank=self.root)
         elif self.kind is Kind.ALLTOALL:
             told.update(splits=self.splits)
-        small = arrays if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) else [carried(array) for array in arrays]
+        small = (
+            arrays
+            if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+            else [carried(array) for array in arrays]
+        )
         verb = f"{self.kind.name.lower()}_async"
         if not self.grouped:
             return int(getattr(_host, verb)(small[0], **told))
         return int(getattr(_host, f"grouped_{verb}")(small, **told))
 
-    def finish(self, handle: int, shapes: Shapes, dtypes: Sequence[Any], jitted: bool) -> list[Array]:
+    def finish(
+        self, handle: int, shapes: Shapes, dtypes: Sequence[Any], jitted: bool
+    ) -> list[Array]:
         """What ``run`` gives, for what ``start`` began with arrays of these shapes and types."""
         found = _host.synchronize(handle)
         results = list(found) if self.grouped else [found]
@@ -199,6 +213,7 @@ class Collective:
         for expected, rows in zip(self.expected(shapes), found, strict=True):
             if rows != expected:
                 raise ValueError(
-                    f"ranks have {list(rows)} rows, but inside a jitted program all must have as many, for shapes are "
-                    "fixed before it runs. Pad the arrays, or call allgather outside of jit"
+                    f"ranks have {list(rows)} rows, but inside a jitted program all must have as"
+                    " many, for shapes are fixed before it runs. Pad the arrays, or call allgather"
+                    " outside of jit"
                 )

@@ -1,4 +1,6 @@
-"""The collectives on JAX arrays: at once outside of programs, and inside ``jit``, ``grad``, ``vmap`` and ``scan``."""
+"""The collectives on JAX arrays: at once outside of programs, and inside ``jit``, ``grad``,
+``vmap`` and ``scan``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Tree = TypeVar("Tree")  # a container of arrays
 class _Cast(CastCompressor):
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        return tensor.astype(cls.dtype.value) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor, tensor.dtype
+        return (
+            tensor.astype(cls.dtype.value) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor
+        ), tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
@@ -33,7 +37,9 @@ class _Cast(CastCompressor):
 
 
 class Compression:
-    """How arrays travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+    """How arrays travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of
+    your own.
+    """
 
     Compressor = Compressor
     none = NoneCompressor
@@ -47,59 +53,96 @@ class Compression:
 
 @overload
 def allreduce(
-    tensor: ArrayLike, average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> jax.Array: ...  # fmt: skip
+    tensor: ArrayLike,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> jax.Array: ...
 @overload
 def allreduce(  # type: ignore[overload-cannot-match]  # without JAX, ArrayLike is anything
-    tensor: Tree, average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> Tree: ...  # fmt: skip
+    tensor: Tree,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Tree: ...
 @collective(
     "op",
     tensor="this rank's array, or a container (dictionary, list, ...) of arrays.",
-    example="metrics = hvd.allreduce({'loss': loss, 'accuracy': accuracy})  # the means over all ranks",
+    example=(
+        "metrics = hvd.allreduce({'loss': loss, 'accuracy': accuracy})  # the means over all ranks"
+    ),
 )
 def allreduce(
-    tensor: Any, average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Any:
     """The reduction of every rank's ``tensor``, as a new array of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
-    summed in float32, and rounded once. Gradients pass through it.
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
+    and bfloat16 are summed in float32, and rounded once. Gradients pass through it.
 
-    A container (dictionary, list, ... of arrays: metrics, say) is reduced as one unit, and gives one of its kind.
+    A container (dictionary, list, ... of arrays: metrics, say) is reduced as one unit, and gives
+    one of its kind.
     """
     leaves, kind = jax.tree_util.tree_flatten(tensor)
     call = Collective(
-        Kind.ALLREDUCE, name, process_set, reduce_op(average, op), prescale_factor, postscale_factor,
+        Kind.ALLREDUCE,
+        name,
+        process_set,
+        reduce_op(average, op),
+        prescale_factor,
+        postscale_factor,
         grouped=not jax.tree_util.treedef_is_leaf(kind),
-    )  # fmt: skip
+    )
     return jax.tree_util.tree_unflatten(kind, _reduced(call, leaves, compression))
 
 
 @collective("op")
 def grouped_allreduce(
-    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> list[jax.Array]:  # fmt: skip
+    tensors: Sequence[ArrayLike],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> list[jax.Array]:
     """``allreduce`` of several arrays as one unit."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
-    return _reduced(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression)
+    return _reduced(
+        Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression
+    )
 
 
-@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
-def allgather(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
+@collective(
+    "rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)"
+)
+def allgather(
+    tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD
+) -> jax.Array:
     """Every rank's ``tensor``, one below the other in rank order, as a new array.
 
-    At least one dimension. Outside of jit, the first may differ from rank to rank; the others and the type may not.
+    At least one dimension. Outside of jit, the first may differ from rank to rank; the others and
+    the type may not.
     """
-    return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[0]
+    return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[
+        0
+    ]
 
 
 @collective("rows")
@@ -107,14 +150,22 @@ def grouped_allgather(
     tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[jax.Array]:
     """``allgather`` of several arrays as one unit."""
-    return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors))
+    return differentiable.apply(
+        Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors)
+    )
 
 
 @collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
-def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
-    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on all ranks."""
+def broadcast(
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> jax.Array:
+    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on
+    all ranks.
+    """
     place_of(root_rank, process_set)
-    return differentiable.apply(Collective(Kind.BROADCAST, name, process_set, root=root_rank), as_arrays([tensor]))[0]
+    return differentiable.apply(
+        Collective(Kind.BROADCAST, name, process_set, root=root_rank), as_arrays([tensor])
+    )[0]
 
 
 @overload
@@ -123,19 +174,32 @@ def alltoall(
 ) -> jax.Array: ...
 @overload
 def alltoall(
-    tensor: ArrayLike, splits: Sequence[int] | ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD
+    tensor: ArrayLike,
+    splits: Sequence[int] | ArrayLike,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> tuple[jax.Array, jax.Array]: ...
 @collective(
-    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    "rows",
+    "splits",
+    example=(
+        "received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    ),
 )
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` (outside of jit only) a pair: that, and how many rows
-    came from each rank (int32). Dimensions but the first, and the type, must be the same on all ranks.
+    Gives what this rank received, in rank order; with ``splits`` (outside of jit only) a pair:
+    that, and how many rows came from each rank (int32). Dimensions but the first, and the type,
+    must be the same on all ranks.
     """
     dealt = None if splits is None else differentiable.splits_of(splits)
-    outputs = differentiable.apply(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), as_arrays([tensor]))
+    outputs = differentiable.apply(
+        Collective(Kind.ALLTOALL, name, process_set, splits=dealt), as_arrays([tensor])
+    )
     return outputs[0] if splits is None else (outputs[0], outputs[1])
 
 
@@ -149,26 +213,40 @@ gather = gather_by(alltoall)
     example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
 )
 def reducescatter(
-    tensor: ArrayLike, name: str | None = None, compression: Compressing = NoneCompressor,
-    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> jax.Array:  # fmt: skip
+    tensor: ArrayLike,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> jax.Array:
     """This rank's rows of the reduction, as a new array.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
-    the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
+    goes one row each to the first ranks.
     """
     how = reduce_op(None, op), prescale_factor, postscale_factor
-    return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[0]
+    return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[
+        0
+    ]
 
 
 @collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
-    tensors: Sequence[ArrayLike], name: str | None = None, compression: Compressing = NoneCompressor,
-    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[jax.Array]:  # fmt: skip
+    tensors: Sequence[ArrayLike],
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[jax.Array]:
     """``reducescatter`` of several arrays as one unit."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
-    return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors, compression)
+    return _reduced(
+        Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors, compression
+    )
 
 
 class _Barrier(NamedTuple):
@@ -191,17 +269,21 @@ class _Barrier(NamedTuple):
 
 @documented("init", "set", "disagree")
 def barrier(process_set: ProcessSet = WORLD) -> None:
-    """Return when all ranks (of the set) have come here, and all that this thread dispatched before is done. In a
-    program: its collectives go on when all ranks are there."""
+    """Return when all ranks (of the set) have come here, and all that this thread dispatched before
+    is done. In a program: its collectives go on when all ranks are there.
+    """
     host_call(_Barrier(process_set), [])
 
 
 @documented(
-    "init", "failed", example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()"
+    "init",
+    "failed",
+    example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()",
 )
 def join(device: int = -1) -> int:
-    """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and averages and what
-    changes nothing for the other operations, until all ranks have joined. The rank that joined last. Outside of jit.
+    """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and
+    averages and what changes nothing for the other operations, until all ranks have joined. The
+    rank that joined last. Outside of jit.
     """
     wait()
     return last_to_join()
@@ -210,7 +292,10 @@ def join(device: int = -1) -> int:
 def _reduced(call: Collective, tensors: Sequence[Any], compression: Any) -> list[Any]:
     pairs = [compression.compress(tensor) for tensor in as_arrays(tensors)]
     done = differentiable.apply(call, [small for small, _ in pairs])
-    return [compression.decompress(result, token) for result, (_, token) in zip(done, pairs, strict=True)]
+    return [
+        compression.decompress(result, token)
+        for result, (_, token) in zip(done, pairs, strict=True)
+    ]
 
 
 def as_arrays(tensors: Sequence[Any]) -> list[Any]:

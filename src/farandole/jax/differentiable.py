@@ -1,7 +1,8 @@
 """Gradients of the collectives.
 
-They are those of the sum of all ranks' losses; where Horovod's are not, its numbers count: gradients of allgather and
-broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/jax.md).
+They are those of the sum of all ranks' losses; where Horovod's are not, its numbers count:
+gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter are not
+divided (docs/jax.md).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
 
 
 def collective(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """The outputs of ``call``: by JAX's own collectives where they can be had, else over the host."""
+    """The outputs of ``call``: by JAX's own collectives where they can be had, else over the
+    host.
+    """
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return host_call(call, arrays) if native.position() is None else native.inside(call, arrays)
     if native.active():
@@ -58,7 +61,9 @@ def _sum(call: Collective, arrays: Sequence[Any], suffix: str) -> list[Any]:
 
 def _continuous(gradients: Sequence[Any]) -> list[int]:
     """Which of the gradients are numbers: those of whole numbers are not."""
-    return [place for place, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0]
+    return [
+        place for place, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0
+    ]
 
 
 def _filled(count: int, places: Sequence[int], values: Sequence[Any]) -> tuple[Arrays]:
@@ -68,8 +73,8 @@ def _filled(count: int, places: Sequence[int], values: Sequence[Any]) -> tuple[A
     return (tuple(gradients),)
 
 
-# What is linear: sums and averages, and all that only moves data. The gradient of Adasum is reduced as the array was,
-# as in Horovod.
+# What is linear: sums and averages, and all that only moves data. The gradient of Adasum is reduced
+# as the array was, as in Horovod.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -80,7 +85,8 @@ def _linear(call: Collective, arrays: Arrays) -> Arrays:
 def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
     dealt = _evenly(call, arrays)
     outputs = _linear(dealt, arrays)
-    rows = [jnp.empty((*array.shape[:1], 0)) for array in arrays]  # shapes are static, numbers would not be
+    # shapes are static, numbers would not be
+    rows = [jnp.empty((*array.shape[:1], 0)) for array in arrays]
     return outputs[: None if call.splits is not None else len(arrays)], (
         rows,
         outputs[1] if dealt.splits is not None else None,
@@ -88,9 +94,14 @@ def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
 
 
 def _evenly(call: Collective, arrays: Arrays) -> Collective:
-    """``call``; outside of ``jit``, an alltoall without splits tells them: its gradient goes back by those received,
-    and they are not even if ranks have different numbers of rows."""
-    if call.kind is not Kind.ALLTOALL or call.splits is not None or isinstance(arrays[0], jax.core.Tracer):
+    """``call``; outside of ``jit``, an alltoall without splits tells them: its gradient goes back
+    by those received, and they are not even if ranks have different numbers of rows.
+    """
+    if (
+        call.kind is not Kind.ALLTOALL
+        or call.splits is not None
+        or isinstance(arrays[0], jax.core.Tracer)
+    ):
         return call
     size = context.engine(call.process_set).size
     if not arrays[0].ndim or len(arrays[0]) % size:
@@ -115,7 +126,9 @@ def _linear_backward(call: Collective, kept: Any, gradients: Arrays) -> tuple[Ar
     elif call.kind is Kind.REDUCESCATTER:
         values = _scattered_backward(call, [rows[place].shape[0] for place in places], some)
     else:
-        means = apply(backward.renamed("", kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), some)
+        means = apply(
+            backward.renamed("", kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), some
+        )
         if call.kind is Kind.BROADCAST:
             here = context.rank() if native.position() is None else native.position()
             values = [jnp.where(here == call.root, mean, jnp.zeros_like(mean)) for mean in means]
@@ -127,32 +140,47 @@ def _linear_backward(call: Collective, kept: Any, gradients: Arrays) -> tuple[Ar
 _linear.defvjp(_linear_forward, _linear_backward)
 
 
-def _scattered_backward(call: Collective, rows: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
+def _scattered_backward(
+    call: Collective, rows: Sequence[int], gradients: Sequence[Any]
+) -> list[Any]:
     size = context.engine(call.process_set).size
     factor = call.prescale * call.postscale * (size if call.op is ReduceOp.SUM else 1)
-    scaled = [(gradient * factor).astype(gradient.dtype) if factor != 1 else gradient for gradient in gradients]
+    scaled = [
+        (gradient * factor).astype(gradient.dtype) if factor != 1 else gradient
+        for gradient in gradients
+    ]
     every = tuple(tuple(shares(count, size)) for count in rows)
     return apply(call.renamed(".gradient", kind=Kind.ALLGATHER, rows=every), scaled)
 
 
-def _own_rows(call: Collective, rows: Sequence[int], places: Sequence[int], means: Sequence[Any]) -> list[Any]:
+def _own_rows(
+    call: Collective, rows: Sequence[int], places: Sequence[int], means: Sequence[Any]
+) -> list[Any]:
     """This rank's part of the gradient of what was gathered."""
     engine, here = context.engine(call.process_set), native.position()
     if here is not None:
         return [
-            jax.lax.dynamic_slice_in_dim(mean, here * count, count) for mean, count in zip(means, rows, strict=True)
+            jax.lax.dynamic_slice_in_dim(mean, here * count, count)
+            for mean, count in zip(means, rows, strict=True)
         ]
     if isinstance(means[0], jax.core.Tracer):
-        every = call.expected([(count,) for count in rows]) if call.rows is None else [call.rows[i] for i in places]
+        every = (
+            call.expected([(count,) for count in rows])
+            if call.rows is None
+            else [call.rows[i] for i in places]
+        )
     else:
         told = call.renamed(".rows", rows=None, grouped=False)
         (table,) = collective(told, [jnp.asarray([rows], dtype=jnp.int32)])
         every = [tuple(column) for column in np.asarray(table).T.tolist()]
     firsts = [sum(counts[: engine.rank]) for counts in every]
-    return [mean[first : first + count] for mean, first, count in zip(means, firsts, rows, strict=True)]
+    return [
+        mean[first : first + count] for mean, first, count in zip(means, firsts, rows, strict=True)
+    ]
 
 
-# Extrema: the gradient goes where the extremum comes from, in equal parts if it comes from several ranks.
+# Extrema: the gradient goes where the extremum comes from, in equal parts if it comes from several
+# ranks.
 
 
 def _extrema(call: Collective, arrays: Sequence[Any]) -> list[Any]:
@@ -161,7 +189,12 @@ def _extrema(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     if (call.prescale, call.postscale) != (1.0, 1.0) and not all(floats):
         # multiples of whole numbers are truncated on the way, and have no gradients
         found = iter(
-            _linear(call, tuple(array for array, is_float in zip(arrays, floats, strict=True) if not is_float))
+            _linear(
+                call,
+                tuple(
+                    array for array, is_float in zip(arrays, floats, strict=True) if not is_float
+                ),
+            )
         )
         some = [array for array, is_float in zip(arrays, floats, strict=True) if is_float]
         others = iter(_extrema(call.renamed(".floats"), some) if some else ())
@@ -227,16 +260,23 @@ def _product_backward(call: Collective, arrays: Arrays, gradients: Arrays) -> tu
         jnp.where(count == zero, product / factor, 0)  # no other rank has a zero
         for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
     ]
-    return _filled(len(gradients), places, [total * other for total, other in zip(totals, others, strict=True)])
+    return _filled(
+        len(gradients), places, [total * other for total, other in zip(totals, others, strict=True)]
+    )
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
 def splits_of(splits: Any) -> tuple[int, ...]:
-    """Numbers of rows for alltoall. They must be known: the shapes of a program are fixed before it runs."""
+    """Numbers of rows for alltoall. They must be known: the shapes of a program are fixed before it
+    runs.
+    """
     if isinstance(splits, jax.core.Tracer):
-        raise ValueError("alltoall: splits must be numbers, not values of a jitted program: call it outside of jit")
+        raise ValueError(
+            "alltoall: splits must be numbers, not values of a jitted program: call it outside"
+            " of jit"
+        )
     values = np.asarray(splits)
     if values.ndim != 1:
         raise ValueError(f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions)")

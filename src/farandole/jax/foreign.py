@@ -1,10 +1,11 @@
 """Functions of the host as what XLA calls a foreign function, bound by ctypes.
 
-JAX's own callbacks copy what a function gives back twice. Here it reads XLA's buffers where they stand, and its results
-go straight to where the program wants them. The structures are those of XLA's typed FFI, versions 0.1 to 0.3, with the
-names of the header that jaxlib brings along (``jax.ffi.include_dir()``, then ``xla/ffi/api/c_api.h``). XLA takes
-handlers of older versions for a year at least. Where it does not take ours, on other platforms than the CPU, and before
-JAX 0.6, ``usable`` is False.
+JAX's own callbacks copy what a function gives back twice. Here it reads XLA's buffers where they
+stand, and its results go straight to where the program wants them. The structures are those of
+XLA's typed FFI, versions 0.1 to 0.3, with the names of the header that jaxlib brings along
+(``jax.ffi.include_dir()``, then ``xla/ffi/api/c_api.h``). XLA takes handlers of older versions for
+a year at least. Where it does not take ours, on other platforms than the CPU, and before JAX 0.6,
+``usable`` is False.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ _INVALID_ARGUMENT, _INTERNAL = 3, 13
 
 class XLA_FFI_Api_Version(ctypes.Structure):
     _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("major_version", c_int), ("minor_version", c_int),
-    )  # fmt: skip
+        ("struct_size", c_size_t),
+        ("extension_start", c_void_p),
+        ("major_version", c_int),
+        ("minor_version", c_int),
+    )
 
 
 class XLA_FFI_Metadata(ctypes.Structure):
-    _fields_ = (("struct_size", c_size_t), ("api_version", XLA_FFI_Api_Version), ("traits", c_uint32))
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("api_version", XLA_FFI_Api_Version),
+        ("traits", c_uint32),
+    )
 
 
 class XLA_FFI_Extension_Base(ctypes.Structure):
@@ -53,14 +61,24 @@ class XLA_FFI_Metadata_Extension(ctypes.Structure):
 
 
 class XLA_FFI_Buffer(ctypes.Structure):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("dtype", c_int), ("data", c_void_p))
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("extension_start", c_void_p),
+        ("dtype", c_int),
+        ("data", c_void_p),
+    )
 
 
 class XLA_FFI_Scalar(ctypes.Structure):
     _fields_ = (("dtype", c_int), ("value", POINTER(c_int64)))
 
 
-_SEVERAL = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p))
+_SEVERAL = (
+    ("struct_size", c_size_t),
+    ("extension_start", c_void_p),
+    ("size", c_int64),
+    ("types", c_void_p),
+)
 
 
 class XLA_FFI_Args(ctypes.Structure):
@@ -76,30 +94,48 @@ class XLA_FFI_Attrs(ctypes.Structure):
 
 
 class XLA_FFI_Error_Create_Args(ctypes.Structure):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("message", c_char_p), ("errc", c_int))
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("extension_start", c_void_p),
+        ("message", c_char_p),
+        ("errc", c_int),
+    )
 
 
 class XLA_FFI_Api(ctypes.Structure):
     _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", XLA_FFI_Api_Version),
+        ("struct_size", c_size_t),
+        ("extension_start", c_void_p),
+        ("api_version", XLA_FFI_Api_Version),
         ("internal_api", c_void_p),
         ("XLA_FFI_Error_Create", ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_Error_Create_Args))),
-    )  # fmt: skip
+    )
 
 
 class XLA_FFI_CallFrame(ctypes.Structure):
     _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", POINTER(XLA_FFI_Metadata_Extension)),
-        ("api", POINTER(XLA_FFI_Api)), ("ctx", c_void_p), ("stage", c_int),
-        ("args", XLA_FFI_Args), ("rets", XLA_FFI_Rets), ("attrs", XLA_FFI_Attrs),
-    )  # fmt: skip
+        ("struct_size", c_size_t),
+        ("extension_start", POINTER(XLA_FFI_Metadata_Extension)),
+        ("api", POINTER(XLA_FFI_Api)),
+        ("ctx", c_void_p),
+        ("stage", c_int),
+        ("args", XLA_FFI_Args),
+        ("rets", XLA_FFI_Rets),
+        ("attrs", XLA_FFI_Attrs),
+    )
 
 
 class _Call:
-    """One call in a program: a token and arrays in, a token and arrays out. A program keeps its own alive."""
+    """One call in a program: a token and arrays in, a token and arrays out. A program keeps its own
+    alive.
+    """
 
     def __init__(
-        self, function: Callable[..., Sequence[Array]], in_place: bool, inputs: Sequence[Any], outputs: Sequence[Any]
+        self,
+        function: Callable[..., Sequence[Array]],
+        in_place: bool,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
     ) -> None:
         self._function, self._in_place = function, in_place
         self._inputs = [(aval.shape, np.dtype(aval.dtype)) for aval in inputs]
@@ -120,7 +156,8 @@ class _Call:
     def _given(self, source: Any, target: Any, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         memory = _bytes_at(target or source, nbytes)
-        if target and nbytes and target.contents.data != source.contents.data:  # XLA was asked to make it one
+        # XLA was asked to make it one
+        if target and nbytes and target.contents.data != source.contents.data:
             memory[:] = _bytes_at(source, nbytes)
         memory.flags.writeable = target is not None
         array: Array = memory.view(dtype).reshape(shape)
@@ -130,7 +167,8 @@ class _Call:
 def _copy(array: Array, target: Any, shape: tuple[int, ...], dtype: Any) -> None:
     if array.shape != shape or array.dtype != dtype:
         raise RuntimeError(
-            f"a result is {array.dtype}{list(array.shape)}, but the program has room for {dtype}{list(shape)}"
+            f"a result is {array.dtype}{list(array.shape)}, but the program has room for"
+            f" {dtype}{list(shape)}"
         )
     _bytes_at(target, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -164,20 +202,31 @@ def _handle(pointer: Any) -> int | None:
 def _find(number: int) -> _Call:
     call = _calls.get(number)
     if call is None:
-        raise RuntimeError("this program was compiled by another process, and its collectives with it: compile it here")
+        raise RuntimeError(
+            "this program was compiled by another process, and its collectives with it: compile it"
+            " here"
+        )
     return call
 
 
 def _describe(frame: XLA_FFI_CallFrame) -> None:
-    """Tell XLA its own version, or the newest that we know; the oldest, if it does not say (before 0.2)."""
+    """Tell XLA its own version, or the newest that we know; the oldest, if it does not say (before
+    0.2).
+    """
     spoken = frame.api.contents.api_version if frame.api else None
     mine = frame.extension_start.contents.metadata.contents.api_version
-    newest = _OLDEST if spoken is None else min((spoken.major_version, spoken.minor_version), _NEWEST)
+    newest = (
+        _OLDEST if spoken is None else min((spoken.major_version, spoken.minor_version), _NEWEST)
+    )
     mine.major_version, mine.minor_version = newest
 
 
 def _failed(api: XLA_FFI_Api, error: BaseException) -> int | None:
-    text = str(error) if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: {error}"
+    text = (
+        str(error)
+        if type(error) in (ValueError, RuntimeError)
+        else f"{type(error).__name__}: {error}"
+    )
     code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _INTERNAL
     size = ctypes.sizeof(XLA_FFI_Error_Create_Args)
     told = XLA_FFI_Error_Create_Args(size, None, text.encode(errors="replace"), code)
@@ -190,7 +239,9 @@ _handler = ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_CallFrame))(_handle)
 
 @functools.cache
 def _registered() -> bool:
-    """Whether XLA takes our handler. To be called when the backend is there: before, an answer would come too late."""
+    """Whether XLA takes our handler. To be called when the backend is there: before, an answer
+    would come too late.
+    """
     handler = jax.ffi.pycapsule(ctypes.cast(_handler, c_void_p).value)
     try:
         jax.ffi.register_ffi_target(_TARGET, {"execute": handler}, platform="cpu", api_version=1)
@@ -210,19 +261,27 @@ def usable(ctx: Any) -> bool:
 
 
 def emit(
-    ctx: Any, function: Callable[..., Sequence[Array]], in_place: bool, token: Any, operands: Sequence[Any]
+    ctx: Any,
+    function: Callable[..., Sequence[Array]],
+    in_place: bool,
+    token: Any,
+    operands: Sequence[Any],
 ) -> tuple[list[Any], Any]:
     """A call of ``function`` in a program that is being made: its results, and the token after it.
 
-    ``function`` gets arrays that are there until it returns, and may only be read; with ``in_place`` it leaves its
-    results in the first of them (what the program needs otherwise, XLA copies before). What it raises fails the
-    program, as an INVALID_ARGUMENT for a ValueError, as an INTERNAL for others, with type and text.
+    ``function`` gets arrays that are there until it returns, and may only be read; with
+    ``in_place`` it leaves its results in the first of them (what the program needs otherwise, XLA
+    copies before). What it raises fails the program, as an INVALID_ARGUMENT for a ValueError, as an
+    INTERNAL for others, with type and text.
     """
     call = _Call(function, in_place, ctx.avals_in, ctx.avals_out)
     number = next(_numbers)
     _calls[number] = call
-    ctx.module_context.add_host_callback(call)  # so it lives as long as the program, which is not stored on disk
-    ctx = replace(ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out])
+    # so it lives as long as the program, which is not stored on disk
+    ctx.module_context.add_host_callback(call)
+    ctx = replace(
+        ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out]
+    )
     aliases = {place: place for place in range(1, len(ctx.avals_out))} if in_place else None
     lowered = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     token, *results = lowered(ctx, token, *operands, call=np.int64(number))

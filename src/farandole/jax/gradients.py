@@ -32,27 +32,45 @@ class ModelsReducer(GradientListReducer):
         self.models = Models()
         self._names: dict[Any, tuple[str, ...]] = {}
 
-    def names_in(self, mark: int | None, names: tuple[str, ...], arrays: Sequence[Array]) -> tuple[str, ...]:
+    def names_in(
+        self, mark: int | None, names: tuple[str, ...], arrays: Sequence[Array]
+    ) -> tuple[str, ...]:
         """``names``, for the model of this mark; without one, for that of such names and shapes."""
         if self.codec is None:
             return names
         which = (names, tuple([array.shape for array in arrays]) if mark is None else mark)
         found = self._names.get(which)
         if found is None:
-            found = self._names[which] = names_in(self.models.place(which if mark is None else mark), names)
+            found = self._names[which] = names_in(
+                self.models.place(which if mark is None else mark), names
+            )
         return found
 
 
 class _Reduction:
-    """All gradients of a step, and behind them, to be looked at, samples of parameters; last, if ``marked``, a model's
-    mark and the number of its step. See ``primitive.HostCall``. Equal if the reducer and the names are. ``replica``: of
-    parameters that are there already, outside of programs."""
+    """All gradients of a step, and behind them, to be looked at, samples of parameters; last, if
+    ``marked``, a model's mark and the number of its step. See ``primitive.HostCall``. Equal if the
+    reducer and the names are. ``replica``: of parameters that are there already, outside of
+    programs.
+    """
 
     def __init__(
-        self, reducer: GradientListReducer, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
-        told: Collection[str] = (), replica: ArraysReplica | None = None, *, marked: bool = False,
-    ) -> None:  # fmt: skip
-        self.reducer, self.names, self.looked_at, self._marked = reducer, tuple(names), tuple(looked_at), marked
+        self,
+        reducer: GradientListReducer,
+        names: Sequence[str],
+        looked_at: Sequence[str] = (),
+        cures: Cures = CURES,
+        told: Collection[str] = (),
+        replica: ArraysReplica | None = None,
+        *,
+        marked: bool = False,
+    ) -> None:
+        self.reducer, self.names, self.looked_at, self._marked = (
+            reducer,
+            tuple(names),
+            tuple(looked_at),
+            marked,
+        )
         self._cures, self._told, self._replica = cures, told, replica
 
     def __hash__(self) -> int:
@@ -61,7 +79,10 @@ class _Reduction:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Reduction):
             return False
-        mine, theirs = (self.reducer, self.names, self.looked_at), (other.reducer, other.names, other.looked_at)
+        mine, theirs = (
+            (self.reducer, self.names, self.looked_at),
+            (other.reducer, other.names, other.looked_at),
+        )
         return mine == theirs and self._marked == other._marked
 
     def __str__(self) -> str:
@@ -75,7 +96,9 @@ class _Reduction:
     def in_place(self) -> bool:
         return True
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         for dtype, name in zip(dtypes, self.names, strict=False):
             check_dtypes(Kind.ALLREDUCE, [dtype], name)
         return list(zip(shapes, dtypes, strict=True))[: len(self.names)]
@@ -99,44 +122,68 @@ class _Reduction:
     "disagree",
     leaves="arrays of floating point or whole numbers, None, or float0.",
     names="one per leaf, for messages.",
-    reducer="a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its options count.",
+    reducer=(
+        "a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its"
+        " options count."
+    ),
     parameters="what the leaves are gradients of, in the same order, if that is known.",
-    mark="of the model, for a reducer that tells models apart, and the number of its step; or nothing.",
+    mark=(
+        "of the model, for a reducer that tells models apart, and the number of its step; or"
+        " nothing."
+    ),
     cures="what to advise when ranks have come apart.",
     told="kinds of findings that the user knows of.",
 )
 def reduce_gradients(
-    leaves: Sequence[Any], names: Sequence[str], reducer: GradientListReducer,
-    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (), mark: Sequence[Any] = (),
-) -> list[Any]:  # fmt: skip
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    parameters: Sequence[Any] = (),
+    cures: Cures = CURES,
+    told: Collection[str] = (),
+    mark: Sequence[Any] = (),
+) -> list[Any]:
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
-    What is None or has type float0 (the gradient of whole numbers) stays as it is. Ranks compare ``parameters`` now and
-    then (see ``frontend.agreement``).
-    Raises ValueError on all ranks, naming rank and array, when their lists differ (inside ``jit`` JAX makes a
-    JaxRuntimeError of it; see ``plain_errors``).
+    What is None or has type float0 (the gradient of whole numbers) stays as it is. Ranks compare
+    ``parameters`` now and then (see ``frontend.agreement``). Raises ValueError on all ranks, naming
+    rank and array, when their lists differ (inside ``jit`` JAX makes a JaxRuntimeError of it; see
+    ``plain_errors``).
     """
     results = list(leaves)
-    places = [place for place, leaf in enumerate(leaves) if leaf is not None and _dtype(leaf) != jax.dtypes.float0]
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if leaf is not None and _dtype(leaf) != jax.dtypes.float0
+    ]
     if not places:
         return results
     compression = reducer.options.compression
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
-    reduced = _reduced(reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told, mark)
+    reduced = _reduced(
+        reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told, mark
+    )
     for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(result, token)
     return results
 
 
 def _reduced(
-    reducer: GradientListReducer, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
-    told: Collection[str], mark: Sequence[Any],
-) -> list[Any]:  # fmt: skip
+    reducer: GradientListReducer,
+    names: Sequence[str],
+    arrays: list[Any],
+    parameters: Sequence[Any],
+    cures: Cures,
+    told: Collection[str],
+    mark: Sequence[Any],
+) -> list[Any]:
     options = reducer.options
     scales = options.prescale, options.postscale
-    call = Collective(Kind.ALLREDUCE, reducer.name, options.process_set, options.op, *scales, grouped=True)
+    call = Collective(
+        Kind.ALLREDUCE, reducer.name, options.process_set, options.op, *scales, grouped=True
+    )
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         if not options.codec and native.position() is not None:
             return native.inside(call, arrays)
@@ -150,7 +197,9 @@ def _reduced(
         looking = _Reduction(reducer, names, names, cures, told, marked=marked)
         return host_call(looking, [*arrays, *sample(parameters), *mark])
     replica = ArraysReplica(parameters, names, cures, told)
-    return host_call(_Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *mark])
+    return host_call(
+        _Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *mark]
+    )
 
 
 def _dtype(leaf: Any) -> Any:

@@ -1,5 +1,7 @@
-"""The models that one optimizer steps. Its functions have no state of their own, so one may serve several; what ranks
-keep on their hosts is of one of them: a codec's residuals, the centre of parameter servers."""
+"""The models that one optimizer steps. Its functions have no state of their own, so one may serve
+several; what ranks keep on their hosts is of one of them: a codec's residuals, the centre of
+parameter servers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-_single: dict[Hashable, tuple[str, int, int]] = {}  # see ``Models._check_lasts``: the stay in the job, step, how many
+# see ``Models._check_lasts``: the stay in the job, step, how many
+_single: dict[Hashable, tuple[str, int, int]] = {}
 
 
 class Models:
@@ -26,11 +29,14 @@ class Models:
     def __init__(self) -> None:
         self._marks = itertools.count()
         self._places: dict[Hashable, int] = {}
-        self._exchanged: dict[Hashable, tuple[str, int]] = {}  # the last step of each, and the stay in the job
+        # the last step of each, and the stay in the job
+        self._exchanged: dict[Hashable, tuple[str, int]] = {}
         self._began = False  # has a model begun here?
 
     def mark(self) -> Any:
-        """A new one, int32: a value of the program where that is traced, so that each of its runs has its own."""
+        """A new one, int32: a value of the program where that is traced, so that each of its runs
+        has its own.
+        """
         return host_call(_Mark(self), [])[0]
 
     def next_mark(self) -> int:
@@ -38,27 +44,36 @@ class Models:
         return next(self._marks)
 
     def place(self, mark: Hashable) -> int:
-        """The place of a model in the order of their first exchanges: the same on all ranks, which exchange in the same
-        order, while one of them may have made more models."""
+        """The place of a model in the order of their first exchanges: the same on all ranks, which
+        exchange in the same order, while one of them may have made more models.
+        """
         return self._places.setdefault(mark, len(self._places))
 
     @contextlib.contextmanager
     def once(self, mark: Hashable, step: int, keeper: str, lasts: bool = False) -> Iterator[None]:
-        """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the model's state; empty
-        if nothing does. ``lasts``: it does not go when this optimizer goes.
+        """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the
+        model's state; empty if nothing does. ``lasts``: it does not go when this optimizer goes.
 
-        Raises ValueError for a step that is computed anew: what is remembered of the first time, and of steps after it,
-        is wrong then. (What ``lasts`` may have been taken back, too.) The first step may be, for a program may be run
-        once to compile it; any may be after ``init()`` anew, as elastic programs go back to what they committed. And
-        for the third optimizer in a row that makes one step each."""
+        Raises ValueError for a step that is computed anew: what is remembered of the first time,
+        and of steps after it, is wrong then. (What ``lasts`` may have been taken back, too.) The
+        first step may be, for a program may be run once to compile it; any may be after ``init()``
+        anew, as elastic programs go back to what they committed. And for the third optimizer in a
+        row that makes one step each.
+        """
         now = context.scope(), step
         scope, last = self._exchanged.get(mark, ("", 0))
-        if keeper and step > 1 and scope == now[0] and (step == last or (step < last and not lasts)):
+        if (
+            keeper
+            and step > 1
+            and scope == now[0]
+            and (step == last or (step < last and not lasts))
+        ):
             raise ValueError(
-                f"step {step} of this model was exchanged before, and its result was dropped, but {keeper} counts both "
-                "times. optax.MultiSteps around DistributedOptimizer drops all passes but the last one: use "
-                "DistributedOptimizer(optimizer, backward_passes_per_step=...) instead, or put MultiSteps inside. To "
-                "go back to an earlier state, make a new optimizer"
+                f"step {step} of this model was exchanged before, and its result was dropped, but"
+                f" {keeper} counts both times. optax.MultiSteps around DistributedOptimizer drops"
+                " all passes but the last one: use DistributedOptimizer(optimizer,"
+                " backward_passes_per_step=...) instead, or put MultiSteps inside. To go back to"
+                " an earlier state, make a new optimizer"
             )
         if keeper and not lasts and step:
             self._check_lasts(mark, *now, keeper)
@@ -66,8 +81,9 @@ class Models:
         self._exchanged[mark] = now
 
     def _check_lasts(self, mark: Hashable, scope: str, step: int, keeper: str) -> None:
-        """Optimizers that no model began with may go on from a checkpoint, each with many steps. Three with a step each
-        are one that is made anew each time, and what it should keep is lost."""
+        """Optimizers that no model began with may go on from a checkpoint, each with many steps.
+        Three with a step each are one that is made anew each time, and what it should keep is lost.
+        """
         if self._began:
             return
         if self._exchanged:
@@ -78,11 +94,13 @@ class Models:
         _single[mark] = scope, step, count
         if count > 2:
             raise ValueError(
-                f"steps {step - 2}, {step - 1} and {step} of this model were made by three optimizers, and {keeper} "
-                "keeps something from step to step, which each of them lost: make DistributedOptimizer once, before "
-                "the first step. optax.inject_hyperparams around it makes a new one in each update outside of jax.jit: "
-                "put it inside, DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)), or jit "
-                "the update"
+                f"steps {step - 2}, {step - 1} and {step} of this model were made by three"
+                f" optimizers, and {keeper} keeps something from step to step, which each of them"
+                " lost: make DistributedOptimizer once, before the first step."
+                " optax.inject_hyperparams around it makes a new one in each update outside of"
+                " jax.jit: put it inside,"
+                " DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)), or"
+                " jit the update"
             )
 
 
@@ -103,7 +121,9 @@ class _Mark:
     def __str__(self) -> str:
         return "the mark of a model"
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         return [((), np.dtype(np.int32))]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:

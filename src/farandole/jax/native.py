@@ -1,10 +1,11 @@
-"""JAX's own collectives, where ``jax.distributed`` joins the processes' accelerators (NCCL, ICI; Gloo on CPUs).
+"""JAX's own collectives, where ``jax.distributed`` joins the processes' accelerators (NCCL, ICI;
+Gloo on CPUs).
 
-They exist only in programs over a mesh of all processes. So there is a mesh with one device per rank, and programs
-over it in which every rank sees its own arrays (``spmd``): inside, the functions of this package are ``jax.lax``'s.
-What is called outside of programs becomes a small program of that kind, when all ranks have agreed that they mean the
-same: XLA's collectives would hang if they did not. Plain ``jax.jit`` knows this rank's device alone; there, arrays
-travel over the host.
+They exist only in programs over a mesh of all processes. So there is a mesh with one device per
+rank, and programs over it in which every rank sees its own arrays (``spmd``): inside, the functions
+of this package are ``jax.lax``'s. What is called outside of programs becomes a small program of
+that kind, when all ranks have agreed that they mean the same: XLA's collectives would hang if they
+did not. Plain ``jax.jit`` knows this rank's device alone; there, arrays travel over the host.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ _forced: bool | None = None
     example="hvd.init()\nhvd.init_distributed()  # before any array is made",
 )
 def init_distributed(**options: Any) -> None:
-    """``jax.distributed.initialize`` for the ranks of this job: call it after ``hvd.init()`` and before JAX is used.
+    """``jax.distributed.initialize`` for the ranks of this job: call it after ``hvd.init()`` and
+    before JAX is used.
 
-    Each rank takes the accelerator of its local rank. ``options`` go to ``jax.distributed.initialize``.
+    Each rank takes the accelerator of its local rank. ``options`` go to
+    ``jax.distributed.initialize``.
     """
     if context.settings().tls and context.local_size() < context.size():
         raise SettingsError(
-            "init_distributed(): this job was started with --tls (FARANDOLE_TLS=1), and JAX does not encrypt what it "
-            "sends to other hosts: leave one of the two out"
+            "init_distributed(): this job was started with --tls (FARANDOLE_TLS=1), and JAX does"
+            " not encrypt what it sends to other hosts: leave one of the two out"
         )
     address = None
     if context.rank() == 0:
@@ -63,7 +66,9 @@ def init_distributed(**options: Any) -> None:
 
 
 def _here() -> str:
-    """This host's address for all ranks. What its name resolves to may be one that others cannot reach (127.0.1.1)."""
+    """This host's address for all ranks. What its name resolves to may be one that others cannot
+    reach (127.0.1.1).
+    """
     store = context.store()
     if store is None or context.cross_size() == 1:
         return "127.0.0.1"
@@ -72,7 +77,9 @@ def _here() -> str:
 
 @documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")
 def use_native(wanted: bool | None) -> None:
-    """Use JAX's own collectives where that is possible? None: if there are accelerators. The same on all ranks."""
+    """Use JAX's own collectives where that is possible? None: if there are accelerators. The same
+    on all ranks.
+    """
     global _forced
     _forced = wanted
 
@@ -93,22 +100,28 @@ def mesh() -> Mesh:
         context.skip_gradient_check()  # what goes on between the devices does not pass the engine
         places = objects.allgather_object(jax.process_index(), "jax.process_index")
         firsts = {device.process_index: device for device in reversed(jax.devices())}
-        known = _meshes["world"] = engine, Mesh(np.array([firsts[place] for place in places]), (AXIS,))
+        known = _meshes["world"] = (
+            engine,
+            Mesh(np.array([firsts[place] for place in places]), (AXIS,)),
+        )
     return known[1]
 
 
 @documented(
-    "ValueError, when a program is traced: it has what XLA has no collective for (Adasum, process sets, splits).",
+    "ValueError, when a program is traced: it has what XLA has no collective for (Adasum, process"
+    " sets, splits).",
     fun="a function of arrays, as for jax.jit.",
     options="those of jax.jit, but for static arguments.",
     example="@hvd.spmd\ndef mean(x):\n    return hvd.allreduce(x)",
 )
 def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """``jax.jit``, of a program over the devices of all ranks if there is a way: every rank calls it with arrays of its
-    own, of the same shapes, and gets its own results. ``options`` go to ``jax.jit``; no static arguments.
+    """``jax.jit``, of a program over the devices of all ranks if there is a way: every rank calls
+    it with arrays of its own, of the same shapes, and gets its own results. ``options`` go to
+    ``jax.jit``; no static arguments.
 
-    In it, collectives are XLA's: between accelerators, without the host. All ranks must trace the same program, so
-    ``hvd.rank()`` may not decide what is computed; ``jax.lax.axis_index(hvd.AXIS)`` may.
+    In it, collectives are XLA's: between accelerators, without the host. All ranks must trace the
+    same program, so ``hvd.rank()`` may not decide what is computed;
+    ``jax.lax.axis_index(hvd.AXIS)`` may.
     """
     plain = jax.jit(fun, **options)
     programs: dict[Any, Any] = {}
@@ -129,7 +142,9 @@ def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
-    """``fun`` on what each device has. To JAX all arrays are the same everywhere; it is told not to look."""
+    """``fun`` on what each device has. To JAX all arrays are the same everywhere; it is told not to
+    look.
+    """
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         def inner(both: Any) -> Any:
@@ -147,7 +162,9 @@ def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
 
 def _spread(leaf: Any, sharding: NamedSharding) -> Any:
     device = next(
-        candidate for candidate in sharding.mesh.devices.flat if candidate.process_index == jax.process_index()
+        candidate
+        for candidate in sharding.mesh.devices.flat
+        if candidate.process_index == jax.process_index()
     )
     local = jax.device_put(leaf, device)
     return jax.make_array_from_single_device_arrays(local.shape, sharding, [local])
@@ -165,7 +182,9 @@ def position() -> Any:
 
 
 def inside(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """``call`` among the devices of the mesh. Raises ValueError for what XLA has no collective for."""
+    """``call`` among the devices of the mesh. Raises ValueError for what XLA has no
+    collective for.
+    """
     why = _unfit(call, arrays)
     if why:
         raise ValueError(f"{call}: {why}, in a program of hvd.spmd; use jax.jit for it")
@@ -182,11 +201,18 @@ def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
         why = _inexact(call, [array.dtype for array in arrays])
         if why:
             return why
-    if call.splits is not None or call.rows not in (None, tuple((shape[0],) * size for shape in shapes)):
+    if call.splits is not None or call.rows not in (
+        None,
+        tuple((shape[0],) * size for shape in shapes),
+    ):
         return "ranks must have the same number of rows"
-    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL, Kind.ALLGATHER) and not all(map(len, shapes)):
+    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL, Kind.ALLGATHER) and not all(
+        map(len, shapes)
+    ):
         return "a scalar has no rows"
-    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL) and any(shape[0] % size for shape in shapes):
+    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL) and any(
+        shape[0] % size for shape in shapes
+    ):
         return f"rows must be a multiple of the number of ranks ({size})"
     return ""
 
@@ -196,8 +222,12 @@ def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
     scaled = (call.prescale, call.postscale) != (1.0, 1.0)
     if scaled and any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
         return "whole numbers are not multiplied by prescale_factor or postscale_factor"
-    if (scaled or call.op is ReduceOp.AVERAGE) and any(jnp.issubdtype(dtype, jnp.bool_) for dtype in dtypes):
-        return "averages and multiples of bool are not defined; use Min (all true) or Max (any true)"
+    if (scaled or call.op is ReduceOp.AVERAGE) and any(
+        jnp.issubdtype(dtype, jnp.bool_) for dtype in dtypes
+    ):
+        return (
+            "averages and multiples of bool are not defined; use Min (all true) or Max (any true)"
+        )
     return ""
 
 
@@ -209,20 +239,30 @@ def _one(call: Collective, array: Any) -> Any:
         return lax.all_to_all(array, AXIS, 0, 0, tiled=True)
     if kind is Kind.BROADCAST:
         mine = jnp.where(lax.axis_index(AXIS) == call.root, array, jnp.zeros_like(array))
-        return lax.psum(mine.astype(jnp.int8), AXIS).astype(bool) if array.dtype == bool else lax.psum(mine, AXIS)
+        return (
+            lax.psum(mine.astype(jnp.int8), AXIS).astype(bool)
+            if array.dtype == bool
+            else lax.psum(mine, AXIS)
+        )
     if kind is Kind.ALLREDUCE and call.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
         scaled = array if call.prescale == 1.0 else (array * call.prescale).astype(array.dtype)
         return _scaled(_extreme(call.op, scaled), call.postscale, array.dtype)
-    add = partial(lax.psum if kind is Kind.ALLREDUCE else partial(lax.psum_scatter, tiled=True), axis_name=AXIS)
+    add = partial(
+        lax.psum if kind is Kind.ALLREDUCE else partial(lax.psum_scatter, tiled=True),
+        axis_name=AXIS,
+    )
     if jnp.issubdtype(array.dtype, jnp.integer):
         return _whole_mean(array, add) if call.op is ReduceOp.AVERAGE else add(array)
     scale = call.prescale * call.postscale / (context.size() if call.op is ReduceOp.AVERAGE else 1)
-    return _scaled(add(array.astype(jnp.promote_types(array.dtype, jnp.float32))), scale, array.dtype)
+    return _scaled(
+        add(array.astype(jnp.promote_types(array.dtype, jnp.float32))), scale, array.dtype
+    )
 
 
 def _whole_mean(array: Any, add: Callable[[Any], Any]) -> Any:
-    """The mean, towards zero. The sum may not fit into the type where the mean does: so the ranks' quotients and
-    remainders are added up apart."""
+    """The mean, towards zero. The sum may not fit into the type where the mean does: so the ranks'
+    quotients and remainders are added up apart.
+    """
     size = context.size()
     wide = array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
     total = add(wide % size)
@@ -249,15 +289,18 @@ def _extreme(op: ReduceOp, array: Any) -> Any:
 
 
 def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
-    """The results of ``call``; None, on all ranks, if the ranks mean different things or XLA cannot do it: the way over
-    the host does, or says what is wrong."""
+    """The results of ``call``; None, on all ranks, if the ranks mean different things or XLA cannot
+    do it: the way over the host does, or says what is wrong.
+    """
     facts = (call.kind, call.op, call.prescale, call.postscale, call.root, call.grouped)
     unfit = _unfit(call, arrays)
     told = repr((facts, unfit, [(a.shape, str(a.dtype)) for a in arrays]))
     number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
     words = np.array([number, -number], dtype=np.int64)
     engine = context.engine(call.process_set)
-    request = Request(f"native.{call.name or 'noname'}", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN)
+    request = Request(
+        f"native.{call.name or 'noname'}", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN
+    )
     serial = 0 if call.name else engine.numbers.next()
     engine.run([Entry(request, Buffer(words, words, DType.INT64), serial)])
     if words[0] != -words[1] or unfit:

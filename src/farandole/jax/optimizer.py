@@ -1,4 +1,6 @@
-"""DistributedOptimizer: any optax optimizer, stepping with the gradients of all ranks; and gradients alone."""
+"""DistributedOptimizer: any optax optimizer, stepping with the gradients of all ranks; and
+gradients alone.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,21 @@ if TYPE_CHECKING:
 
 
 class _NumberedReducer(ModelsReducer):
-    """One that takes its name from the order in which those of a job are first used, which is the same on all
-    ranks (the order in which they are made need not be)."""
+    """One that takes its name from the order in which those of a job are first used, which is the
+    same on all ranks (the order in which they are made need not be).
+    """
 
     _number: Engine | None = None
 
     def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
-        replica: Replica | None = None, lacking: Collection[int] = (),
-    ) -> Callable[[], list[Array]]:  # fmt: skip
+        self,
+        arrays: Sequence[Array],
+        names: Sequence[str] | None = None,
+        *,
+        in_place: bool = False,
+        replica: Replica | None = None,
+        lacking: Collection[int] = (),
+    ) -> Callable[[], list[Array]]:
         engine = context.engine(self.options.process_set)
         if engine is not self._number:
             self._number = engine
@@ -60,16 +68,22 @@ class TreeReducer:
         return None if self._list.codec is None else self._list.models.mark()
 
     def __call__(self, gradients: Any, parameters: Any = None, mark: Sequence[Any] = ()) -> Any:
-        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own. ``parameters``: what they
-        are gradients of, if that is known; ``mark``: of which model, and which step of it."""
+        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own.
+        ``parameters``: what they are gradients of, if that is known; ``mark``: of which model, and
+        which step of it.
+        """
         if not self._options.process_set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
         if self._options.op is ReduceOp.ADASUM:  # of each array for itself
             reduced = grouped_allreduce(
-                leaves, None, None, self._options.compression, self._options.op,
+                leaves,
+                None,
+                None,
+                self._options.compression,
+                self._options.op,
                 process_set=self._options.process_set,
-            )  # fmt: skip
+            )
         else:
             of, other = jax.tree_util.tree_flatten(parameters)
             known = of if kind == other else ()
@@ -84,21 +98,34 @@ class TreeReducer:
     op="Average (the default), Sum, or Adasum: of each array for itself.",
     process_set="whose gradients are reduced; a rank outside it keeps its own.",
     name="what ranks agree by, if they do not use their optimizers in the same order.",
-    example="optimizer = optax.chain(hvd.distributed_gradients(), optax.clip_by_global_norm(1.0), optax.adam(0.001))",
+    example=(
+        "optimizer = optax.chain(hvd.distributed_gradients(), optax.clip_by_global_norm(1.0),"
+        " optax.adam(0.001))"
+    ),
 )
 def distributed_gradients(
-    op: int = ReduceOp.AVERAGE, compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = WORLD, name: str | None = None, *, codec: str | Codec | None = None,
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
-    """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this one.
+    op: int = ReduceOp.AVERAGE,
+    compression: Any = NoneCompressor,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    name: str | None = None,
+    *,
+    codec: str | Codec | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this
+    one.
 
-    What comes before it in the chain sees this rank's gradients, what comes after those of all: clip after it.
-    Works inside ``jit`` and outside; all gradients travel together.
+    What comes before it in the chain sees this rank's gradients, what comes after those of all:
+    clip after it. Works inside ``jit`` and outside; all gradients travel together.
     """
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, process_set=process_set,
-        codec=codec, instead="hvd.DistributedOptimizer(optimizer)",
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        process_set=process_set,
+        codec=codec,
+        instead="hvd.DistributedOptimizer(optimizer)",
+    )
     return _reducing(TreeReducer("distributed_gradients", options, name))
 
 
@@ -130,34 +157,55 @@ def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
     "disagree",
     "ValueError: op or factors that make no sense.",
     optimizer="any optax.GradientTransformation.",
-    op="Average (the default), Sum, or Adasum: every rank computes its own updates then, and the updates are combined.",
+    op=(
+        "Average (the default), Sum, or Adasum: every rank computes its own updates then, and the"
+        " updates are combined."
+    ),
     average_aggregated_gradients="of several passes, the mean counts (the default), not the sum.",
-    process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
-    strategy="what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then ('local_sgd:8', an "
-    "object like LocalSGD(8)): update() needs params then. Without it: that of --strategy.",
+    process_set=(
+        "whose gradients are reduced; on a rank outside it, the optimizer steps with its own."
+    ),
+    strategy=(
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then"
+        " ('local_sgd:8', an object like LocalSGD(8)): update() needs params then. Without it: that"
+        " of --strategy."
+    ),
     name="what ranks agree by, if they do not use their optimizers in the same order.",
-    example="optimizer = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))\n"
-    "updates, opt_state = optimizer.update(gradients, opt_state, params)",
+    example=(
+        "optimizer = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))\n"
+        "updates, opt_state = optimizer.update(gradients, opt_state, params)"
+    ),
 )
 def DistributedOptimizer(
-    optimizer: optax.GradientTransformation, compression: Any = NoneCompressor,
-    backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
-    gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = True,
-    process_set: ProcessSet = WORLD, name: str | None = None, strategy: str | Strategy | None = None,
+    optimizer: optax.GradientTransformation,
+    compression: Any = NoneCompressor,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = True,
+    process_set: ProcessSet = WORLD,
+    name: str | None = None,
+    strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
 
-    With ``backward_passes_per_step``, updates before the last only add up, and give zeros. The mean counts, as in
-    ``optax.MultiSteps`` (which would exchange every time), or with ``average_aggregated_gradients=False`` the sum.
+    With ``backward_passes_per_step``, updates before the last only add up, and give zeros. The mean
+    counts, as in ``optax.MultiSteps`` (which would exchange every time), or with
+    ``average_aggregated_gradients=False`` the sum.
     """
     import optax
 
     check_passes(backward_passes_per_step)
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, process_set=process_set, strategy=strategy,
-        codec=codec, epochs=False,
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        process_set=process_set,
+        strategy=strategy,
+        codec=codec,
+        epochs=False,
+    )
     if options.strategy is not None:
         chained = exchanging(optax.with_extra_args_support(optimizer), options, options.strategy)
     else:
@@ -183,18 +231,31 @@ def DistributedOptimizer(
     example="step = jax.jit(hvd.value_and_grad(loss_of))\nloss, gradients = step(params, batch)",
 )
 def value_and_grad(
-    fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, *, op: int = ReduceOp.AVERAGE,
-    compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    name: str | None = None, codec: str | Codec | None = None, **options: Any,
-) -> Callable[..., Any]:  # fmt: skip
-    """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's (``allreduce`` averages it).
+    fun: Callable[..., Any],
+    argnums: Any = 0,
+    has_aux: bool = False,
+    *,
+    op: int = ReduceOp.AVERAGE,
+    compression: Any = NoneCompressor,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    name: str | None = None,
+    codec: str | Codec | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's
+    (``allreduce`` averages it).
 
     What it gives may be jitted.
     """
     chosen = gradient_options(
-        op, gradient_predivide_factor, compression=compression, process_set=process_set,
-        codec=codec, instead="jax.value_and_grad, and hvd.DistributedOptimizer(optimizer)",
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        process_set=process_set,
+        codec=codec,
+        instead="jax.value_and_grad, and hvd.DistributedOptimizer(optimizer)",
+    )
     reduce = TreeReducer("value_and_grad", chosen, name)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
 
@@ -202,7 +263,13 @@ def value_and_grad(
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)
         several = isinstance(argnums, Sequence)
-        of = tuple(args[place] for place in argnums) if several else args[argnums] if len(args) > argnums else None
+        of = (
+            tuple(args[place] for place in argnums)
+            if several
+            else args[argnums]
+            if len(args) > argnums
+            else None
+        )
         return value, reduce(gradients, of)
 
     return both
@@ -217,7 +284,9 @@ def value_and_grad(
     options="those of value_and_grad.",
     example="gradients = jax.jit(hvd.grad(loss_of))(params, batch)",
 )
-def grad(fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **options: Any) -> Callable[..., Any]:
+def grad(
+    fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **options: Any
+) -> Callable[..., Any]:
     """``jax.grad``, with the gradients of all ranks."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 

@@ -1,7 +1,8 @@
 """The forms that do not wait, inside programs and outside.
 
-Inside, starting and waiting are two calls of the host. These still run in order, but only the second blocks: so ranks
-may start what has names in different orders, if they wait only when all is started.
+Inside, starting and waiting are two calls of the host. These still run in order, but only the
+second blocks: so ranks may start what has names in different orders, if they wait only when all is
+started.
 """
 
 from __future__ import annotations
@@ -53,12 +54,15 @@ class _Start(NamedTuple):
     def __str__(self) -> str:
         return f"{self.call.kind.name.lower()}_async"
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         self.call.shapes(shapes, dtypes)
         return [((), np.dtype(np.int32))]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        return [np.array(self.call.start([array.copy() for array in arrays]), dtype=np.int32)]  # XLA's memory goes
+        # XLA's memory goes
+        return [np.array(self.call.start([array.copy() for array in arrays]), dtype=np.int32)]
 
 
 class _Finish(NamedTuple):
@@ -71,7 +75,9 @@ class _Finish(NamedTuple):
     def __str__(self) -> str:
         return f"synchronize({self.what.call})"
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         return self.what.call.shapes(self.what.shapes, self.what.dtypes)
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
@@ -84,9 +90,14 @@ _started: dict[int, tuple[_What, Any]] = {}  # outside of programs: and where re
 
 @collective("op", example="handle = hvd.allreduce_async(tensor)\ntotal = hvd.synchronize(handle)")
 def allreduce_async(
-    tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Any:
     """Start ``allreduce``; ``synchronize(handle)`` gives the new array."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return _start(Collective(Kind.ALLREDUCE, name, process_set, *how), [tensor])
@@ -94,9 +105,14 @@ def allreduce_async(
 
 @collective("op")
 def grouped_allreduce_async(
-    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Any:
     """Start ``grouped_allreduce``: one handle for all arrays."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return _start(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors)
@@ -109,20 +125,26 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 
 
 @collective("rows")
-def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
     """Start ``grouped_allgather``: one handle for all arrays."""
     return _start(Collective(Kind.ALLGATHER, name, process_set, grouped=True), tensors)
 
 
 @collective("root")
-def broadcast_async(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
     """Start ``broadcast``."""
     place_of(root_rank, process_set)
     return _start(Collective(Kind.BROADCAST, name, process_set, root=root_rank), [tensor])
 
 
 @collective("rows", "splits")
-def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
     """Start ``alltoall``."""
     dealt = None if splits is None else splits_of(splits)
     return _start(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), [tensor])
@@ -130,9 +152,13 @@ def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, pro
 
 @collective("op", "rows", op="Average (the default) or Sum.")
 def reducescatter_async(
-    tensor: Any, name: str | None = None, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
     """Start ``reducescatter``."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor])
@@ -140,9 +166,13 @@ def reducescatter_async(
 
 @collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter_async(
-    tensors: Sequence[Any], name: str | None = None, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
     """Start ``grouped_reducescatter``: one handle for all arrays."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors)
@@ -176,7 +206,9 @@ def synchronize(handle: Any) -> Any:
 
 def _start(call: Collective, tensors: Sequence[Any]) -> Any:
     arrays, call = as_arrays(tensors), call.placed()
-    what = _What(call, tuple(array.shape for array in arrays), tuple(array.dtype for array in arrays))
+    what = _What(
+        call, tuple(array.shape for array in arrays), tuple(array.dtype for array in arrays)
+    )
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return TracedHandle(host_call(_Start(call), arrays)[0], what)
     wait()

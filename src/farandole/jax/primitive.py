@@ -1,11 +1,12 @@
 """Host calls in JAX programs: the one primitive that every collective becomes.
 
-A program runs the calls in the order in which they were traced, and programs run theirs in the order in which they
-were dispatched: the primitive has an *ordered* effect, so XLA threads a token through the calls, and JAX hands the
-token from program to program. So at most one call at a time holds one of XLA's threads, and ranks that run the same
-programs meet in the same order. The effect is one of our own (``io_callback`` has another), for it must be allowed in
-custom derivatives and in ``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: to
-read those inside a callback may wait for the very thread that runs it.
+A program runs the calls in the order in which they were traced, and programs run theirs in the
+order in which they were dispatched: the primitive has an *ordered* effect, so XLA threads a token
+through the calls, and JAX hands the token from program to program. So at most one call at a time
+holds one of XLA's threads, and ranks that run the same programs meet in the same order. The effect
+is one of our own (``io_callback`` has another), for it must be allowed in custom derivatives and in
+``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: to read
+those inside a callback may wait for the very thread that runs it.
 """
 
 from __future__ import annotations
@@ -44,20 +45,27 @@ class HostCall(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Do results stand where the first arrays did, of the same shapes and types? ``run`` may write to those."""
+        """Do results stand where the first arrays did, of the same shapes and types? ``run`` may
+        write to those.
+        """
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each output. Raises ValueError for inputs that cannot be."""
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        """Do it, on contiguous arrays that are there until this returns. They may be read only, or see ``in_place``."""
+        """Do it, on contiguous arrays that are there until this returns. They may be read only, or
+        see ``in_place``.
+        """
 
 
 class _Failures:
     """The errors of calls, and the tokens that keep failing for it.
 
-    A program that failed leaves a failed token, and every program that is given it fails in its turn, for ever. So when
-    JAX looks for the token of the next program (by the effect's hash), one that is known to have failed is dropped.
+    A program that failed leaves a failed token, and every program that is given it fails in its
+    turn, for ever. So when JAX looks for the token of the next program (by the effect's hash), one
+    that is known to have failed is dropped.
     """
 
     def __init__(self) -> None:
@@ -82,7 +90,9 @@ class _Failures:
     def drop_token(self) -> None:
         if getattr(self._seen, "count", 0) != self.count:
             self._seen.count = self.count
-            wait()  # what has failed has ended, or is about to: its token may be told later than its results
+            # what has failed has ended, or is about to: its token may be told later than its
+            # results
+            wait()
 
 
 _failures = _Failures()
@@ -102,16 +112,19 @@ class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
     def __repr__(self) -> str:
         """JAX shows it where a program has several devices, which has no order of effects."""
         return (
-            "collectives of Farandole: their programs are of one device. Start a rank for each device, or exchange "
-            "outside of this program (docs/jax.md)"
+            "collectives of Farandole: their programs are of one device. Start a rank for each"
+            " device, or exchange outside of this program (docs/jax.md)"
         )
 
 
 EFFECT = CollectiveEffect()
 for _registry in (
-    effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects, effects.remat_allowed_effects,
-):  # fmt: skip
+    effects.lowerable_effects,
+    effects.ordered_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
     _registry.add_type(CollectiveEffect)
 
 
@@ -122,8 +135,9 @@ def _token() -> Any:
 
 
 def wait() -> None:
-    """Wait until all collectives in programs that this thread has dispatched are done. Their errors are not raised
-    here: they belong to the results of those programs."""
+    """Wait until all collectives in programs that this thread has dispatched are done. Their errors
+    are not raised here: they belong to the results of those programs.
+    """
     token = _token()
     if token is None:
         return
@@ -137,7 +151,9 @@ def wait() -> None:
 
 
 def shutdown() -> None:
-    """Leave the job, when the programs that this thread has dispatched are done. ``init()`` may be called again."""
+    """Leave the job, when the programs that this thread has dispatched are done. ``init()`` may be
+    called again.
+    """
     wait()
     context.shutdown()
 
@@ -147,13 +163,18 @@ atexit.register(wait)  # before shutdown(), and before JAX waits for the token i
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError, ValueError, and what a
-    handler of a signal raised), not as JAX's JaxRuntimeError with its text in it. Errors come when a result is waited
-    for: do that inside, too."""
+    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError,
+    ValueError, and what a handler of a signal raised), not as JAX's JaxRuntimeError with its text
+    in it. Errors come when a result is waited for: do that inside, too.
+    """
     try:
         yield
     except Exception as error:
-        found = _failures.find(str(error)) if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") else None
+        found = (
+            _failures.find(str(error))
+            if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+            else None
+        )
         if found is None:
             raise
         raise found from error
@@ -172,7 +193,9 @@ def host_call(call: HostCall, arrays: Sequence[Any]) -> list[Any]:
 @_call_p.def_impl  # type: ignore[untyped-decorator]
 def _now(*arrays: Any, call: HostCall) -> list[Any]:
     wait()
-    results = call.run([_own(array) if call.in_place else np.asarray(array) for array in arrays], False)
+    results = call.run(
+        [_own(array) if call.in_place else np.asarray(array) for array in arrays], False
+    )
     place = arrays[0].sharding if arrays else None
     return [jax.device_put(result, place) for result in results]
 
@@ -187,18 +210,25 @@ def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
     def run(*arrays: Array) -> Sequence[Array]:
         try:
             return tuple(call.run(arrays, True))
-        except BaseException as error:  # what a handler of a signal raises may be a KeyboardInterrupt or SystemExit
+        # what a handler of a signal raises may be a KeyboardInterrupt or SystemExit
+        except BaseException as error:
             raise _marked(error, call) from None
 
     token = ctx.tokens_in.get(EFFECT)
     many = isinstance(token, (list, tuple))  # so it was up to JAX 0.4
     results, token = _emitted(ctx, run, call.in_place, token[0] if many else token, operands)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token})))
+    ctx.set_tokens_out(
+        ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token}))
+    )
     return results
 
 
 def _emitted(
-    ctx: Any, run: Callable[..., Sequence[Array]], in_place: bool, token: Any, operands: Sequence[Any]
+    ctx: Any,
+    run: Callable[..., Sequence[Array]],
+    in_place: bool,
+    token: Any,
+    operands: Sequence[Any],
 ) -> tuple[Any, Any]:
     if foreign.usable(ctx):
         return foreign.emit(ctx, run, in_place, token, operands)
@@ -208,17 +238,24 @@ def _emitted(
 
     on_host = "cpu" in ctx.module_context.platforms
     results, token, _ = mlir.emit_python_callback(
-        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True,
+        ctx,
+        callback,
+        token,
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
         sharding=None if on_host else _sharding(ctx),
-    )  # fmt: skip
+    )
     if on_host:
         _without_config(token)
     return results, token
 
 
 def _sharding(ctx: Any) -> Any:
-    """What JAX's own callbacks have. Without, XLA's compiler for GPUs ended the process over programs of several calls
-    ("shape_util.cc: Check failed", JAX 0.11.2)."""
+    """What JAX's own callbacks have. Without, XLA's compiler for GPUs ended the process over
+    programs of several calls ("shape_util.cc: Check failed", JAX 0.11.2).
+    """
     arguments = (ctx.module_context.axis_context, None, ctx.avals_out)
     return _callback_op_sharding(*arguments[: len(signature(_callback_op_sharding).parameters)])
 
@@ -229,25 +266,35 @@ def _own(array: Any) -> Array:
 
 
 def _without_config(token: Any) -> None:
-    """XLA of JAX 0.4.30 reads a call's configuration as JSON (after a small product of matrices), and aborts the
-    process over the number that JAX puts there; on the CPU that number is an argument, too, and read nowhere else.
-    Newer calls are of another form."""
+    """XLA of JAX 0.4.30 reads a call's configuration as JSON (after a small product of matrices),
+    and aborts the process over the number that JAX puts there; on the CPU that number is an
+    argument, too, and read nowhere else. Newer calls are of another form.
+    """
     if token.owner.name == "stablehlo.get_tuple_element":
         token.owner.operands[0].owner.attributes["backend_config"] = mlir.ir.StringAttr.get("")
 
 
 def _marked(error: BaseException, call: HostCall) -> Exception:
     """``error`` for JAX, which keeps nothing but the text."""
-    text = f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error} {_failures.note(error)}"
+    text = (
+        f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error}"
+        f" {_failures.note(error)}"
+    )
     if isinstance(error, HorovodInternalError):
         return HorovodInternalError(text)
-    return ValueError(text) if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {text}")
+    return (
+        ValueError(text)
+        if isinstance(error, ValueError)
+        else RuntimeError(f"{type(error).__name__}: {text}")
+    )
 
 
 mlir.register_lowering(_call_p, _lowered)
 
 
-def _batched(arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall) -> tuple[list[Any], list[int | None]]:
+def _batched(
+    arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall
+) -> tuple[list[Any], list[int | None]]:
     """All of a batch at once: ranks must have batches of the same size."""
     if call.elementwise is None:
         raise NotImplementedError(f"{call} has no meaning under vmap: call it outside")
@@ -255,14 +302,20 @@ def _batched(arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall) 
         results = host_call(call, arrays)
         return results, list(axes)[: len(results)]
     pairs = list(zip(arrays, axes, strict=True))
-    one = [array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :] for array, axis in pairs]
-    call.shapes(one, [array.dtype for array in arrays])  # what cannot be is told of one: a batch of numbers has rows
+    one = [
+        array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :]
+        for array, axis in pairs
+    ]
+    # what cannot be is told of one: a batch of numbers has rows
+    call.shapes(one, [array.dtype for array in arrays])
     moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in pairs]
     return host_call(call, moved), [None if axis is None else 1 for axis in axes]
 
 
 def _not_differentiable(*_: Any, call: HostCall) -> None:
-    raise NotImplementedError(f"{call} has no derivative: use the blocking form, or jax.lax.stop_gradient")
+    raise NotImplementedError(
+        f"{call} has no derivative: use the blocking form, or jax.lax.stop_gradient"
+    )
 
 
 batching.primitive_batchers[_call_p] = _batched

@@ -20,13 +20,18 @@ CURES = Cures(
 
 
 class ArraysReplica:
-    """See ``frontend.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them; of arrays of JAX
-    nothing is copied before somebody looks."""
+    """See ``frontend.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
+    of arrays of JAX nothing is copied before somebody looks.
+    """
 
     patient = False
 
     def __init__(
-        self, arrays: Sequence[Any], names: Sequence[str], cures: Cures = CURES, told: Collection[str] = ()
+        self,
+        arrays: Sequence[Any],
+        names: Sequence[str],
+        cures: Cures = CURES,
+        told: Collection[str] = (),
     ) -> None:
         self.cures, self.told, self._arrays, self._names = cures, told, arrays, names
 
@@ -44,7 +49,9 @@ class ArraysReplica:
 def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
     """Are these the parameters of today? What a program was compiled with would not be."""
     known = [getattr(parameter, "dtype", None) for parameter in parameters]
-    if not known or not all(dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known):
+    if not known or not all(
+        dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known
+    ):
         return False
     traced = any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
     return all(isinstance(parameter, jax.core.Tracer) == traced for parameter in parameters)

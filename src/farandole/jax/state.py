@@ -23,7 +23,9 @@ _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg
 
 @dataclass(frozen=True)
 class _Saved:
-    """A leaf of a tree as it was: its numbers, and what to make of them. On its way to other ranks, only the latter."""
+    """A leaf of a tree as it was: its numbers, and what to make of them. On its way to other ranks,
+    only the latter.
+    """
 
     array: Any
     shape: tuple[int, ...]
@@ -34,10 +36,11 @@ class _Saved:
 
 
 class JaxState(ObjectState):
-    """Trees and plain values, as attributes: ``JaxState(params=params, opt_state=opt_state, epoch=0).params``.
+    """Trees and plain values, as attributes: ``JaxState(params=params, opt_state=opt_state,
+    epoch=0).params``.
 
-    Saved on the host, so that arrays may be donated to programs afterwards. ``sync()`` takes over rank 0's; ranks need
-    not have had arrays of the same shapes.
+    Saved on the host, so that arrays may be donated to programs afterwards. ``sync()`` takes over
+    rank 0's; ranks need not have had arrays of the same shapes.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -79,23 +82,37 @@ def _taken(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return _Saved(array, array.shape, array.dtype, False)
     return _Saved(
-        array, array.shape, array.dtype, True, _KEYS[str(leaf.dtype)] if is_key(leaf) else None, leaf.sharding
+        array,
+        array.shape,
+        array.dtype,
+        True,
+        _KEYS[str(leaf.dtype)] if is_key(leaf) else None,
+        leaf.sharding,
     )
 
 
 def _with_own_gradients(theirs: Any, mine: Any) -> Any:
-    """``theirs``, but for what waits for the last of ``backward_passes_per_step``: it is no other rank's."""
+    """``theirs``, but for what waits for the last of ``backward_passes_per_step``: it is no other
+    rank's.
+    """
 
     def waiting(node: Any) -> bool:
         return isinstance(node, AccumulationState)
 
     def merged(their: Any, my: Any) -> Any:
-        if not waiting(their) or _shapes(their) != _shapes(my) or not np.array_equal(their.count.array, my.count.array):
+        if (
+            not waiting(their)
+            or _shapes(their) != _shapes(my)
+            or not np.array_equal(their.count.array, my.count.array)
+        ):
             return their
-        return their._replace(gradients=my.gradients, inner=_with_own_gradients(their.inner, my.inner))
+        return their._replace(
+            gradients=my.gradients, inner=_with_own_gradients(their.inner, my.inner)
+        )
 
     structure = jax.tree_util.tree_structure
-    if structure(theirs, is_leaf=waiting) != structure(mine, is_leaf=waiting):  # a rank that has just begun
+    # a rank that has just begun
+    if structure(theirs, is_leaf=waiting) != structure(mine, is_leaf=waiting):
         return theirs
     return jax.tree_util.tree_map(merged, theirs, mine, is_leaf=waiting)
 

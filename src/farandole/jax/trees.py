@@ -1,4 +1,6 @@
-"""Trees of arrays (parameters, states of optimizers) from one rank to all, and whether all ranks have the same."""
+"""Trees of arrays (parameters, states of optimizers) from one rank to all, and whether all ranks
+have the same.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,42 @@ Tree = TypeVar("Tree")
     "set",
     "root",
     "ValueError: inside jit; and on all ranks, when they have other arrays.",
-    params="any tree of arrays and numbers: parameters, the state of an optimizer. The same structure on all ranks.",
-    example="params = hvd.broadcast_parameters(params)\nopt_state = hvd.broadcast_parameters(optimizer.init(params))",
+    params=(
+        "any tree of arrays and numbers: parameters, the state of an optimizer. The same structure"
+        " on all ranks."
+    ),
+    example=(
+        "params = hvd.broadcast_parameters(params)\nopt_state ="
+        " hvd.broadcast_parameters(optimizer.init(params))"
+    ),
 )
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Tree:
-    """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params, root_rank=0)``.
+    """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params,
+    root_rank=0)``.
 
-    Arrays of any type (random keys, too) and numbers are sent; what else there is in the tree stays as it is.
-    Not for use inside ``jit``. Raises ValueError on all ranks when the trees have other arrays.
+    Arrays of any type (random keys, too) and numbers are sent; what else there is in the tree stays
+    as it is. Not for use inside ``jit``. Raises ValueError on all ranks when the trees have other
+    arrays.
     """
     leaves, kind = jax.tree_util.tree_flatten(params)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise ValueError("broadcast_parameters is called before training, outside of jit; inside, use broadcast(array)")
+        raise ValueError(
+            "broadcast_parameters is called before training, outside of jit; inside, use"
+            " broadcast(array)"
+        )
     wait()
     places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
     names = names_of(params)
-    numbers = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))}
+    numbers = {
+        place: leaf
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, (bool, int, float, complex))
+    }
     kinds = ["a number" if place in numbers else "an array" for place in range(len(leaves))]
     check_same_variables(
-        [(names[place], kinds[place]) for place in sorted({*places, *numbers})], ("type",), process_set
+        [(names[place], kinds[place]) for place in sorted({*places, *numbers})],
+        ("type",),
+        process_set,
     )
     arrays = [on_host(leaves[place]) for place in places]
     sent = broadcast_arrays(arrays, [names[place] for place in places], root_rank, process_set)
@@ -55,15 +74,29 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     return jax.tree_util.tree_unflatten(kind, leaves)  # type: ignore[no-any-return]
 
 
-@documented("init", "disagree", "set", "root", example="options = hvd.broadcast_object(options, root_rank=0)")
-def broadcast_object(obj: Tree, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Tree:
-    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    example="options = hvd.broadcast_object(options, root_rank=0)",
+)
+def broadcast_object(
+    obj: Tree, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Tree:
+    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle
+    can send.
+    """
     wait()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
-@documented("init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})")
-def allgather_object(obj: Tree, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Tree]:
+@documented(
+    "init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})"
+)
+def allgather_object(
+    obj: Tree, name: str | None = None, process_set: ProcessSet = WORLD
+) -> list[Tree]:
     """Every rank's ``obj``, in rank order."""
     wait()
     return objects.allgather_object(obj, name, process_set)
@@ -78,7 +111,8 @@ def allgather_object(obj: Tree, name: str | None = None, process_set: ProcessSet
     example="hvd.check_replicas(params)  # after an epoch, say",
 )
 def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
-    """Raise ValueError, on all ranks, if they do not hold the same arrays, bit by bit; it names the first that differs.
+    """Raise ValueError, on all ranks, if they do not hold the same arrays, bit by bit; it names the
+    first that differs.
 
     For whoever wants to be sure that gradients are exchanged, and that all began alike. Collective.
     """
@@ -98,9 +132,9 @@ def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
     where = next((one[0] for one, two in pairs if one != two), "the number of arrays")
     ranks = process_set.ranks or range(len(every))
     raise ValueError(
-        f"the ranks have become different: {where} is not the same on rank {ranks[0]} and rank {ranks[odd]}. Begin "
-        "with broadcast_parameters, and let gradients pass through DistributedOptimizer, distributed_gradients or "
-        "hvd.value_and_grad"
+        f"the ranks have become different: {where} is not the same on rank {ranks[0]} and rank"
+        f" {ranks[odd]}. Begin with broadcast_parameters, and let gradients pass through"
+        " DistributedOptimizer, distributed_gradients or hvd.value_and_grad"
     )
 
 
@@ -126,7 +160,8 @@ def like(leaf: Any, array: Any) -> Any:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if not isinstance(leaf, jax.Array):
         return array
-    if leaf.weak_type and leaf.ndim == 0:  # as of jnp.asarray(1.0), whose products keep the type of the other factor
+    # as of jnp.asarray(1.0), whose products keep the type of the other factor
+    if leaf.weak_type and leaf.ndim == 0:
         number = jnp.asarray(array.item())
         array = number if number.dtype == leaf.dtype else array
     return jax.device_put(array, leaf.sharding)

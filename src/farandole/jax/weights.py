@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class WeightState(NamedTuple):
-    """``step``: updates so far. ``slots``: what the strategy keeps, by its slots, then by leaf. ``inner``: the state of
-    the optimizer. ``mark``: by which ranks know the model."""
+    """``step``: updates so far. ``slots``: what the strategy keeps, by its slots, then by leaf.
+    ``inner``: the state of the optimizer. ``mark``: by which ranks know the model.
+    """
 
     step: Any
     slots: Any
@@ -31,8 +32,10 @@ class WeightState(NamedTuple):
 
 
 class HostExchange:
-    """What is done with values, and whole numbers, the last of them: a step, at least. ``run(arrays, *numbers)`` writes
-    to the arrays, which are float32 or float64. Equal if ``run`` is. See ``primitive.HostCall``."""
+    """What is done with values, and whole numbers, the last of them: a step, at least.
+    ``run(arrays, *numbers)`` writes to the arrays, which are float32 or float64. Equal if ``run``
+    is. See ``primitive.HostCall``.
+    """
 
     elementwise = None
     in_place = True
@@ -49,12 +52,17 @@ class HostExchange:
     def __str__(self) -> str:
         return "the exchange of weights"
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    def shapes(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+    ) -> list[tuple[tuple[int, ...], Any]]:
         return list(zip(shapes, dtypes, strict=True))
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
         values, numbers = arrays[: -self._numbers], arrays[-self._numbers :]
-        wide = [value if value.dtype in (np.float32, np.float64) else value.astype(np.float32) for value in values]
+        wide = [
+            value if value.dtype in (np.float32, np.float64) else value.astype(np.float32)
+            for value in values
+        ]
         self._run(wide, *map(int, numbers))
         for value, changed in zip(values, wide, strict=True):
             if value is not changed:
@@ -99,32 +107,43 @@ class _Run(NamedTuple):
 
 
 def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> Any:
-    """``optimizer``, with its ranks' weights exchanged as ``strategy`` says. Inside ``jit`` and outside."""
+    """``optimizer``, with its ranks' weights exchanged as ``strategy`` says. Inside ``jit`` and
+    outside.
+    """
     import optax
 
     exchanges = _Exchanges(lambda: WeightExchange("DistributedOptimizer", options, strategy))
 
     def init(params: Any) -> WeightState:
         weights = _weights(params)
-        slots = slots_of(exchanges.kinds, [_wide(weight) for weight in weights], jnp.array, jnp.zeros_like)
-        return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params), exchanges.models.mark())
+        slots = slots_of(
+            exchanges.kinds, [_wide(weight) for weight in weights], jnp.array, jnp.zeros_like
+        )
+        return WeightState(
+            jnp.zeros((), jnp.int32), slots, optimizer.init(params), exchanges.models.mark()
+        )
 
-    def update(updates: Any, state: WeightState, params: Any = None, **extra: Any) -> tuple[Any, WeightState]:
+    def update(
+        updates: Any, state: WeightState, params: Any = None, **extra: Any
+    ) -> tuple[Any, WeightState]:
         if params is None:
             raise ValueError(
-                f"strategy={strategy.spec!r} exchanges weights, and update() was not given them: call "
-                "optimizer.update(gradients, state, params)"
+                f"strategy={strategy.spec!r} exchanges weights, and update() was not given them:"
+                " call optimizer.update(gradients, state, params)"
             )
         found, inner = optimizer.update(updates, state.inner, params, **extra)
         step = state.step + 1
         weights, names = _weights(optax.apply_updates(params, found)), tuple(_names(params))
-        if not (exchanges.needed() and weights):  # a label of optax.multi_transform may be that of none
+        # a label of optax.multi_transform may be that of none
+        if not (exchanges.needed() and weights):
             return found, WeightState(step, state.slots, inner, state.mark)
         given = [*weights, *(slot for column in state.slots for slot in column), step, state.mark]
         told = run_if(strategy.due(step), HostExchange(_Run(exchanges, names).run, 2), given)
         count = len(weights)
         changes = _changes(params, found, told[:count])
-        columns = [list(told[begin : begin + count]) for begin in range(count, len(given) - 2, count)]
+        columns = [
+            list(told[begin : begin + count]) for begin in range(count, len(given) - 2, count)
+        ]
         return changes, WeightState(step, columns, inner, state.mark)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -133,12 +152,17 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
 def run_if(due: Any, call: HostExchange, values: Sequence[Any]) -> Sequence[Any]:
     """``values``, as they are after the call, if it is ``due``; inside of ``jit`` and outside."""
     if isinstance(due, jax.core.Tracer):
-        return jax.lax.cond(due, lambda: tuple(host_call(call, values)), lambda: tuple(values))  # type: ignore[no-any-return]
+        exchanged: tuple[Any, ...] = jax.lax.cond(
+            due, lambda: tuple(host_call(call, values)), lambda: tuple(values)
+        )
+        return exchanged
     return host_call(call, values) if due else values
 
 
 def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
-    """The updates that lead from ``params`` to ``weights``; those in ``found`` for what is no weight."""
+    """The updates that lead from ``params`` to ``weights``; those in ``found`` for what is no
+    weight.
+    """
     leaves, kind = jax.tree_util.tree_flatten(params)
     others, left = jax.tree_util.tree_leaves(found), iter(weights)
     changes = [

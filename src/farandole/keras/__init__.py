@@ -1,7 +1,7 @@
 """Horovod's API for Keras 3 on TensorFlow, JAX and PyTorch: ``import farandole.keras as hvd``.
 
-That for Keras 2 is ``farandole.keras.tf_keras``. A program for Keras 2 (TF_USE_LEGACY_KERAS=1) comes by here, too, and
-Keras 3 is not loaded for it unless it asks for one of these names.
+That for Keras 2 is ``farandole.keras.tf_keras``. A program for Keras 2 (TF_USE_LEGACY_KERAS=1)
+comes by here, too, and Keras 3 is not loaded for it unless it asks for one of these names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Horovod's callbacks. ``model.fit`` needs none of them to keep ranks together (see ``fit``): they say what is wanted
-beyond that, and work in loops of one's own."""
+"""Horovod's callbacks. ``model.fit`` needs none of them to keep ranks together (see ``fit``): they
+say what is wanted beyond that, and work in loops of one's own.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +16,36 @@ from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras import metrics
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
-from farandole.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from farandole.keras.elastic import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 from farandole.keras.optimizer import reducers_of
 from farandole.keras.weights import broadcast_built, has_weights, numpy_of
 
 __all__ = [
-    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback", "MetricAverageCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
-]  # fmt: skip
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives every rank ``root_rank``'s weights and optimizer state before the first step, once.
 
-    ``local_variables``: variables that are left to each rank. ``device`` is there for programs written for Horovod.
-    Raises ValueError on all ranks when their models differ.
+    ``local_variables``: variables that are left to each rank. ``device`` is there for programs
+    written for Horovod. Raises ValueError on all ranks when their models differ.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.local_variables = list(local_variables or ())
@@ -52,7 +65,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             _around_first_step(model, self._broadcast)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self.broadcast_done and (self.model.built or has_weights(self.model)):  # in a loop of one's own
+        # in a loop of one's own
+        if not self.broadcast_done and (self.model.built or has_weights(self.model)):
             _broadcast_late(self.model, self._broadcast)
 
     def _broadcast(self, model: Any) -> None:
@@ -63,7 +77,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Metrics over the samples of all ranks, for the callbacks after it. ``model.fit`` has them without it, too."""
+    """Metrics over the samples of all ranks, for the callbacks after it. ``model.fit`` has them
+    without it, too.
+    """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -106,8 +122,9 @@ def process_set_of(model: Any) -> ProcessSet:
 
 
 def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
-    """Build ``model`` from what the first step's data look like, and call ``then(model)`` before that step: after it,
-    if only running it makes the weights."""
+    """Build ``model`` from what the first step's data look like, and call ``then(model)`` before
+    that step: after it, if only running it makes the weights.
+    """
     step = model.train_function
 
     def first(iterator: Any) -> Any:
@@ -131,10 +148,13 @@ def _broadcast_late(model: Any, broadcast: Callable[[Any], None]) -> None:
 
 
 def _builds(model: Any, iterator: Any) -> bool:
-    """Has the model all of its weights, or gets them by being called on nothing but the form of a batch?"""
+    """Has the model all of its weights, or gets them by being called on nothing but the form of a
+    batch?
+    """
     try:
         model._symbolic_build(data_batch=iterator.element_spec)
-    except Exception:  # with a train_step of one's own there may be no call, and layers that have all been built
+    # with a train_step of one's own there may be no call, and layers that have all been built
+    except Exception:
         return has_weights(model)
     return True
 

@@ -14,22 +14,30 @@ from farandole.keras.schedules import Schedule, multiplier_of, warmup_factor
 class LearningRates:
     """Learning rate ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to ``end_epoch``.
 
-    ``multiplier``: a function of the epoch, or a number m for m ** (epoch - start_epoch). ``staircase``: change it at
-    the first batch of an epoch only, else at every batch, with a fractional epoch. ``momentum_correction``: scale the
-    momentum by new / old rate for the batch at which it changes (Goyal et al. 2017).
+    ``multiplier``: a function of the epoch, or a number m for m ** (epoch - start_epoch).
+    ``staircase``: change it at the first batch of an epoch only, else at every batch, with a
+    fractional epoch. ``momentum_correction``: scale the momentum by new / old rate for the batch at
+    which it changes (Goyal et al. 2017).
     """
 
     params: Any
     model: Any
 
     def __init__(
-        self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: int = 0,
-        end_epoch: int | None = None, staircase: bool = True, momentum_correction: bool = True,
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         staircase = staircase or not callable(multiplier)
-        self.schedule = Schedule(initial_lr, multiplier_of(multiplier, start_epoch), start_epoch, end_epoch, staircase)
+        self.schedule = Schedule(
+            initial_lr, multiplier_of(multiplier, start_epoch), start_epoch, end_epoch, staircase
+        )
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = start_epoch
@@ -39,8 +47,10 @@ class LearningRates:
         raise NotImplementedError
 
     def scale_momentum(self, optimizer: Any, factor: float) -> None:
-        """Let what was gathered with the old learning rate count ``factor`` times: for one step, that is the same as a
-        momentum of ``factor`` times itself, which Keras has compiled into the step."""
+        """Let what was gathered with the old learning rate count ``factor`` times: for one step,
+        that is the same as a momentum of ``factor`` times itself, which Keras has compiled into the
+        step.
+        """
         raise NotImplementedError
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -50,8 +60,9 @@ class LearningRates:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
-                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
-                    f"to the {type(self).__name__}() or upgrade to the latest version of Keras."
+                    "Could not autodetect the number of steps per epoch. Please specify the"
+                    f" steps_per_epoch parameter to the {type(self).__name__}() or upgrade to the"
+                    " latest version of Keras."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -73,30 +84,51 @@ class LearningRates:
 
 
 class WarmUp(LearningRates):
-    """Raises the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``, batch by batch.
+    """Raises the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``,
+    batch by batch.
 
     ``initial_lr``: the rate for all ranks together: that of one, times ``size()``.
     """
 
     def __init__(
-        self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
-        steps_per_epoch: int | None = None, verbose: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
         def multiplier(epoch: float) -> float:
-            # the last batch of an epoch has the round number; it may be made where no rank is: on an estimator's driver
-            return warmup_factor(epoch + 1 / (self.steps_per_epoch or 1), context.size(), warmup_epochs)
+            # the last batch of an epoch has the round number; it may be made where no rank is: on
+            # an estimator's driver
+            return warmup_factor(
+                epoch + 1 / (self.steps_per_epoch or 1), context.size(), warmup_epochs
+            )
 
         super().__init__(
-            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]
-        )  # fmt: skip
+            initial_lr,
+            multiplier,
+            0,
+            warmup_epochs,  # type: ignore[arg-type]
+            False,
+            momentum_correction,
+            steps_per_epoch,
+        )
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         end = self.schedule.end_epoch
-        if end is not None and epoch == math.ceil(end) - 1 and self.verbose > 0 and context.rank() == 0:
+        if (
+            end is not None
+            and epoch == math.ceil(end) - 1
+            and self.verbose > 0
+            and context.rank() == 0
+        ):
             rate = self.rate_of(self.model.optimizer)
-            sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
+            sys.stdout.write(
+                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n"
+            )
 
 
 class Best:
@@ -105,18 +137,29 @@ class Best:
     ENDINGS = (".keras", ".weights.h5")  # of a model, of weights alone
 
     def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
         save_freq: Any = "epoch",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(
-            "best" + self.ENDINGS[save_weights_only], monitor=monitor, verbose=verbose, save_best_only=True,  # type: ignore[call-arg]
-            save_weights_only=save_weights_only, mode=mode, save_freq=save_freq,
-        )  # fmt: skip
+            "best" + self.ENDINGS[save_weights_only],
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,  # type: ignore[call-arg]
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
         self.filepath: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
-            raise ValueError("BestModelCheckpoint has no filepath: set it, callback.filepath = 'best.keras'")
+            raise ValueError(
+                "BestModelCheckpoint has no filepath: set it, callback.filepath = 'best.keras'"
+            )
         super().on_train_begin(logs)  # type: ignore[misc]
 
 
@@ -152,10 +195,12 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keeps ``state.batch`` at the number of batches of this epoch that are done; it is 0 when the epoch ends.
+    """Keeps ``state.batch`` at the number of batches of this epoch that are done; it is 0 when the
+    epoch ends.
 
-    Of a resumed epoch ``params["steps"]`` is what is left, for callbacks that show progress. ``fit`` takes as many
-    batches as its data have: leave out those that are done. Put it before ``CommitStateCallback``.
+    Of a resumed epoch ``params["steps"]`` is what is left, for callbacks that show progress.
+    ``fit`` takes as many batches as its data have: leave out those that are done. Put it before
+    ``CommitStateCallback``.
     """
 
     params: Any
@@ -183,9 +228,10 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included: with
-    ``fit(epochs=24 - state.epoch)`` and with ``fit(epochs=24, initial_epoch=state.epoch)``. Put it before
-    ``CommitStateCallback``."""
+    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included:
+    with ``fit(epochs=24 - state.epoch)`` and with ``fit(epochs=24, initial_epoch=state.epoch)``.
+    Put it before ``CommitStateCallback``.
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -197,7 +243,8 @@ class UpdateEpochState:
         self.initial_epoch, self._begun = self.state.epoch, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if not self._begun and epoch > 0:  # fit counts the epochs before, those of a backup that it has read, too
+        # fit counts the epochs before, those of a backup that it has read, too
+        if not self._begun and epoch > 0:
             self.initial_epoch = 0
         self._begun = True
 

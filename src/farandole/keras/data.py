@@ -24,18 +24,24 @@ _SAMPLE = 256  # rows that are looked at to tell data apart
 @documented(
     "init",
     "ValueError: data that cannot be dealt.",
-    data="arrays, containers of them, a tf.data.Dataset, PyDataset, DataLoader or generator; None stays None.",
-    even="all ranks get equally much: what ranks do not divide is filled up from the beginning. False: it is not.",
+    data=(
+        "arrays, containers of them, a tf.data.Dataset, PyDataset, DataLoader or generator; None"
+        " stays None."
+    ),
+    even=(
+        "all ranks get equally much: what ranks do not divide is filled up from the beginning."
+        " False: it is not."
+    ),
     example="model.fit(*hvd.shard(x, y), epochs=3)",
 )
 def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any:
     """This rank's part of ``data``: ``model.fit(*shard(x, y))``.
 
-    Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks together sees the rows
-    that one process would with their batches joined. tf.data datasets and PyDatasets: elements (batches) likewise; what
-    shuffles them needs one seed on all ranks, or some rows come twice and others never.
-    Torch DataLoaders: samples, in an order that all ranks shuffle alike. Generators: every size-th element.
-    One argument gives its part, several give a tuple.
+    Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks
+    together sees the rows that one process would with their batches joined. tf.data datasets and
+    PyDatasets: elements (batches) likewise; what shuffles them needs one seed on all ranks, or some
+    rows come twice and others never. Torch DataLoaders: samples, in an order that all ranks shuffle
+    alike. Generators: every size-th element. One argument gives its part, several give a tuple.
     """
     rank, size = process_set.rank(), process_set.size()
     parts = tuple(_part(part, rank, size, even) for part in data)
@@ -43,7 +49,8 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
 
 
 def _part(data: Any, rank: int, size: int, even: bool) -> Any:
-    if data is None or size == 1 or getattr(data, "sharded", False):  # those of farandole.data are a rank's already
+    # those of farandole.data are a rank's already
+    if data is None or size == 1 or getattr(data, "sharded", False):
         return data
     if isinstance(data, (list, tuple, dict)):
         return keras.tree.map_structure(lambda leaf: _part(leaf, rank, size, even), data)
@@ -58,8 +65,8 @@ def _part(data: Any, rank: int, size: int, even: bool) -> Any:
     if isinstance(data, Iterator):
         return _every(data, rank, size)
     raise ValueError(
-        f"a {type(data).__name__} cannot be dealt out to ranks: pass arrays, a tf.data.Dataset, a PyDataset, a torch "
-        "DataLoader or a generator, or give each rank its part yourself"
+        f"a {type(data).__name__} cannot be dealt out to ranks: pass arrays, a tf.data.Dataset, a"
+        " PyDataset, a torch DataLoader or a generator, or give each rank its part yourself"
     )
 
 
@@ -104,7 +111,9 @@ def seeds_of(data: Any) -> list[tuple[int, int]]:
 class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(self, whole: Any, rank: int, size: int, even: bool) -> None:
         super().__init__(
-            workers=whole.workers, use_multiprocessing=whole.use_multiprocessing, max_queue_size=whole.max_queue_size
+            workers=whole.workers,
+            use_multiprocessing=whole.use_multiprocessing,
+            max_queue_size=whole.max_queue_size,
         )
         self._whole, self._place, self._even = whole, (rank, size), even
 
@@ -112,7 +121,13 @@ class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def num_batches(self) -> int | None:
         count = self._whole.num_batches
         rank, size = self._place
-        return None if count is None else -(-count // size) if self._even else len(range(rank, count, size))
+        return (
+            None
+            if count is None
+            else -(-count // size)
+            if self._even
+            else len(range(rank, count, size))
+        )
 
     def __len__(self) -> int:
         return self.num_batches or 0
@@ -129,7 +144,9 @@ class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
 def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
     kind = type(loader.sampler).__name__
     shuffle = kind == "RandomSampler"
-    drawn = shuffle and (loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset))
+    drawn = shuffle and (
+        loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset)
+    )
     if kind not in ("RandomSampler", "SequentialSampler") or loader.batch_size is None or drawn:
         how = " with replacement or num_samples" if drawn else ""
         raise ValueError(
@@ -141,16 +158,28 @@ def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
     else:
         sampler = range(rank, len(loader.dataset), size)
     return type(loader)(
-        loader.dataset, batch_size=loader.batch_size, sampler=sampler,
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
         **{name: getattr(loader, name) for name in _OF_LOADER if hasattr(loader, name)},
-    )  # fmt: skip
+    )
 
 
 # What a loader goes on having when its samples are dealt out.
 _OF_LOADER = (
-    "collate_fn", "drop_last", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
-    "pin_memory", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn",
-)  # fmt: skip
+    "collate_fn",
+    "drop_last",
+    "generator",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
 
 
 class _Epochs(DistributedSampler):
@@ -162,7 +191,9 @@ class _Epochs(DistributedSampler):
 
 
 def digest_of_data(data: Any) -> int | None:
-    """A number that differs when arrays differ; None for what cannot be looked at without using it up."""
+    """A number that differs when arrays differ; None for what cannot be looked at without using it
+    up.
+    """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     if not leaves or not all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves):
         return None
@@ -174,12 +205,16 @@ def digest_of_data(data: Any) -> int | None:
         if array.dtype.hasobject:
             return None
         text = f"{tuple(leaf.shape)} {array.dtype}".encode()
-        digest = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(text, digest))
+        digest = zlib.crc32(
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(text, digest)
+        )
     return digest
 
 
 def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> None:
-    """Put this rank's part of the data in the place of the whole, among the arguments of ``model.fit``."""
+    """Put this rank's part of the data in the place of the whole, among the arguments of
+    ``model.fit``.
+    """
     _split(arguments)
     for name in ("x", "y", "sample_weight"):
         if arguments.get(name) is not None:
@@ -187,17 +222,20 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
     validation = arguments.get("validation_data")
     if isinstance(validation, (list, tuple)):
         arguments["validation_data"] = tuple(
-            None if part is None else shard(part, process_set=process_set, even=False) for part in validation
+            None if part is None else shard(part, process_set=process_set, even=False)
+            for part in validation
         )
     elif validation is not None:
         part = shard(validation, process_set=process_set, even=False)
-        none = isinstance(part, keras.utils.PyDataset) and part.num_batches == 0  # Keras takes no such one
+        # Keras takes no such one
+        none = isinstance(part, keras.utils.PyDataset) and part.num_batches == 0
         arguments["validation_data"] = None if none else part  # numbers come from the other ranks
 
 
 def _split(arguments: dict[str, Any]) -> None:
-    """Let ``validation_split`` take the last rows of the whole: those of each rank's part are others, and rows that
-    fill up parts would be among them."""
+    """Let ``validation_split`` take the last rows of the whole: those of each rank's part are
+    others, and rows that fill up parts would be among them.
+    """
     share = arguments.get("validation_split")
     data = [arguments.get(name) for name in ("x", "y", "sample_weight")]
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]

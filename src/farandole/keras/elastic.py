@@ -1,4 +1,6 @@
-"""The state of a Keras training that an elastic job goes on from, and the callbacks that keep it."""
+"""The state of a Keras training that an elastic job goes on from, and the callbacks that keep
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ from farandole.keras.weights import broadcast_model, broadcast_variables, build_
 if TYPE_CHECKING:
     from farandole.types import Array
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
 
 
 class KerasState(ObjectState):
-    """A model, its optimizers (the one that it is compiled with, and those that it holds for a ``train_step`` of its
-    own) and plain values (``epoch=0, batch=0``).
+    """A model, its optimizers (the one that it is compiled with, and those that it holds for a
+    ``train_step`` of its own) and plain values (``epoch=0, batch=0``).
 
     ``optimizer``: another one, which the model does not hold. Nothing is sent before ``sync()``.
     Raises ValueError if the model is not built.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
@@ -64,17 +74,22 @@ class KerasState(ObjectState):
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)
-        known = self.optimizer is None or any(innermost(each) is innermost(self.optimizer) for each in found)
+        known = self.optimizer is None or any(
+            innermost(each) is innermost(self.optimizer) for each in found
+        )
         return found if known else [*found, self.optimizer]
 
     def _save_model(self) -> None:
         states = [variable for optimizer in self._optimizers() for variable in optimizer.variables]
-        self._copies = [(variable, np.array(numpy_of(variable))) for variable in [*self.model.weights, *states]]
+        self._copies = [
+            (variable, np.array(numpy_of(variable))) for variable in [*self.model.weights, *states]
+        ]
 
 
 def _made_since(optimizer: Any, saved: Collection[int]) -> list[tuple[Any, Array]]:
-    """The variables of an optimizer that was built since the others (by their ids) were saved, with the values that
-    building it gives them."""
+    """The variables of an optimizer that was built since the others (by their ids) were saved, with
+    the values that building it gives them.
+    """
     if all(id(variable) in saved for variable in optimizer.variables):
         return []
     kind = innermost(optimizer).__class__

@@ -22,7 +22,14 @@ from farandole.keras.pooling import any_rank, root_of, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.values import allreduce
-from farandole.keras.weights import accumulated, broadcast_states, digests, local_of, numpy_of, shared_variables
+from farandole.keras.weights import (
+    accumulated,
+    broadcast_states,
+    digests,
+    local_of,
+    numpy_of,
+    shared_variables,
+)
 from farandole.observe.replicas import combined
 from farandole.report import pace
 
@@ -31,12 +38,18 @@ class Training:
     """The common state of the two callbacks of one ``fit``."""
 
     def __init__(
-        self, process_set: ProcessSet, silent: Sequence[Any], broadcast: BroadcastGlobalVariablesCallback
+        self,
+        process_set: ProcessSet,
+        silent: Sequence[Any],
+        broadcast: BroadcastGlobalVariablesCallback,
     ) -> None:
-        """``silent``: callbacks of the user's whose files another rank writes; ``broadcast``: the one that makes ranks
-        begin alike."""
+        """``silent``: callbacks of the user's whose files another rank writes; ``broadcast``: the
+        one that makes ranks begin alike.
+        """
         self.process_set, self._broadcast = process_set, broadcast
-        self._saving = [each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)]
+        self._saving = [
+            each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)
+        ]
         self.steps = 0  # of this rank, when the epoch began
         self._agreement: Agreement | None = None
         self._seen: list[int] | None = None  # digests of the weights when the last epoch ended
@@ -50,7 +63,9 @@ class Training:
                 "hvd.DistributedOptimizer(optimizer)"
             )
             names = [name_of(variable) for variable in variables]
-            replica = KerasReplica(optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True)
+            replica = KerasReplica(
+                optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True
+            )
             self._agreement = Agreement(replica, engine, f"keras.fit.{engine.numbers.next()}")
         return self._agreement
 
@@ -64,8 +79,10 @@ class Training:
             self._seen = digests(model.trainable_weights)
 
     def ended(self, model: Any) -> None:
-        """Where ranks exchange weights, all have the same ones in the end. Those that callbacks have put there since
-        the last epoch (the best ones), and moving averages, are no way that a rank has gone from a centre."""
+        """Where ranks exchange weights, all have the same ones in the end. Those that callbacks
+        have put there since the last epoch (the best ones), and moving averages, are no way that a
+        rank has gone from a centre.
+        """
         exchanging = [pair for pair in reducers_of(model) if pair[1].exchange is not None]
         if exchanging:
             others = self._seen is not None and self._seen != digests(model.trainable_weights)
@@ -91,8 +108,10 @@ class SynchronizingCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BeforeUserCallbacks(SynchronizingCallback):
-    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of all. Weights and
-    statistics before validation, so that what is validated is the model that is saved."""
+    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of
+    all. Weights and statistics before validation, so that what is validated is the model that is
+    saved.
+    """
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -118,7 +137,9 @@ class BeforeUserCallbacks(SynchronizingCallback):
         self._become_one_model()
         process_set = self.training.process_set
         wait_for_all(process_set)  # a test_step may exchange, too
-        self.watch.pool(model, allgather_object(tallies, process_set=process_set), logs, process_set)
+        self.watch.pool(
+            model, allgather_object(tallies, process_set=process_set), logs, process_set
+        )
         self.training.epoch_ended(model)
 
     def _become_one_model(self) -> None:
@@ -127,13 +148,16 @@ class BeforeUserCallbacks(SynchronizingCallback):
             return
         self._one_model = True
         model, process_set = self.model, self.training.process_set
-        steps = _steps(model)  # reading it waits for what JAX computes: nothing of this rank's may come after it joined
+        # reading it waits for what JAX computes: nothing of this rank's may come after it joined
+        steps = _steps(model)
         statistics = _statistics(model, self.training.local(model))
         report = steps - self.training.steps, digests(statistics)
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
         _exchange_weights(model, uneven=len({report[0] for report in everybody}) > 1)
-        _even_out(model, [report[0] for report in everybody], process_set, self.training.local(model))
+        _even_out(
+            model, [report[0] for report in everybody], process_set, self.training.local(model)
+        )
         _average(statistics, [report[1] for report in everybody], process_set)
         _share_accumulated(model, process_set)
 
@@ -146,13 +170,16 @@ class AfterUserCallbacks(SynchronizingCallback):
         self._stepped = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._stepped:  # what ranks began with was broadcast meanwhile, and with it the number of steps
+        # what ranks began with was broadcast meanwhile, and with it the number of steps
+        if not self._stepped:
             self._stepped = True
             self.training.steps = _steps(self.model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         mine = getattr(self._model, "_initial_epoch", None)
-        theirs = broadcast_object(mine, root_of(self.training.process_set), process_set=self.training.process_set)
+        theirs = broadcast_object(
+            mine, root_of(self.training.process_set), process_set=self.training.process_set
+        )
         if theirs != mine:  # rank 0 alone goes on from a checkpoint
             self._model._initial_epoch = theirs
 
@@ -166,7 +193,9 @@ class AfterUserCallbacks(SynchronizingCallback):
 
 
 class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
-    """Where nothing says that ranks belong together: did they exchange anything in the first epoch?"""
+    """Where nothing says that ranks belong together: did they exchange anything in the first
+    epoch?
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,26 +235,40 @@ def _steps(model: Any) -> int:
 
 
 def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
-    """Variables that ranks fill apart, from their own samples: moving averages of batch normalisation, say."""
+    """Variables that ranks fill apart, from their own samples: moving averages of batch
+    normalisation, say.
+    """
     return [
-        variable for variable in model.non_trainable_weights
+        variable
+        for variable in model.non_trainable_weights
         if "float" in str(variable.dtype) and not any(variable is other for other in local)
-    ]  # fmt: skip
+    ]
 
 
-def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set: ProcessSet) -> None:
+def _average(
+    variables: list[Any], digests: Sequence[Sequence[int]], process_set: ProcessSet
+) -> None:
     """The mean over ranks, of those that differ."""
-    different = [variable for variable, *theirs in zip(variables, *digests, strict=False) if len(set(theirs)) > 1]
+    different = [
+        variable
+        for variable, *theirs in zip(variables, *digests, strict=False)
+        if len(set(theirs)) > 1
+    ]
     if not different:
         return
-    values = allgather_object([numpy_of(variable) for variable in different], process_set=process_set)
+    values = allgather_object(
+        [numpy_of(variable) for variable in different], process_set=process_set
+    )
     for variable, *theirs in zip(different, *values, strict=True):
-        variable.assign(np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype))
+        variable.assign(
+            np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype)
+        )
 
 
 def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
-    """The mean of the gradients that wait for the end of an accumulation. The step becomes what it would be, and a file
-    that is written meanwhile has those of all ranks."""
+    """The mean of the gradients that wait for the end of an accumulation. The step becomes what it
+    would be, and a file that is written meanwhile has those of all ranks.
+    """
     for optimizer, reducer in reducers_of(model):
         if reducer.exchange is None:
             for variable in accumulated(optimizer, reducer.local()):
@@ -233,7 +276,9 @@ def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
 
 
 def _exchange_weights(model: Any, *, uneven: bool) -> None:
-    """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more steps than others."""
+    """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more
+    steps than others.
+    """
     for optimizer, reducer in reducers_of(model):
         reducer.end_of_epoch(optimizer)
         if uneven:
@@ -253,7 +298,11 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
 def _compare(model: Any, training: Training) -> None:
     """Say so if ranks hold different weights."""
     local = training.local(model)
-    variables = [variable for variable in model.trainable_weights if not any(variable is other for other in local)]
+    variables = [
+        variable
+        for variable in model.trainable_weights
+        if not any(variable is other for other in local)
+    ]
     for optimizer, reducer in reducers_of(model)[:1]:
         reducer.compare(optimizer, variables)
         return

@@ -1,7 +1,9 @@
-"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says; for Keras 3 and Keras 2.
+"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says; for Keras 3
+and Keras 2.
 
-``run_if(due, run, values, step)`` in the backend's file: the tensors ``values`` as they are after ``run(arrays, step)``
-wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be values of a program that is traced.
+``run_if(due, run, values, step)`` in the backend's file: the tensors ``values`` as they are after
+``run(arrays, step)`` wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be
+values of a program that is traced.
 """
 
 from __future__ import annotations
@@ -25,24 +27,32 @@ class KerasExchange:
     """The exchanges of one optimizer's weights. What the strategy keeps is in host memory."""
 
     def __init__(
-        self, options: GradientOptions, strategy: Strategy, tensor_of: Callable[[Any], Any],
+        self,
+        options: GradientOptions,
+        strategy: Strategy,
+        tensor_of: Callable[[Any], Any],
         array_of: Callable[[Any], Array],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``tensor_of``, ``array_of``: the value of a variable, as this Keras has it."""
-        self._kept, self._strategy = KeptExchange("DistributedOptimizer", options, strategy), strategy
+        self._kept, self._strategy = (
+            KeptExchange("DistributedOptimizer", options, strategy),
+            strategy,
+        )
         self.spec = strategy.spec
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
         self._total = 0  # variables that were trained so far
         self._since = 0  # the step of the last exchange
-        self._partial: dict[int, Sequence[bool]] = {}  # steps since then that did not train all: what they trained
+        # steps since then that did not train all: what they trained
+        self._partial: dict[int, Sequence[bool]] = {}
 
     def before_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True
     ) -> Sequence[Any]:
-        """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see ``after_step``; a step may
-        be computed several times before it counts. What it gives must be there when the step begins. ``variables`` may
-        be more than in the steps so far."""
+        """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see
+        ``after_step``; a step may be computed several times before it counts. What it gives must be
+        there when the step begins. ``variables`` may be more than in the steps so far.
+        """
         context.skip_gradient_check()  # it may be long until the first exchange
         if not self._kept.exchange.kinds:
             return ()
@@ -50,21 +60,33 @@ class KerasExchange:
         values = [self._tensor_of(variable) for variable in variables]
         known, self._total = self._total, max(self._total, len(variables))
         began = run_if(first if final is True else first & final, self._begin, values, step)
-        return run_if(True, self._begin_others, began, step) if 0 < known < len(variables) else began  # type: ignore[no-any-return]
+        if 0 < known < len(variables):
+            began = run_if(True, self._begin_others, began, step)
+        return began  # type: ignore[no-any-return]
 
     def after_step(
-        self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True,
+        self,
+        run_if: Callable[..., Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        step: Any,
+        final: Any = True,
         trained: Sequence[bool] = (),
-    ) -> None:  # fmt: skip
-        """After it. ``variables``: all of the optimizer; ``trained``: which of them the step may have changed (empty:
-        all). ``final``: False, if what was computed is going to be dropped (or a traced value for it)."""
+    ) -> None:
+        """After it. ``variables``: all of the optimizer; ``trained``: which of them the step may
+        have changed (empty: all). ``final``: False, if what was computed is going to be dropped (or
+        a traced value for it).
+        """
         self._kept.exchange.stepped()
         self._names = names
         due = self._strategy.due(step)
         run: Callable[..., None] = self._run
         if not all(trained):
-            run_if(final, functools.partial(self._note, tuple(trained)), [self._tensor_of(0.0)], step)
-            run = functools.partial(self._run_noted, tuple(trained))  # in a graph it need not come after the note
+            run_if(
+                final, functools.partial(self._note, tuple(trained)), [self._tensor_of(0.0)], step
+            )
+            # in a graph it need not come after the note
+            run = functools.partial(self._run_noted, tuple(trained))
         values = [self._tensor_of(variable) for variable in variables]
         told = run_if(due if final is True else due & final, run, values, step)
         for variable, value, new in zip(variables, values, told, strict=True):
@@ -77,8 +99,10 @@ class KerasExchange:
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any], step: int, statistics: Sequence[Any] = ()) -> None:
-        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the optimizer;
-        ``statistics``: others, which are averaged. ``step``: the last one. Outside of any program; collective."""
+        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the
+        optimizer; ``statistics``: others, which are averaged. ``step``: the last one. Outside of
+        any program; collective.
+        """
 
         def change(arrays: list[Array]) -> None:
             count = len(variables)
@@ -94,13 +118,16 @@ class KerasExchange:
         self._outside([*variables, *statistics], change)
 
     def average_replaced(self, variables: Sequence[Any]) -> None:
-        """Give every rank the mean of all ranks' weights, which the program has put there: what the strategy keeps is
-        of others, and begins anew. Outside of any program; collective."""
+        """Give every rank the mean of all ranks' weights, which the program has put there: what the
+        strategy keeps is of others, and begins anew. Outside of any program; collective.
+        """
         self.begin_anew()
         self._outside(variables, self._kept.exchange.average)
 
     def begin_anew(self) -> None:
-        """The ranks were given other weights: what the strategy keeps begins at the next exchange."""
+        """The ranks were given other weights: what the strategy keeps begins at the next
+        exchange.
+        """
         self._kept.begin_anew()
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +138,8 @@ class KerasExchange:
         self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
     def _outside(self, variables: Sequence[Any], change: Callable[[list[Array]], None]) -> None:
-        arrays = [np.array(self._array_of(variable)) for variable in variables]  # of no dimension: not numbers
+        # of no dimension: not numbers
+        arrays = [np.array(self._array_of(variable)) for variable in variables]
         wide = [array if array.dtype.itemsize >= 4 else array.astype("float32") for array in arrays]
         change(wide)
         for variable, array in zip(variables, wide, strict=True):
@@ -134,9 +162,13 @@ class KerasExchange:
     def _trained(self, count: int, step: int) -> list[bool]:
         """Which variables the steps since the last exchange may have changed."""
         steps = range(self._since + 1, step + 1)
-        whole = not steps or any(number not in self._partial for number in steps)  # none: training went back
+        # none: training went back
+        whole = not steps or any(number not in self._partial for number in steps)
         sets = [] if whole else [self._partial[number] for number in steps]
-        return [whole or any(trained[place : place + 1] == (True,) for trained in sets) for place in range(count)]
+        return [
+            whole or any(trained[place : place + 1] == (True,) for trained in sets)
+            for place in range(count)
+        ]
 
     def _run(self, arrays: Sequence[Array], step: int) -> None:
         trained = self._trained(len(arrays), step)

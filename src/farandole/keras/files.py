@@ -10,7 +10,8 @@ from typing import Any
 
 import keras
 
-ORBAX = tuple(kind for kind in (getattr(keras.callbacks, "OrbaxCheckpoint", None),) if kind)  # newer Keras has it
+# newer Keras has it
+ORBAX = tuple(kind for kind in (getattr(keras.callbacks, "OrbaxCheckpoint", None),) if kind)
 _PATHS = {  # the attribute that has it
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.BackupAndRestore: "backup_dir",
@@ -28,9 +29,12 @@ def path_of(callback: Any) -> str | None:
 
 
 @contextmanager
-def written_once(users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int) -> Iterator[list[Any]]:
-    """Inside, those of the callbacks ``users`` write nothing whose path a rank before ``rank`` writes to. All else they
-    do, so that they decide as the others do. Yields them; of ModelCheckpoints it takes an ``Unsaved`` model, too.
+def written_once(
+    users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int
+) -> Iterator[list[Any]]:
+    """Inside, those of the callbacks ``users`` write nothing whose path a rank before ``rank``
+    writes to. All else they do, so that they decide as the others do. Yields them; of
+    ModelCheckpoints it takes an ``Unsaved`` model, too.
 
     ``paths``: where the callbacks of each rank write.
     """
@@ -48,8 +52,11 @@ def _instead(callback: Any, undo: ExitStack) -> dict[str, Any]:
         return {"_save_model": lambda: None, "delete_checkpoint": False}
     if isinstance(callback, keras.callbacks.CSVLogger):
         return {"filename": os.devnull}
-    if isinstance(callback, keras.callbacks.TensorBoard):  # it has no switch, and its subclasses write by its writers
-        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="farandole-", ignore_cleanup_errors=True))
+    # it has no switch, and its subclasses write by its writers
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        folder = undo.enter_context(
+            tempfile.TemporaryDirectory(prefix="farandole-", ignore_cleanup_errors=True)
+        )
         folders = dict.fromkeys(("log_dir", "_log_write_dir", "_train_dir", "_val_dir"), folder)
         return {**folders, "_writers": {}}
     if isinstance(callback, ORBAX):

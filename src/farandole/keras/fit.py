@@ -1,13 +1,16 @@
 """The differences of ``model.fit`` in a job of several ranks.
 
-Keras has no place to say this in, so ``install`` wraps five methods of its classes; they do what they always did where
-one process trains alone, or gradients stay on their rank. Wrapped are:
+Keras has no place to say this in, so ``install`` wraps five methods of its classes; they do what
+they always did where one process trains alone, or gradients stay on their rank. Wrapped are:
 
-- ``Model.fit``: gives each rank its part of the data where the optimizer was told ``shard=True``, and puts two
-  callbacks around the user's: the first lets them see metrics over all ranks, the last makes ranks stop together;
+- ``Model.fit``: gives each rank its part of the data where the optimizer was told ``shard=True``,
+  and puts two callbacks around the user's: the first lets them see metrics over all ranks, the last
+  makes ranks stop together;
 - ``Model.make_train_function``: XLA cannot compile an exchange between processes of TensorFlow;
-- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on everybody's gradients;
-- ``Model.compile``: takes ``experimental_run_tf_function``, which programs for Horovod pass and Keras 3 has dropped.
+- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on
+  everybody's gradients;
+- ``Model.compile``: takes ``experimental_run_tf_function``, which programs for Horovod pass and
+  Keras 3 has dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ def install() -> None:
     if getattr(keras.Model.fit, "_farandole", False):
         return
     scaling = keras.optimizers.LossScaleOptimizer
-    trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))  # Keras asks who overrides it
+    # Keras asks who overrides it
+    trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
     for owner, name, wrapper in (
         (keras.Model, "fit", _fit),
         (keras.Model, "make_train_function", _make_train_function),
@@ -92,8 +96,18 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     given = digest_of_data((bound.arguments.get("x"), bound.arguments.get("y")))
     if sharded:
         sharded_arguments(bound.arguments, process_set)
-    paths = _agree(bound.arguments, users, process_set, sharded, given, None if gradients is None else gradients.told)
-    told = next((callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)), None)
+    paths = _agree(
+        bound.arguments,
+        users,
+        process_set,
+        sharded,
+        given,
+        None if gradients is None else gradients.told,
+    )
+    told = next(
+        (callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)),
+        None,
+    )
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     with written_once(users, paths, process_set.rank()) as silent:
         training = Training(process_set, silent, broadcast)
@@ -101,7 +115,8 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         around(bound, callbacks, first, [AfterUserCallbacks(training)])
         metrics.pooled_by_fit.add(id(self))
         try:
-            with backend().plain_errors():  # what a handler of a signal has raised in a step of JAX, too
+            # what a handler of a signal has raised in a step of JAX, too
+            with backend().plain_errors():
                 return original(*bound.args, **bound.kwargs)
         finally:
             metrics.pooled_by_fit.discard(id(self))
@@ -119,22 +134,30 @@ def flat(callbacks: Any) -> list[Any]:
 
 
 def around(
-    bound: Any, callbacks: Any, first: list[Any], last: list[Any], replaced: type = SynchronizingCallback
+    bound: Any,
+    callbacks: Any,
+    first: list[Any],
+    last: list[Any],
+    replaced: type = SynchronizingCallback,
 ) -> None:
-    """Put callbacks before and after the user's, in the place of those that an earlier ``fit`` put into a list of the
-    user's."""
+    """Put callbacks before and after the user's, in the place of those that an earlier ``fit`` put
+    into a list of the user's.
+    """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         kept = [callback for callback in callbacks.callbacks if not isinstance(callback, replaced)]
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):
-            callback.set_params(getattr(callbacks, "params", {}))  # old Keras has none without arguments
+            # old Keras has none without arguments
+            callback.set_params(getattr(callbacks, "params", {}))
             callback.set_model(bound.arguments["self"])
     else:
         bound.arguments["callbacks"] = [*first, *flat(callbacks), *last]
 
 
 class _Plan(NamedTuple):
-    """The facts on which ranks must agree when ``fit`` begins, and those that they should know of each other."""
+    """The facts on which ranks must agree when ``fit`` begins, and those that they should know of
+    each other.
+    """
 
     epochs: int
     initial_epoch: int
@@ -145,33 +168,53 @@ class _Plan(NamedTuple):
 
 _DEALT_TWICE = Finding(
     "data",
-    "the ranks were given different arrays, and with shard=True fit deals out those that all ranks are given alike. If "
-    "they were dealt out before (by hvd.shard, say), each rank trains with a part of its part: leave out shard=True. "
-    "If each rank shuffled or split them by a seed of its own, some rows come twice and others never: use one seed. If "
-    "each has the same rows, changed by chance (augmented), all is well",
+    "the ranks were given different arrays, and with shard=True fit deals out those that all ranks"
+    " are given alike. If they were dealt out before (by hvd.shard, say), each rank trains with a"
+    " part of its part: leave out shard=True. If each rank shuffled or split them by a seed of its"
+    " own, some rows come twice and others never: use one seed. If each has the same rows, changed"
+    " by chance (augmented), all is well",
 )
 
 
 def _agree(
-    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool, data: int | None,
+    arguments: dict[str, Any],
+    users: list[Any],
+    process_set: ProcessSet,
+    sharded: bool,
+    data: int | None,
     told: set[str] | None,
-) -> list[list[str | None]]:  # fmt: skip
-    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs.
-    ``data``: a digest of what the program passes."""
+) -> list[list[str | None]]:
+    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want
+    different epochs. ``data``: a digest of what the program passes.
+    """
     paths = [path_of(callback) for callback in users]
     seeds = seeds_of(arguments.get("x")) if sharded else []
-    mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths, seeds)
+    mine = _Plan(
+        int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths, seeds
+    )
     everybody: list[_Plan] = allgather_object(mine, process_set=process_set)
     for name in ("epochs", "initial_epoch"):
         values = [getattr(plan, name) for plan in everybody]
         if len(set(values)) > 1:
-            raise ValueError(f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank order")
+            raise ValueError(
+                f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank"
+                " order"
+            )
     if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
         warnings.shuffled()
     digests = {plan.data for plan in everybody}
-    if (len(digests) > 1) is sharded and None not in digests and told is not None and "data" not in told:
+    if (
+        (len(digests) > 1) is sharded
+        and None not in digests
+        and told is not None
+        and "data" not in told
+    ):
         told.add("data")
-        found = _DEALT_TWICE if sharded else same_data(len(everybody), "were given the same arrays", CURES)
+        found = (
+            _DEALT_TWICE
+            if sharded
+            else same_data(len(everybody), "were given the same arrays", CURES)
+        )
         tell(context.engine(process_set), [found])
     return [plan.paths for plan in everybody]
 
@@ -179,9 +222,11 @@ def _agree(
 def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
     """Keras's own BatchNormalization knows nothing of other processes, whatever it was told."""
     found = [
-        layer for layer in model._flatten_layers()
-        if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")  # ours has one
-    ]  # fmt: skip
+        layer
+        for layer in model._flatten_layers()
+        # ours has one
+        if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")
+    ]
     if found and process_set.rank() == 0:
         warnings.not_synchronized(f"{type(found[0]).__name__} {found[0].name!r}")
 
@@ -221,11 +266,16 @@ def _apply(self: Any, original: Any, grads: Any, trainable_variables: Any = None
         return original(self, grads, trainable_variables)
 
 
-def _stateless_apply(self: Any, original: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+def _stateless_apply(
+    self: Any, original: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+) -> Any:
     if gradients_of(self) is None:
         return original(self, optimizer_variables, grads, trainable_variables)
     variables = distributed_in(self)._trainable_variables
-    values = [*zip(variables, trainable_variables, strict=True), *zip(self.variables, optimizer_variables, strict=True)]
+    values = [
+        *zip(variables, trainable_variables, strict=True),
+        *zip(self.variables, optimizer_variables, strict=True),
+    ]
     with keras.StatelessScope(state_mapping=values):
         grads = reduced_for_scaling(self, list(grads), variables)  # ranks compare the weights, too
     with exchanged_outside(self):

@@ -25,11 +25,15 @@ def dense(grads: Sequence[Any]) -> Sequence[Any]:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    grads: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    replica: KerasReplica,
     now: Callable[[], Any] | None,
-) -> list[Any]:  # fmt: skip
-    """See ``reducer``: Keras computes a step for every batch that it accumulates, and drops all but one of them.
-    ``now()`` tells which is not dropped, and so is exchanged."""
+) -> list[Any]:
+    """See ``reducer``: Keras computes a step for every batch that it accumulates, and drops all but
+    one of them. ``now()`` tells which is not dropped, and so is exchanged.
+    """
 
     def exchanged() -> list[Any]:
         held = [] if replica.not_broadcast else [variable.value for variable in replica.variables]
@@ -40,7 +44,9 @@ def reduced(
     return list(jax.lax.cond(now(), exchanged, lambda: list(grads)))
 
 
-def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
+def run_if(
+    due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
+) -> Sequence[Any]:
     """See ``exchange``."""
     *told, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
     return told

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 pooled_by_fit: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
-_RULES = {"mean": "mean", "only_first_replica": "first"}  # by the aggregation of a variable; others are summed
+# by the aggregation of a variable; others are summed
+_RULES = {"mean": "mean", "only_first_replica": "first"}
 
 
 class Watch:
-    """Sees to it that the states of a model's metrics are still known when an epoch ends: those of training, before
-    validation overwrites them."""
+    """Sees to it that the states of a model's metrics are still known when an epoch ends: those of
+    training, before validation overwrites them.
+    """
 
     def __init__(self) -> None:
         self._training: list[Array] | None = None
@@ -44,20 +46,32 @@ class Watch:
         training = now if self._training is None else self._training
         numbers = _numbers(logs)
         own = {name: value for name, value in numbers.items() if not self._of_validation(name)}
-        other = {name.removeprefix("val_"): value for name, value in numbers.items() if self._of_validation(name)}
+        other = {
+            name.removeprefix("val_"): value
+            for name, value in numbers.items()
+            if self._of_validation(name)
+        }
         of_now = _results(model, now, now) if numbers else {}
         of_training = of_now if training is now or not own else _results(model, training, now)
-        # a log of training may be a view of its variable (PyTorch), and show what validation has put there
+        # a log of training may be a view of its variable (PyTorch), and show what validation has
+        # put there
         counted = by_samples(model, training), by_samples(model, now)
         return _tally(own, counted[0], of_training, of_now), _tally(other, counted[1], of_now)
 
     def pool(
-        self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any], process_set: ProcessSet
-    ) -> None:  # fmt: skip
-        """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where one rank alone
-        validates, callbacks decide alike, too. ``everybody``: the tallies of each. Collective."""
+        self,
+        model: Any,
+        everybody: Sequence[tuple[Tally, Tally]],
+        logs: dict[str, Any],
+        process_set: ProcessSet,
+    ) -> None:
+        """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where
+        one rank alone validates, callbacks decide alike, too. ``everybody``: the tallies of each.
+        Collective.
+        """
         rules = [
-            _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum") for variable in model.metrics_variables
+            _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum")
+            for variable in model.metrics_variables
         ]
         now, found = states_of(model), {}
         for part, prefix in ((0, ""), (1, "val_")):
@@ -67,7 +81,8 @@ class Watch:
             exact = {} if states is None else _results(model, states, now)
             pooled = pooled_logs(tallies, exact)
             found.update({f"{prefix}{name}": value for name, value in pooled.items()})
-        # one rank's for all: GPUs, and processors of two kinds, may compute another last digit from the same states
+        # one rank's for all: GPUs, and processors of two kinds, may compute another last digit from
+        # the same states
         logs.update(broadcast_object(found, root_of(process_set), process_set=process_set))
         self.forget()
 
@@ -81,8 +96,10 @@ def states_of(model: Any) -> list[Array]:
 
 
 def by_samples(model: Any, states: list[Array]) -> list[Array]:
-    """``states``, in which the loss of each output counts by this rank's samples. On TensorFlow, Keras counts samples
-    where all batches are of one size, and else batches: a rank with a smaller one would hardly count."""
+    """``states``, in which the loss of each output counts by this rank's samples. On TensorFlow,
+    Keras counts samples where all batches are of one size, and else batches: a rank with a smaller
+    one would hardly count.
+    """
     places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
     samples = _places(getattr(model, "_loss_tracker", None), ("count",), places)
     found = list(states)
@@ -104,17 +121,22 @@ def _places(metric: Any, names: Sequence[str], places: dict[int, int]) -> list[i
 
 
 def _tally(logs: dict[str, Array], states: list[Array], *results: dict[str, Array]) -> Tally:
-    """``computed`` are the logs that one of ``results`` has; a ``train_step`` of the user's may have put in others."""
+    """``computed`` are the logs that one of ``results`` has; a ``train_step`` of the user's may
+    have put in others.
+    """
     same = {
-        name for name, value in logs.items()
+        name
+        for name, value in logs.items()
         if any(name in found and _same(found[name], value) for found in results)
-    }  # fmt: skip
+    }
     return Tally(logs, states, frozenset(same))
 
 
 def _same(one: Array, other: Array) -> bool:
     alike = one.size == other.size
-    return alike and bool(np.allclose(one.ravel(), other.ravel(), rtol=1e-4, atol=1e-7, equal_nan=True))
+    return alike and bool(
+        np.allclose(one.ravel(), other.ravel(), rtol=1e-4, atol=1e-7, equal_nan=True)
+    )
 
 
 def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, Array]:
@@ -142,8 +164,10 @@ def _assign(variables: Sequence[Any], states: Sequence[Array]) -> None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Array]:
-    """Copies of those of ``values`` that are numbers or arrays of numbers, such as the score of each class. A metric's
-    result may be a view of its variable (PyTorch), which is overwritten soon."""
+    """Copies of those of ``values`` that are numbers or arrays of numbers, such as the score of
+    each class. A metric's result may be a view of its variable (PyTorch), which is overwritten
+    soon.
+    """
     arrays = {
         name: np.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
         for name, value in values.items()

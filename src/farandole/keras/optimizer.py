@@ -23,65 +23,105 @@ from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import ReduceOp
 
 _NO_EMA = (
-    "use_ema=True overwrites each rank's weights with their moving average, and strategy={spec!r} would add up what "
-    "that changes on all ranks: leave use_ema away, or take 'ps' or 'local_sgd'"
+    "use_ema=True overwrites each rank's weights with their moving average, and strategy={spec!r}"
+    " would add up what that changes on all ranks: leave use_ema away, or take 'ps' or 'local_sgd'"
 )
 
 
 @documented(
     "init",
-    "ValueError: op, a factor or groups that make no sense; an optimizer of Keras 2, or one that is distributed.",
+    "ValueError: op, a factor or groups that make no sense; an optimizer of Keras 2, or one that is"
+    " distributed.",
     optimizer="any Keras optimizer, or its name ('adam').",
     name="has no effect; Horovod's programs give it.",
     op="Average (the default) or Sum.",
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
-    strategy="what ranks exchange: gradients ('allreduce'), or weights now and then ('local_sgd:8', an object like "
-    "LocalSGD(8)). Without it: that of --strategy.",
+    strategy=(
+        "what ranks exchange: gradients ('allreduce'), or weights now and then ('local_sgd:8', an"
+        " object like LocalSGD(8)). Without it: that of --strategy."
+    ),
     shard="model.fit gives each rank its part of the data: see farandole.keras.shard.",
-    backward_passes_per_step="add up the gradients of so many batches, then exchange them and step. It is Keras's "
-    "gradient_accumulation_steps.",
-    sparse_as_dense="exchange the gradients of embeddings as dense tensors (TensorFlow; elsewhere they are dense).",
+    backward_passes_per_step=(
+        "add up the gradients of so many batches, then exchange them and step. It is Keras's "
+        "gradient_accumulation_steps."
+    ),
+    sparse_as_dense=(
+        "exchange the gradients of embeddings as dense tensors (TensorFlow; elsewhere they are"
+        " dense)."
+    ),
     scale_local_gradients="divide the gradients of local variables by the number of ranks.",
-    example="optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))\n"
-    "model.compile(optimizer, 'mse')",
+    example=(
+        "optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))\n"
+        "model.compile(optimizer, 'mse')"
+    ),
 )
 def DistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, shard: bool = False, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
-) -> Any:  # fmt: skip
-    """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before clipping.
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    scale_local_gradients: bool = True,
+    *,
+    shard: bool = False,
+    strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
+) -> Any:
+    """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before
+    clipping.
 
-    The result is of a subclass of ``optimizer``'s class and shares its state. Saving it saves the optimizer that was
-    wrapped, so that files load without Farandole. A ``LossScaleOptimizer`` is kept outside.
+    The result is of a subclass of ``optimizer``'s class and shares its state. Saving it saves the
+    optimizer that was wrapped, so that files load without Farandole. A ``LossScaleOptimizer`` is
+    kept outside.
 
     ``register_local_var(variable)`` of the result leaves a variable to each rank.
     """
     context.size()
     chosen = gradient_options(
-        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        strategy=strategy, codec=codec, ops=LINEAR,
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        scale_local_gradients=scale_local_gradients,
+        process_set=process_set,
+        strategy=strategy,
+        codec=codec,
+        ops=LINEAR,
+    )
     if keras_of(optimizer) == "tf_keras":
         raise ValueError(
-            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Set "
-            "TF_USE_LEGACY_KERAS=1 and use farandole.tensorflow.keras (or horovod.tensorflow.keras), which is for "
-            "Keras 2 then; or unset it, and take an optimizer of Keras 3"
+            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for"
+            " Keras 3. Set TF_USE_LEGACY_KERAS=1 and use farandole.tensorflow.keras (or"
+            " horovod.tensorflow.keras), which is for Keras 2 then; or unset it, and take an"
+            " optimizer of Keras 3"
         )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         if chosen.strategy is not None:
             raise ValueError(NO_STRATEGY.format(spec=chosen.strategy.spec))
-        options = {key: value for key, value in locals().items() if key not in ("optimizer", "chosen")}
+        options = {
+            key: value for key, value in locals().items() if key not in ("optimizer", "chosen")
+        }
         optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
         return optimizer
     if gradients_of(optimizer) is not None:
-        raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+        raise ValueError(
+            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
+            " given"
+        )
     if chosen.strategy is not None and optimizer.use_ema and _adds_up(chosen.strategy):
         raise ValueError(_NO_EMA.format(spec=chosen.strategy.spec))
     wrapped = _adopt(optimizer, KerasReducer(chosen, shard))
@@ -101,20 +141,44 @@ def DistributedOptimizer(
     example="optimizer = hvd.PartialDistributedOptimizer(optimizer, local_layers=model.layers[0])",
 )
 def PartialDistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None, scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
-    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank."""
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or
+    several) to each rank.
+    """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     wrapped = DistributedOptimizer(
-        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
-        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
-    )  # fmt: skip
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        0,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
     gradients = gradients_of(wrapped)
     assert gradients is not None
     gradients.local_layers += layers
@@ -122,15 +186,19 @@ def PartialDistributedOptimizer(
 
 
 def confined(optimizer: Any, process_set: ProcessSet) -> Any:
-    """``optimizer``, distributed over ``process_set``: with its options, if it is distributed over all ranks already.
-    Raises ValueError if it is distributed over others."""
+    """``optimizer``, distributed over ``process_set``: with its options, if it is distributed over
+    all ranks already. Raises ValueError if it is distributed over others.
+    """
     gradients = gradients_of(optimizer)
     if gradients is None:
         return DistributedOptimizer(optimizer, process_set=process_set)
-    if gradients.process_set.process_set_id not in (WORLD.process_set_id, process_set.process_set_id):
+    if gradients.process_set.process_set_id not in (
+        WORLD.process_set_id,
+        process_set.process_set_id,
+    ):
         raise ValueError(
-            f"the optimizer is distributed over the ranks {gradients.process_set.ranks}, and here over "
-            f"{process_set.ranks}: leave out process_set"
+            f"the optimizer is distributed over the ranks {gradients.process_set.ranks}, and here"
+            f" over {process_set.ranks}: leave out process_set"
         )
     distributed_in(optimizer).__dict__["_farandole"] = gradients.among(process_set)
     return optimizer
@@ -144,7 +212,9 @@ def distributed_in(optimizer: Any) -> Any:
 
 
 def gradients_of(optimizer: Any) -> KerasReducer | None:
-    """The reducer of the gradients of ``optimizer``, or of the one that it wraps; None if it has none."""
+    """The reducer of the gradients of ``optimizer``, or of the one that it wraps; None if it has
+    none.
+    """
     found = distributed_in(optimizer)
     return None if found is None else found._farandole
 
@@ -157,8 +227,9 @@ def innermost(optimizer: Any) -> Any:
 
 
 def all_optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a ``train_step`` of its
-    own: those of a GAN."""
+    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a
+    ``train_step`` of its own: those of a GAN.
+    """
     held = [value for value in held_by(model) if isinstance(value, keras.optimizers.Optimizer)]
     found: dict[int, Any] = {}
     for each in [getattr(model, "optimizer", None), *held]:
@@ -168,9 +239,13 @@ def all_optimizers_of(model: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that."""
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside
+    that.
+    """
     first = getattr(model, "optimizer", None)
-    return [each for each in all_optimizers_of(model) if each is first or gradients_of(each) is not None]
+    return [
+        each for each in all_optimizers_of(model) if each is first or gradients_of(each) is not None
+    ]
 
 
 def reducers_of(model: Any) -> list[tuple[Any, KerasReducer]]:
@@ -189,29 +264,36 @@ class Distributed:
         self._farandole.local_variables.append(var)
 
     def end_of_epoch(self) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). ``fit`` calls it;
-        in a loop of your own, you do (with JAX, when variables hold their values again). Collective then."""
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
+        ``fit`` calls it; in a loop of your own, you do (with JAX, when variables hold their values
+        again). Collective then.
+        """
         self._farandole.end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them; ``fit`` does so in the end.
-        Collective, if ranks exchange weights; they have the same ones otherwise."""
+        """Give every rank the mean of all ranks' weights, to evaluate or save them; ``fit`` does so
+        in the end. Collective, if ranks exchange weights; they have the same ones otherwise.
+        """
         self._farandole.average_weights(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy keeps on this rank (outer momentum, say); empty if it exchanges gradients. Keras's files do
-        not hold it: Keras reads no optimizer's state from a file that has more than the optimizer."""
+        """What the strategy keeps on this rank (outer momentum, say); empty if it exchanges
+        gradients. Keras's files do not hold it: Keras reads no optimizer's state from a file that
+        has more than the optimizer.
+        """
         exchange = self._farandole.exchange
         return {} if exchange is None else exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with weights and an optimizer that were saved in the same moment. Raises ValueError for the
-        state of another strategy."""
+        """Go on from there, with weights and an optimizer that were saved in the same moment.
+        Raises ValueError for the state of another strategy.
+        """
         exchange = self._farandole.exchange
         if exchange is not None and state:
             exchange.load_state_dict(state)
 
-    # What Keras calls between the gradients and the step, in this order (old Keras: the first two the other way round).
+    # What Keras calls between the gradients and the step, in this order (old Keras: the first two
+    # the other way round).
 
     def _filter_empty_gradients(self, grads: Any, vars: Any) -> Any:
         grads, variables = super()._filter_empty_gradients(grads, vars)  # type: ignore[misc]
@@ -219,7 +301,8 @@ class Distributed:
         return grads, variables
 
     def _overwrite_variables_directly_with_gradients(self, grads: Any, vars: Any) -> Any:
-        grads, variables = super()._overwrite_variables_directly_with_gradients(grads, vars)  # type: ignore[misc]
+        overwrite = super()._overwrite_variables_directly_with_gradients  # type: ignore[misc]
+        grads, variables = overwrite(grads, vars)
         self._farandole.variables = list(variables)
         return grads, variables
 
@@ -237,18 +320,26 @@ class Distributed:
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         with self._farandole.applying():
-            return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+            return super()._backend_apply_gradients(  # type: ignore[misc]
+                grads, trainable_variables
+            )
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
         if not self._clips():
             grads = self._farandole.reduced(self, grads)
-        result = super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
+        result = super()._backend_update_step(  # type: ignore[misc]
+            grads, trainable_variables, learning_rate
+        )
         self._farandole.after_step(self)
         return result
 
     def _clips(self) -> bool:
-        """Old Keras clips every gradient that it accumulates; without clipping, it is enough to exchange the sum."""
-        return any(getattr(self, option, None) for option in ("clipnorm", "global_clipnorm", "clipvalue"))
+        """Old Keras clips every gradient that it accumulates; without clipping, it is enough to
+        exchange the sum.
+        """
+        return any(
+            getattr(self, option, None) for option in ("clipnorm", "global_clipnorm", "clipvalue")
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
@@ -257,7 +348,9 @@ class Distributed:
     def _plain(self) -> Any:
         base = self.__class__
         plain = object.__new__(base)
-        plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_farandole"})
+        plain.__dict__.update(
+            {key: value for key, value in self.__dict__.items() if key != "_farandole"}
+        )
         return plain
 
 
@@ -267,10 +360,15 @@ def _adds_up(strategy: Strategy) -> bool:
 
 
 def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:
-    """``optimizer``'s state in an object of a distributed subclass. Its ``__class__`` is said to be that of
-    ``optimizer``, for that is the name under which Keras saves it."""
+    """``optimizer``'s state in an object of a distributed subclass. Its ``__class__`` is said to be
+    that of ``optimizer``, for that is the name under which Keras saves it.
+    """
     base = type(optimizer)
-    body = {"__module__": base.__module__, "__doc__": base.__doc__, "__class__": property(lambda self: base)}
+    body = {
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+        "__class__": property(lambda self: base),
+    }
     wrapped: Any = object.__new__(type(base.__name__, (Distributed, base), body))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__["_farandole"] = gradients
@@ -281,13 +379,13 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     known = optimizer.gradient_accumulation_steps
     if known not in (None, passes):
         raise ValueError(
-            f"backward_passes_per_step={passes}, but the optimizer has gradient_accumulation_steps={known}: they mean "
-            "the same, give one of them"
+            f"backward_passes_per_step={passes}, but the optimizer has"
+            f" gradient_accumulation_steps={known}: they mean the same, give one of them"
         )
     if known is None and optimizer.built:
         raise ValueError(
-            f"backward_passes_per_step={passes} for an optimizer that is built already: pass a new one, or give it "
-            f"gradient_accumulation_steps={passes} from the beginning"
+            f"backward_passes_per_step={passes} for an optimizer that is built already: pass a new"
+            f" one, or give it gradient_accumulation_steps={passes} from the beginning"
         )
     optimizer.gradient_accumulation_steps = passes
 
@@ -297,7 +395,9 @@ def _accumulate(optimizer: Any, passes: int) -> None:
 
 @contextmanager
 def exchanged_outside(optimizer: Any) -> Iterator[None]:
-    """The gradients that a LossScaleOptimizer passes on to ``optimizer`` are everybody's already."""
+    """The gradients that a LossScaleOptimizer passes on to ``optimizer`` are everybody's
+    already.
+    """
     gradients = gradients_of(optimizer)
     assert gradients is not None
     gradients.outside = True
@@ -308,8 +408,9 @@ def exchanged_outside(optimizer: Any) -> Iterator[None]:
 
 
 def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
-    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all.
-    Raises ValueError where ranks exchange weights."""
+    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one
+    rank, so on all. Raises ValueError where ranks exchange weights.
+    """
     inner = distributed_in(optimizer)
     gradients: KerasReducer = inner._farandole
     if gradients.exchange is not None:  # Keras, or the program, has put it around
@@ -319,6 +420,8 @@ def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) ->
     gradients.variables = [variables[number] for number in there]
     own = gradients.marked(inner, [grads[place] for place in there])
     results = list(grads)
-    for number, result in zip(there, gradients.reduced_scaled(inner, own, optimizer.dynamic_scale), strict=True):
+    for number, result in zip(
+        there, gradients.reduced_scaled(inner, own, optimizer.dynamic_scale), strict=True
+    ):
         results[number] = result
     return results

@@ -1,4 +1,6 @@
-"""What the ranks decide together when an epoch ends: metrics over all ranks, and whether to stop."""
+"""What the ranks decide together when an epoch ends: metrics over all ranks, and whether to
+stop.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ _JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))
 class Tally(NamedTuple):
     """One rank's knowledge of its metrics.
 
-    ``logs``: their values, of any shape, as its own samples gave them. ``states``: what they are computed from (sums
-    and counts, a histogram for an AUC, ...), so that adding up states of ranks gives the metric over all samples,
-    however unevenly these are dealt. ``computed``: the names in ``logs`` whose value comes from ``states``.
+    ``logs``: their values, of any shape, as its own samples gave them. ``states``: what they are
+    computed from (sums and counts, a histogram for an AUC, ...), so that adding up states of ranks
+    gives the metric over all samples, however unevenly these are dealt. ``computed``: the names in
+    ``logs`` whose value comes from ``states``.
     """
 
     logs: dict[str, Array]
@@ -37,12 +40,16 @@ class Tally(NamedTuple):
 
 
 def pooled_states(tallies: Sequence[Tally], rules: Sequence[str]) -> list[Array] | None:
-    """The states of all ranks together, each by its rule: "sum", "mean", "first". None if ranks have different ones."""
+    """The states of all ranks together, each by its rule: "sum", "mean", "first". None if ranks
+    have different ones.
+    """
     every = [tally.states for tally in tallies]
     shapes = {tuple(state.shape for state in states) for states in every}
     if len(shapes) != 1 or len(every[0]) != len(rules):
         return None
-    return [_pooled(column, rule) for column, rule in zip(zip(*every, strict=True), rules, strict=True)]
+    return [
+        _pooled(column, rule) for column, rule in zip(zip(*every, strict=True), rules, strict=True)
+    ]
 
 
 def _pooled(column: Sequence[Array], rule: str) -> Array:
@@ -55,9 +62,10 @@ def _pooled(column: Sequence[Array], rule: str) -> Array:
 
 
 def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, Array]) -> dict[str, float | Array]:
-    """The logs of all ranks together: from ``exact``, what was computed from pooled states, where every rank that has
-    the value computed it from states; else the mean of the ranks that have it. The same on all ranks. Arrays whose
-    shapes differ between ranks are left out."""
+    """The logs of all ranks together: from ``exact``, what was computed from pooled states, where
+    every rank that has the value computed it from states; else the mean of the ranks that have it.
+    The same on all ranks. Arrays whose shapes differ between ranks are left out.
+    """
     result: dict[str, float | Array] = {}
     for name in sorted({name for tally in tallies for name in tally.logs}):
         having = [tally for tally in tallies if name in tally.logs]
@@ -81,8 +89,9 @@ def root_of(process_set: ProcessSet) -> int:
 
 
 def wait_for_all(process_set: ProcessSet = WORLD) -> None:
-    """Return when all ranks have come here; meanwhile take part, with nothing, in the reductions of those that have
-    not: ranks may have had different numbers of batches."""
+    """Return when all ranks have come here; meanwhile take part, with nothing, in the reductions of
+    those that have not: ranks may have had different numbers of batches.
+    """
     engine = context.engine(process_set)
     if engine.size > 1:
         context.leave_servers()  # a step of ``ps``, or a bound of ``ssp``, would wait for this rank

@@ -39,7 +39,8 @@ class KerasReducer:
 
     def __init__(self, options: GradientOptions, shard: bool) -> None:
         self.process_set, self.shard = options.process_set, shard
-        # what results are multiplied with: Keras divides what it accumulates by the number of passes
+        # what results are multiplied with: Keras divides what it accumulates by the number of
+        # passes
         self.factor = 1.0 if options.average_passes else float(options.passes)
         self.variables: list[Any] = []  # those that the gradients at hand belong to
         self.local_variables: list[Any] = []
@@ -50,11 +51,15 @@ class KerasReducer:
         self._options = options
         strategy = options.strategy
         self.exchange = (  # of weights; None: of gradients
-            None if strategy is None
-            else KerasExchange(options, strategy, keras.ops.convert_to_tensor, keras.ops.convert_to_numpy)
-        )  # fmt: skip
+            None
+            if strategy is None
+            else KerasExchange(
+                options, strategy, keras.ops.convert_to_tensor, keras.ops.convert_to_numpy
+            )
+        )
         self._applying = False
-        self._keeps = bool(keeper(codec(options.codec)))  # does something wait for the gradients to come?
+        # does something wait for the gradients to come?
+        self._keeps = bool(keeper(codec(options.codec)))
         # a codec is given the sum of all passes: the votes and thresholds of some are of sizes
         self._before = self.factor if codec(options.codec) else 1.0
         self._list: tuple[Any, GradientListReducer] | None = None
@@ -81,22 +86,28 @@ class KerasReducer:
             self._applying = False
 
     def reduced(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks (those of local variables: this rank's), for ``self.variables``."""
+        """The gradients of all ranks (those of local variables: this rank's), for
+        ``self.variables``.
+        """
         found: list[Any] = backend().uncompiled(self._of_all, optimizer, grads)
         return found
 
     def reduced_scaled(self, optimizer: Any, grads: Sequence[Any], scale: Any) -> list[Any]:
-        """The same, where ``grads`` are ``scale`` times as large as gradients. That changes from step to step: what a
-        codec keeps is of gradients without it."""
+        """The same, where ``grads`` are ``scale`` times as large as gradients. That changes from
+        step to step: what a codec keeps is of gradients without it.
+        """
         if not self._keeps:
             return self.reduced(optimizer, grads)
         reduced = self.reduced(optimizer, [_divided(grad, scale) for grad in grads])
         return [
-            keras.ops.cast(_divided(one, 1.0 / scale), grad.dtype) for one, grad in zip(reduced, grads, strict=True)
+            keras.ops.cast(_divided(one, 1.0 / scale), grad.dtype)
+            for one, grad in zip(reduced, grads, strict=True)
         ]
 
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
+        """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared
+        one is.
+        """
         if not self.shared():
             return list(grads)
         shared = self.shared_places(optimizer)
@@ -108,7 +119,11 @@ class KerasReducer:
         if self._options.sparse_as_dense:  # in every job, for a norm of rows may be another
             grads = backend().dense(grads)
         if not self.shared() or self.exchange is not None:
-            return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
+            return (
+                list(grads)
+                if self.factor == 1.0
+                else [keras.ops.multiply(grad, self.factor) for grad in grads]
+            )
         common = self.shared_places(optimizer)
         results = list(grads)
         variables = [self.variables[number] for number in common]
@@ -127,7 +142,9 @@ class KerasReducer:
     def before_step(self, optimizer: Any) -> None:
         """The optimizer is about to change ``self.variables``."""
         if self.exchange is not None and self.shared():
-            self.exchange.before_step(backend().run_if, self._all(optimizer), *self._step(optimizer))
+            self.exchange.before_step(
+                backend().run_if, self._all(optimizer), *self._step(optimizer)
+            )
 
     def after_step(self, optimizer: Any) -> None:
         """It has changed them."""
@@ -140,14 +157,18 @@ class KerasReducer:
             self.exchange.after_step(backend().run_if, variables, names, step, final, trained)
 
     def end_of_epoch(self, optimizer: Any) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch. Outside of any program."""
+        """Exchange weights, if the strategy does so at the end of each epoch. Outside of any
+        program.
+        """
         if self.exchange is not None and self.shared() and self.variables:
             self.exchange.end_of_epoch(self._all(optimizer), self._last_step(optimizer))
 
     def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
-        """Give every rank the mean of all ranks' weights. ``replaced``: on some rank the program has put others there
-        since the last step. Outside of any program."""
-        variables = self._all(optimizer)  # also before the first step: a rank may have had no batch, or a file
+        """Give every rank the mean of all ranks' weights. ``replaced``: on some rank the program
+        has put others there since the last step. Outside of any program.
+        """
+        # also before the first step: a rank may have had no batch, or a file
+        variables = self._all(optimizer)
         if self.exchange is not None and self.shared() and variables:
             if replaced:
                 self.exchange.average_replaced(variables)
@@ -155,24 +176,37 @@ class KerasReducer:
                 self.exchange.average(variables, self._last_step(optimizer))
 
     def _last_step(self, optimizer: Any) -> int:
-        return int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
+        return int(keras.ops.convert_to_numpy(counter(optimizer))) // (
+            optimizer.gradient_accumulation_steps or 1
+        )
 
     def _step(self, optimizer: Any) -> tuple[Any, Any]:
-        """The number of this step, and whether it is one: on JAX, Keras steps for every batch that it accumulates, and
-        drops the most of them."""
+        """The number of this step, and whether it is one: on JAX, Keras steps for every batch that
+        it accumulates, and drops the most of them.
+        """
         batches, passes = counter(optimizer) + 1, optimizer.gradient_accumulation_steps or 1
         return (batches, True) if passes == 1 else (batches // passes, batches % passes == 0)
 
     def _all(self, optimizer: Any) -> list[Any]:
         """The variables of the optimizer that all ranks share, also those that are frozen now."""
         local = self._local_keys(optimizer)
-        return [variable for variable in optimizer._trainable_variables if optimizer._var_key(variable) not in local]
+        return [
+            variable
+            for variable in optimizer._trainable_variables
+            if optimizer._var_key(variable) not in local
+        ]
 
     def _names(self, optimizer: Any, variables: Sequence[Any]) -> list[str]:
-        """A name for each, which it keeps where others of the optimizer are frozen: layers may have one name."""
+        """A name for each, which it keeps where others of the optimizer are frozen: layers may have
+        one name.
+        """
         known = optimizer._trainable_variables
-        names = dict(zip(map(optimizer._var_key, known), numbered(map(name_of, known)), strict=True))
-        return [names.get(optimizer._var_key(variable)) or name_of(variable) for variable in variables]
+        names = dict(
+            zip(map(optimizer._var_key, known), numbered(map(name_of, known)), strict=True)
+        )
+        return [
+            names.get(optimizer._var_key(variable)) or name_of(variable) for variable in variables
+        ]
 
     def shared_places(self, optimizer: Any) -> list[int]:
         """The places in ``self.variables`` of those that all ranks share."""
@@ -184,9 +218,13 @@ class KerasReducer:
         return {optimizer._var_key(variable) for variable in self.local()}
 
     def local(self) -> list[Any]:
-        """The variables that are left to each rank: those of local layers that are not trained (frozen ones,
-        statistics), too."""
-        return [*self.local_variables, *(weight for layer in self.local_layers for weight in layer.weights)]
+        """The variables that are left to each rank: those of local layers that are not trained
+        (frozen ones, statistics), too.
+        """
+        return [
+            *self.local_variables,
+            *(weight for layer in self.local_layers for weight in layer.weights),
+        ]
 
     def compare(self, optimizer: Any, variables: list[Any]) -> None:
         """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""
@@ -197,18 +235,25 @@ class KerasReducer:
     def _replica(self, *args: Any, **options: Any) -> KerasReplica:
         return KerasReplica(*args, told=self.told, not_broadcast=self.not_broadcast, **options)
 
-    def _reduced(self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]) -> list[Any]:
+    def _reduced(
+        self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]
+    ) -> list[Any]:
         if not grads:
             return []
         steps = optimizer.gradient_accumulation_steps if self._applying else None
         found: list[Any] = backend().reduced(
-            grads, names, self._open(), self._replica(optimizer, variables, names),
+            grads,
+            names,
+            self._open(),
+            self._replica(optimizer, variables, names),
             None if not steps else lambda: (counter(optimizer) + 1) % steps == 0,
-        )  # fmt: skip
+        )
         return found
 
     def _open(self) -> GradientListReducer:
-        """The reducer of this job; ranks agree on its name by having as many optimizers that step."""
+        """The reducer of this job; ranks agree on its name by having as many optimizers that
+        step.
+        """
         engine = context.engine(self.process_set)
         if self._list is None or self._list[0] is not engine:
             after = self._options.postscale * self.factor / self._before
@@ -219,7 +264,9 @@ class KerasReducer:
 
 
 def _divided(gradient: Any, factor: Any) -> Any:
-    """As float32, or as float64 if it is that. (Old Keras divides rows of embeddings, and multiplies none.)"""
+    """As float32, or as float64 if it is that. (Old Keras divides rows of embeddings, and
+    multiplies none.)
+    """
     wide = (
         gradient
         if keras.backend.standardize_dtype(gradient.dtype) == "float64"
@@ -252,8 +299,10 @@ def counter(optimizer: Any) -> Any:
 
 
 def name_of(variable: Any) -> str:
-    """The last two parts of a variable's path, without the numbers that tell apart layers of one process: a rank may
-    have made more of them, and a model that was loaded begins its paths elsewhere."""
+    """The last two parts of a variable's path, without the numbers that tell apart layers of one
+    process: a rank may have made more of them, and a model that was loaded begins its paths
+    elsewhere.
+    """
     return _label(getattr(variable, "path", None) or str(variable.name).partition(":")[0])
 
 

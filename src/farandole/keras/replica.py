@@ -18,15 +18,25 @@ CURES = Cures(
 
 
 class KerasReplica:
-    """See ``frontend.agreement.Replica``. Loops of one's own may broadcast after the first step, when optimizers have
-    made their variables: ``patient``."""
+    """See ``frontend.agreement.Replica``. Loops of one's own may broadcast after the first step,
+    when optimizers have made their variables: ``patient``.
+    """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], names: Sequence[str], *, cures: Cures = CURES,
-        between_steps: bool = False, told: Collection[str] = (), not_broadcast: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        """``between_steps``: no program is running; else JAX has taken away what the variables hold. ``told``: what the
-        user knows already. ``not_broadcast``: variables that began differently on purpose."""
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        names: Sequence[str],
+        *,
+        cures: Cures = CURES,
+        between_steps: bool = False,
+        told: Collection[str] = (),
+        not_broadcast: Sequence[Any] = (),
+    ) -> None:
+        """``between_steps``: no program is running; else JAX has taken away what the variables
+        hold. ``told``: what the user knows already. ``not_broadcast``: variables that began
+        differently on purpose.
+        """
         self.optimizer, self.variables, self._names = optimizer, variables, names
         self.cures, self._readable = cures, between_steps or keras.backend.backend() != "jax"
         self.patient = not between_steps

@@ -22,34 +22,47 @@ from farandole.keras.weights import lacks_variables
     "What Keras raises for the file.",
     filepath="a file of model.save (.keras, .h5) that all ranks can read.",
     custom_optimizers="optimizer classes of your own.",
-    custom_objects="by name, what else the model is made of: as for Keras. A function of the optimizer's name makes it \
-of its config, also a distributed one, whose options count.",
+    custom_objects=(
+        "by name, what else the model is made of: as for Keras. A function of the optimizer's name"
+        " makes it of its config, also a distributed one, whose options count."
+    ),
     legacy_opts="has no effect; Horovod's programs give it.",
     options="those of keras.models.load_model: compile, safe_mode.",
     example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # goes on",
 )
 def load_model(
-    filepath: Any, custom_optimizers: Sequence[Any] | None = None, custom_objects: Any = None,
-    compression: Any = NoneCompressor, legacy_opts: bool = False, **options: Any,
-) -> Any:  # fmt: skip
+    filepath: Any,
+    custom_optimizers: Sequence[Any] | None = None,
+    custom_objects: Any = None,
+    compression: Any = NoneCompressor,
+    legacy_opts: bool = False,
+    **options: Any,
+) -> Any:
     """``keras.models.load_model``, with the model's optimizer distributed, and its state kept.
 
     Files hold the optimizer that was wrapped, so Keras alone loads them, too.
     """
     context.size()
-    objects = {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}
+    objects = {
+        **{kind.__name__: kind for kind in custom_optimizers or ()},
+        **(custom_objects or {}),
+    }
     maker = _maker_in(objects, filepath)
     model = keras.models.load_model(filepath, custom_objects={**objects, **maker}, **options)
     if getattr(model, "optimizer", None) is not None:
         if lacks_variables(model):
-            model.optimizer = _rebuilt(model, filepath, next(iter(maker.values()), type(model.optimizer)))
+            model.optimizer = _rebuilt(
+                model, filepath, next(iter(maker.values()), type(model.optimizer))
+            )
         if distributed_in(model.optimizer) is None:
             model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model
 
 
 class _Maker:
-    """A function that makes an optimizer, in the place of its class. Keras 3 takes a function for the object itself."""
+    """A function that makes an optimizer, in the place of its class. Keras 3 takes a function for
+    the object itself.
+    """
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
@@ -59,18 +72,26 @@ class _Maker:
 
 
 def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
-    """The function among ``objects`` that makes the optimizer of the file, by its name; empty if there is none."""
-    functions = {name: each for name, each in objects.items() if isinstance(each, types.FunctionType)}
+    """The function among ``objects`` that makes the optimizer of the file, by its name; empty if
+    there is none.
+    """
+    functions = {
+        name: each for name, each in objects.items() if isinstance(each, types.FunctionType)
+    }
     name = _optimizer_of(filepath) if functions else ""
     return {name: _Maker(functions[name])} if name in functions else {}
 
 
 def _optimizer_of(filepath: Any) -> str:
-    """The class of the optimizer in a file; empty without one, and for what is no file of a model."""
+    """The class of the optimizer in a file; empty without one, and for what is no file of a
+    model.
+    """
     try:
         if zipfile.is_zipfile(filepath):
             with zipfile.ZipFile(filepath) as file:
-                config = (json.loads(file.read("config.json")).get("compile_config") or {}).get("optimizer")
+                config = (json.loads(file.read("config.json")).get("compile_config") or {}).get(
+                    "optimizer"
+                )
         else:
             import h5py
 
@@ -82,7 +103,9 @@ def _optimizer_of(filepath: Any) -> str:
 
 
 def _rebuilt(model: Any, filepath: Any, kind: Any) -> Any:
-    """The optimizer of an ``.h5`` file, with its state: Keras loads it without (see ``lacks_variables``)."""
+    """The optimizer of an ``.h5`` file, with its state: Keras loads it without (see
+    ``lacks_variables``).
+    """
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
 

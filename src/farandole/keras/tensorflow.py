@@ -24,10 +24,15 @@ def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    grads: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    replica: KerasReplica,
     now: Callable[[], Any] | None,
-) -> list[Any]:  # fmt: skip
-    """See ``reducer``: Keras has this inside of a branch that runs only when it applies them, so ``now`` does not
-    matter."""
-    with tf.name_scope("farandole/"):  # Keras's scope counts how many optimizers this process has made
+) -> list[Any]:
+    """See ``reducer``: Keras has this inside of a branch that runs only when it applies them, so
+    ``now`` does not matter.
+    """
+    # Keras's scope counts how many optimizers this process has made
+    with tf.name_scope("farandole/"):
         return reduce_gradients(grads, names, reducer, replica=replica)

@@ -1,5 +1,6 @@
-"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP does. Those of a GPU
-are copied to the host and back."""
+"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP
+does. Those of a GPU are copied to the host and back.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +35,21 @@ def dense(grads: Sequence[Any]) -> Sequence[Any]:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    grads: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    replica: KerasReplica,
     now: Callable[[], Any] | None,
-) -> list[Any]:  # fmt: skip
-    """See ``reducer``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
+) -> list[Any]:
+    """See ``reducer``: Keras calls this only when it applies the gradients, so ``now`` does not
+    matter.
+    """
     with torch.no_grad():
         compression = reducer.options.compressor
         pairs = [compression.compress(grad) for grad in grads]
-        arrays = reducer([_array(small) for small, _ in pairs], names, in_place=True, replica=replica)
+        arrays = reducer(
+            [_array(small) for small, _ in pairs], names, in_place=True, replica=replica
+        )
         return [
             compression.decompress(_tensor(array, small), token)
             for array, (small, token) in zip(arrays, pairs, strict=True)
@@ -49,7 +57,9 @@ def reduced(
 
 
 def _array(tensor: Any) -> Array:
-    data, _, dtype = binding.buffer(tensor.to_dense() if tensor.layout is not torch.strided else tensor)
+    data, _, dtype = binding.buffer(
+        tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    )
     if dtype is DType.BFLOAT16:
         data = data.view(np.dtype("bfloat16"))  # Keras has imported ml_dtypes, which knows it
     shaped: Array = data.reshape(tuple(tensor.shape))
@@ -57,20 +67,33 @@ def _array(tensor: Any) -> Array:
 
 
 def _tensor(array: Array, like: Any) -> Any:
-    """``array`` as a tensor; ``like`` itself, if that is its memory, or is on a GPU, where it is overwritten."""
+    """``array`` as a tensor; ``like`` itself, if that is its memory, or is on a GPU, where it is
+    overwritten.
+    """
     if like.is_cpu and like.layout is torch.strided and like.data_ptr() == array.ctypes.data:
         return like
     flat = array.reshape(-1)
     if like.dtype is torch.bfloat16:
         flat = flat.view(np.uint16)
-    if not like.is_cpu and like.layout is torch.strided and like.is_contiguous() and not like.is_neg():
+    if (
+        not like.is_cpu
+        and like.layout is torch.strided
+        and like.is_contiguous()
+        and not like.is_neg()
+    ):
         return like.copy_(binding.tensor(flat, tuple(like.shape)))
-    return binding.tensor(flat, tuple(like.shape), like if like.layout is torch.strided else like.to_dense())
+    return binding.tensor(
+        flat, tuple(like.shape), like if like.layout is torch.strided else like.to_dense()
+    )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
-    """See ``exchange``. What is written to arrays is written to the tensors themselves, where they are on the host."""
+def run_if(
+    due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
+) -> Sequence[Any]:
+    """See ``exchange``. What is written to arrays is written to the tensors themselves, where they
+    are on the host.
+    """
     if due:
         held = [Held(value) for value in values]
         run([one.array for one in held], int(step))

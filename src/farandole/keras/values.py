@@ -1,4 +1,6 @@
-"""Collectives of values: Python numbers, numpy arrays and tensors go in, tensors of Keras's backend come out."""
+"""Collectives of values: Python numbers, numpy arrays and tensors go in, tensors of Keras's backend
+come out.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,41 @@ def functions() -> Any:
     example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks",
 )
 def allreduce(
-    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: int | None = None, compression: Any = NoneCompressor,
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = NoneCompressor,
     process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+) -> Any:
     """The reduction of every rank's ``value``, as a new tensor of its shape and type."""
     return functions().allreduce(
-        keras.ops.convert_to_tensor(value), average=average, name=name, compression=compression, op=op,
-        prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set,
-    )  # fmt: skip
+        keras.ops.convert_to_tensor(value),
+        average=average,
+        name=name,
+        compression=compression,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
 
 
 @collective(
     "rows",
-    value="a numpy array or a tensor. The first dimension may differ from rank to rank, the others and the type "
-    "may not.",
+    value=(
+        "a numpy array or a tensor. The first dimension may differ from rank to rank, the others"
+        " and the type may not."
+    ),
     example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)",
 )
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Every rank's ``value``, one below the other in rank order, as a new tensor."""
-    return functions().allgather(keras.ops.convert_to_tensor(value), name=name, process_set=process_set)
+    return functions().allgather(
+        keras.ops.convert_to_tensor(value), name=name, process_set=process_set
+    )
 
 
 @collective(
@@ -52,9 +69,13 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WOR
     value="a number, a numpy array or a tensor; shape and type must be the same on all ranks.",
     example="weights = hvd.broadcast(weights, root_rank=0)",
 )
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
     """``root_rank``'s ``value``, as a new tensor on every rank."""
-    return functions().broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
+    return functions().broadcast(
+        keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set
+    )
 
 
 @collective(
@@ -67,8 +88,12 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 def reducescatter(
     value: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Any:
-    """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row each to the first."""
-    return functions().reducescatter(keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set)
+    """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row
+    each to the first.
+    """
+    return functions().reducescatter(
+        keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set
+    )
 
 
 @documented("init", "set", "disagree")

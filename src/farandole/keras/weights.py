@@ -1,4 +1,6 @@
-"""The weights of models and the state of optimizers: from one rank to all, and whether they are equal."""
+"""The weights of models and the state of optimizers: from one rank to all, and whether they are
+equal.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
     variables="of Keras or of its backend; the same list on all ranks.",
     example="hvd.broadcast_variables(model.weights, root_rank=0)",
 )
-def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = WORLD) -> None:
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = WORLD
+) -> None:
     """Overwrite ``variables`` with ``root_rank``'s values, all as one unit."""
     variables = list(variables)
     arrays = [numpy_of(variable) for variable in variables]
-    names = [name_of(variable) if hasattr(variable, "name") else "variable" for variable in variables]
+    names = [
+        name_of(variable) if hasattr(variable, "name") else "variable" for variable in variables
+    ]
     results = broadcast_arrays(arrays, names, root_rank, process_set, variables, numpy_of)
     if context.rank() == root_rank:
         return
@@ -55,57 +61,77 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_se
     example="model.compile(optimizer, 'mse')\nhvd.broadcast_model(model)",
 )
 def broadcast_model(
-    model: Any, root_rank: int = 0, process_set: ProcessSet = WORLD, local_variables: Sequence[Any] = ()
+    model: Any,
+    root_rank: int = 0,
+    process_set: ProcessSet = WORLD,
+    local_variables: Sequence[Any] = (),
 ) -> None:
-    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and their slots."""
+    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and
+    their slots.
+    """
     if not (model.built or has_weights(model)):
         raise ValueError(
-            "the model has no weights yet: build it first, by calling it on a batch or with an Input layer"
+            "the model has no weights yet: build it first, by calling it on a batch or with an"
+            " Input layer"
         )
     broadcast_built(model, root_rank, process_set, local_variables)
 
 
 def has_weights(model: Any) -> bool:
-    """Are all of its layers built? A model with a ``train_step`` of its own may be called nowhere, which would build
-    the model itself."""
+    """Are all of its layers built? A model with a ``train_step`` of its own may be called nowhere,
+    which would build the model itself.
+    """
     layers = model._flatten_layers(include_self=False)
     return bool(model.weights) and all(layer.built for layer in layers)
 
 
-def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_variables: Sequence[Any]) -> None:
+def broadcast_built(
+    model: Any, root_rank: int, process_set: ProcessSet, local_variables: Sequence[Any]
+) -> None:
     """``broadcast_model``, of the weights that there are."""
     optimizer = getattr(model, "optimizer", None)
     if lacks_variables(model):
         raise ValueError(
-            f"the model's {type(optimizer).__name__} was built for no variables at all, though the model has "
-            f"{len(model.trainable_variables)}: so Keras leaves it when it loads an .h5 file. Load that with "
-            "hvd.load_model(path), which reads the state of the optimizer, too; or compile the model anew"
+            f"the model's {type(optimizer).__name__} was built for no variables at all, though the"
+            f" model has {len(model.trainable_variables)}: so Keras leaves it when it loads an .h5"
+            " file. Load that with hvd.load_model(path), which reads the state of the optimizer,"
+            " too; or compile the model anew"
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    build_alike(model, [each for each in optimizers_of(model) if each is not optimizer], process_set)
+    build_alike(
+        model, [each for each in optimizers_of(model) if each is not optimizer], process_set
+    )
     broadcast_states(model, shared_variables(model, local_variables), root_rank, process_set)
 
 
 def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> None:
-    """Optimizers that ``model`` holds beside its own are built in their first step: now, on all ranks, where one rank's
-    are, which goes on from a checkpoint."""
+    """Optimizers that ``model`` holds beside its own are built in their first step: now, on all
+    ranks, where one rank's are, which goes on from a checkpoint.
+    """
     if not held:
         return
     places = {id(variable): place for place, variable in enumerate(model.variables)}
     mine = [[places.get(id(one)) for one in innermost(each)._trainable_variables] for each in held]
-    for optimizer, *theirs in zip(held, *allgather_object(mine, process_set=process_set), strict=False):
+    for optimizer, *theirs in zip(
+        held, *allgather_object(mine, process_set=process_set), strict=False
+    ):
         of = next(filter(None, theirs), ())
         if not optimizer.built and of and None not in of:
             optimizer.build([model.variables[place] for place in of])
 
 
-def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
-    """Overwrite ``variables`` with ``root_rank``'s values, but for what is of this rank alone in the optimizers of
-    ``model``, where one has counted as many batches as the root's: gradients that wait for the next step, and, where
-    ranks exchange weights, the momentum of its own steps."""
+def broadcast_states(
+    model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet
+) -> None:
+    """Overwrite ``variables`` with ``root_rank``'s values, but for what is of this rank alone in
+    the optimizers of ``model``, where one has counted as many batches as the root's: gradients that
+    wait for the next step, and, where ranks exchange weights, the momentum of its own steps.
+    """
     states = [(innermost(each), gradients_of(each)) for each in optimizers_of(model)]
-    own = [(optimizer, _batches(optimizer), _own(optimizer, reducer)) for optimizer, reducer in states]
+    own = [
+        (optimizer, _batches(optimizer), _own(optimizer, reducer)) for optimizer, reducer in states
+    ]
     broadcast_variables(variables, root_rank, process_set)
     renew_in(model, keras.layers.Normalization, numpy_of)
     for optimizer, batches, kept in own:
@@ -130,17 +156,25 @@ def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]
 
 
 def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
-    """The gradients that wait for the end of an accumulation, but for those of ``local`` variables."""
+    """The gradients that wait for the end of an accumulation, but for those of ``local``
+    variables.
+    """
     optimizer = innermost(optimizer)
     passes = getattr(optimizer, "gradient_accumulation_steps", None)
     if not passes or not _batches(optimizer) % passes:
         return []
     pairs = zip(optimizer._trainable_variables, optimizer._accumulated_gradients, strict=True)
-    return [sums for variable, sums in pairs if sums is not None and not any(variable is other for other in local)]
+    return [
+        sums
+        for variable, sums in pairs
+        if sums is not None and not any(variable is other for other in local)
+    ]
 
 
 def lacks_variables(model: Any) -> bool:
-    """Was the model's optimizer built before the model had weights? Keras does so when it loads an ``.h5`` file."""
+    """Was the model's optimizer built before the model had weights? Keras does so when it loads an
+    ``.h5`` file.
+    """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built or not model.trainable_variables:
         return False
@@ -148,34 +182,47 @@ def lacks_variables(model: Any) -> bool:
 
 
 @documented(
-    "init", "set", "root", "ValueError: no model, or one that is not built.", model="a Keras model that is built."
+    "init",
+    "set",
+    "root",
+    "ValueError: no model, or one that is not built.",
+    model="a Keras model that is built.",
 )
-def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = WORLD) -> None:
+def broadcast_global_variables(
+    root_rank: int, model: Any = None, process_set: ProcessSet = WORLD
+) -> None:
     """Give every rank ``root_rank``'s weights and optimizer state of ``model``.
 
-    Horovod's has no ``model``, for TensorFlow 1 knew all variables of a program; nothing does today, so without one
-    this raises ValueError.
+    Horovod's has no ``model``, for TensorFlow 1 knew all variables of a program; nothing does
+    today, so without one this raises ValueError.
     """
     if model is None:
         raise ValueError(
-            "broadcast_global_variables: name the model, hvd.broadcast_global_variables(root_rank, model), or pass "
-            "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to model.fit"
+            "broadcast_global_variables: name the model, hvd.broadcast_global_variables(root_rank,"
+            " model), or pass hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to"
+            " model.fit"
         )
     broadcast_model(model, root_rank, process_set)
 
 
 def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
-    """Weights and variables of all optimizers that all ranks hold alike. The state of random generators is each rank's
-    own, so that ranks do not drop the same units."""
+    """Weights and variables of all optimizers that all ranks hold alike. The state of random
+    generators is each rank's own, so that ranks do not drop the same units.
+    """
     local = local_of(model, local_variables)
-    weights = [variable for variable in model.weights if not any(variable is other for other in local)]
+    weights = [
+        variable for variable in model.weights if not any(variable is other for other in local)
+    ]
     states = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     if not local:
         return weights + states
     prefixes = {
-        _slots_of(variable): any(variable is other for other in local) for variable in model.trainable_variables
+        _slots_of(variable): any(variable is other for other in local)
+        for variable in model.trainable_variables
     }
-    return weights + [variable for variable in states if not prefixes.get(_owner(variable.name, prefixes))]
+    return weights + [
+        variable for variable in states if not prefixes.get(_owner(variable.name, prefixes))
+    ]
 
 
 def _slots_of(variable: Any) -> str:
@@ -190,14 +237,18 @@ def _owner(name: str, prefixes: Iterable[str]) -> str:
 
 def local_of(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
     """The variables of ``model`` that are left to each rank."""
-    return [*local_variables, *(variable for _, reducer in reducers_of(model) for variable in reducer.local())]
+    return [
+        *local_variables,
+        *(variable for _, reducer in reducers_of(model) for variable in reducer.local()),
+    ]
 
 
 def numpy_of(variable: Any) -> Array:
     """A variable's value. bfloat16 stays what it is where numpy knows it."""
     value = getattr(variable, "value", variable)
     value = variable if callable(value) else value
-    if hasattr(value, "read_value"):  # TensorFlow's; numpy cannot read those of a tf.distribute strategy
+    # TensorFlow's; numpy cannot read those of a tf.distribute strategy
+    if hasattr(value, "read_value"):
         value = value.read_value()
     array: Array = np.asarray(keras.ops.convert_to_numpy(value))
     return array

@@ -12,7 +12,9 @@ from farandole.errors import SettingsError
 
 
 class Place(NamedTuple):
-    """Where a file says a value, as "job.yaml: np", and the names by which errors call it: flags, for the most part."""
+    """Where a file says a value, as "job.yaml: np", and the names by which errors call it: flags,
+    for the most part.
+    """
 
     where: str
     names: tuple[str, ...]
@@ -20,7 +22,9 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def naming(places: Iterable[Place]) -> Iterator[None]:
-    """A SettingsError that begins with one of the names begins with the place in the file instead."""
+    """A SettingsError that begins with one of the names begins with the place in the file
+    instead.
+    """
     try:
         yield
     except SettingsError as error:
@@ -50,7 +54,9 @@ def read(path: str, *, holds: str) -> dict[Any, Any]:
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
-        raise SettingsError("--config-file needs PyYAML, which is not installed: pip install pyyaml") from None
+        raise SettingsError(
+            "--config-file needs PyYAML, which is not installed: pip install pyyaml"
+        ) from None
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -60,7 +66,10 @@ def read(path: str, *, holds: str) -> dict[Any, Any]:
         raise SettingsError(f"--config-file {path!r} cannot be read: {reason}") from error
     if twice is not None:
         line = twice.start_mark.line + 1
-        raise SettingsError(f"{path}: {twice.value}: it stands there twice, again in line {line}: remove one of them")
+        raise SettingsError(
+            f"{path}: {twice.value}: it stands there twice, again in line {line}: remove one of"
+            " them"
+        )
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -69,7 +78,9 @@ def read(path: str, *, holds: str) -> dict[Any, Any]:
 
 
 def _twice(node: Any) -> Any:
-    """The first key of a section, in what YAML has made of a file, that has another of its name before it."""
+    """The first key of a section, in what YAML has made of a file, that has another of its name
+    before it.
+    """
     keys = set()
     for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
         if key.id == "scalar" and key.value in keys:

@@ -33,7 +33,8 @@ __all__ = ["Interrupted", "run"]
 def run(job: Job) -> list[Any]:
     """Run the job and return the results of its function, in rank order (nothing for a command).
 
-    Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
+    Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it
+    cannot start.
     """
     open_standard_streams()
     display = job.display
@@ -50,9 +51,14 @@ def run(job: Job) -> list[Any]:
         if display.verbose or (allocation.remote and not display.quiet):
             display.tell(allocation.describe() + ", encrypted (--tls)" * job.settings.tls)
         streams = Streams(
-            job.np, display.out, display.err, messages=display.messages, directory=display.output_dir,
-            timestamp=display.prefix_timestamp, shown=display.show_ranks,
-        )  # fmt: skip
+            job.np,
+            display.out,
+            display.err,
+            messages=display.messages,
+            directory=display.output_dir,
+            timestamp=display.prefix_timestamp,
+            shown=display.show_ranks,
+        )
         stack.callback(streams.close)
         for note in [] if display.quiet else streams.notes:
             display.tell(note)
@@ -60,7 +66,8 @@ def run(job: Job) -> list[Any]:
         store = allocation.listen(secret)
         stack.callback(store.close)
         stack.callback(allocation.close)
-        stack.callback(streams.close)  # the rest of the output may have to go where the launcher puts it
+        # the rest of the output may have to go where the launcher puts it
+        stack.callback(streams.close)
         if function is not None:
             store.set(keys.FUNCTION, function)
             function = None
@@ -80,7 +87,9 @@ def _launcher(job: Job, request: Request) -> Launcher:
     if not isinstance(job.launcher, str):
         return job.launcher
     found: Launcher = (
-        registry.best("launcher", request) if job.launcher == "auto" else registry.load("launcher", job.launcher)()
+        registry.best("launcher", request)
+        if job.launcher == "auto"
+        else registry.load("launcher", job.launcher)()
     )
     return found
 
@@ -94,16 +103,19 @@ def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
             raise JobFailedError(
                 f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned "
                 "(it called os._exit, or was replaced by another program)",
-                rank=slot.rank, host=slot.host,
-            )  # fmt: skip
+                rank=slot.rank,
+                host=slot.host,
+            )
         try:
             results.append(pickling.unpack(data))
         except Exception as error:  # any error of the classes in it
             raise JobFailedError(
-                f"the result of rank {slot.rank} on {slot.host} cannot be read here: {type(error).__name__}: "
-                f"{error}; return plain data (numbers, arrays, state_dicts)",
-                rank=slot.rank, host=slot.host,
-            ) from error  # fmt: skip
+                f"the result of rank {slot.rank} on {slot.host} cannot be read here:"
+                f" {type(error).__name__}: {error}; return plain data (numbers, arrays,"
+                " state_dicts)",
+                rank=slot.rank,
+                host=slot.host,
+            ) from error
     return results
 
 
@@ -118,12 +130,23 @@ def _pack(job: Job) -> bytes:
 
 
 def _title(job: Job) -> str:
-    return os.path.basename(job.command[0]) if job.call is None else getattr(job.call[0], "__name__", "a function")
+    return (
+        os.path.basename(job.command[0])
+        if job.call is None
+        else getattr(job.call[0], "__name__", "a function")
+    )
 
 
 def worker_command() -> list[str]:
-    """The command that every launcher starts. ``-P``: a user's file called ``json.py`` must not become our json."""
-    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.worker"]
+    """The command that every launcher starts. ``-P``: a user's file called ``json.py`` must not
+    become our json.
+    """
+    return [
+        sys.executable,
+        *(["-P"] if sys.version_info >= (3, 11) else []),
+        "-m",
+        "farandole.worker",
+    ]
 
 
 def _what(function: Callable[..., Any]) -> str:
@@ -132,16 +155,26 @@ def _what(function: Callable[..., Any]) -> str:
 
 def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
     path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
-    places = [[s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size] for s in slots]
+    places = [
+        [s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size]
+        for s in slots
+    ]
     facts = {
-        "command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere, "port": free_port(),
-    }  # fmt: skip
+        "command": list(job.command),
+        "slots": places,
+        "path": path,
+        "elsewhere": elsewhere,
+        "port": free_port(),
+    }
     cell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
     return json.dumps({**facts, "first_only": job.first_only, "cell": cell}).encode()
 
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
-    placement, connection = Placement(size=job.np), Connection(store=store.address, secret=secret, launcher=launcher)
+    placement, connection = (
+        Placement(size=job.np),
+        Connection(store=store.address, secret=secret, launcher=launcher),
+    )
     adjustable = variables(Settings)
     known = variables(Placement, Connection) | adjustable  # read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
@@ -158,7 +191,9 @@ def _visible_log() -> Iterator[None]:
     def show(found: logging.Logger) -> None:
         import logging
 
-        strangers = [handler for handler in found.handlers if not isinstance(handler, logging.NullHandler)]
+        strangers = [
+            handler for handler in found.handlers if not isinstance(handler, logging.NullHandler)
+        ]
         if strangers or logging.getLogger().handlers:
             return
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,6 @@
-"""A job: its command or function, number of processes, and settings; and the checks before it starts."""
+"""A job: its command or function, number of processes, and settings; and the checks before it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Job(NamedTuple):
-    """Either ``command`` (a program and its arguments) or ``call`` (function, args, kwargs) runs on ``np`` ranks."""
+    """Either ``command`` (a program and its arguments) or ``call`` (function, args, kwargs) runs on
+    ``np`` ranks.
+    """
 
     np: int
     settings: Settings
@@ -27,7 +31,8 @@ class Job(NamedTuple):
     hosts: str | None = None
     launcher: str | Launcher = "auto"
     first_only: bool = False  # of the results, only rank 0's is wanted
-    heavy: int = 0  # bytes of the pickled call from which on a warning names its large parts; 0: never
+    # bytes of the pickled call from which on a warning names its large parts; 0: never
+    heavy: int = 0
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
@@ -38,8 +43,9 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
         if name not in adjustable:
             near = did_you_mean(name, adjustable)
             raise SettingsError(
-                f"there is no setting {name!r}{near} (np= is the number of processes; what the function takes goes "
-                f"into args=() or kwargs={{}}; settings: {', '.join(adjustable)})"
+                f"there is no setting {name!r}{near} (np= is the number of processes; what the"
+                " function takes goes into args=() or kwargs={}; settings:"
+                f" {', '.join(adjustable)})"
             )
         kind = adjustable[name].kind
         wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
@@ -57,22 +63,28 @@ def check_env(env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise SettingsError(
-                f"env[{name!r}]={value!r} must be text: environment variables have no other type; use str(...)"
+                f"env[{name!r}]={value!r} must be text: environment variables have no other type;"
+                " use str(...)"
             )
         if not name or "=" in name or "\0" in name + value:
-            raise SettingsError(f"env[{name!r}]={value!r} cannot be an environment variable: no '=' or NUL in the name")
+            raise SettingsError(
+                f"env[{name!r}]={value!r} cannot be an environment variable: no '=' or NUL in the"
+                " name"
+            )
 
 
 def check_call(function: Any, args: Any, kwargs: Any) -> Call:
     """Arguments as they must be, else SettingsError."""
     if not callable(function):
         raise SettingsError(
-            f"the first argument must be a function, not {function!r}; pass the function itself (train, not train()), "
-            "and its arguments beside it: in args= and kwargs=, or for HorovodRunner.run by name"
+            f"the first argument must be a function, not {function!r}; pass the function itself"
+            " (train, not train()), and its arguments beside it: in args= and kwargs=, or for"
+            " HorovodRunner.run by name"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise SettingsError(
-            f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,); for processes: np=2"
+            f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,); for"
+            " processes: np=2"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SettingsError(f"kwargs={kwargs!r} must be a dict of arguments by name")
@@ -96,7 +108,11 @@ def check_ranks(ranks: Any, np: int) -> tuple[int, ...]:
     """``ranks`` if all are ranks of a job of ``np``, else SettingsError."""
     if isinstance(ranks, str) or not isinstance(ranks, Collection):
         raise SettingsError(f"show_ranks={ranks!r} must be a list of ranks, like [0]")
-    wrong = [rank for rank in ranks if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < np]
+    wrong = [
+        rank
+        for rank in ranks
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < np
+    ]
     if wrong:
         raise SettingsError(f"show_ranks: {wrong[0]!r} is no rank of a job of {np} (0 to {np - 1})")
     return tuple(ranks)

@@ -16,8 +16,9 @@ LOGS_PER_RANK = 2
 
 
 def open_standard_streams() -> None:
-    """/dev/null takes the place of a closed standard stream (``farandole run >&-``), or the next pipe would get its
-    number."""
+    """/dev/null takes the place of a closed standard stream (``farandole run >&-``), or the next
+    pipe would get its number.
+    """
     fd = -1
     while fd < 2:
         fd = os.open(os.devnull, os.O_RDWR)
@@ -27,7 +28,8 @@ def open_standard_streams() -> None:
         os.close(fd)
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 (stays)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (stays)
 
 
 def standard(name: str) -> TextIO:
@@ -39,7 +41,9 @@ def standard(name: str) -> TextIO:
 
 
 def check_open_files(np: int, logs: bool) -> None:
-    """SettingsError if this process, or a rank, would run out of descriptors: the failure blames something else."""
+    """SettingsError if this process, or a rank, would run out of descriptors: the failure blames
+    something else.
+    """
     import resource
 
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -49,27 +53,34 @@ def check_open_files(np: int, logs: bool) -> None:
     needed = used + FILES + np * (FILES_PER_RANK + (LOGS_PER_RANK if logs else 0))
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         raise SettingsError(
-            f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of {counted(np, 'rank')} needs "
-            f"{needed}: raise the limit with `ulimit -n {max(1024, needed)}`, or start fewer ranks"
+            f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of"
+            f" {counted(np, 'rank')} needs {needed}: raise the limit with `ulimit -n"
+            f" {max(1024, needed)}`, or start fewer ranks"
         )
 
 
 def cure(error: BaseException | None) -> str:
-    """What lets more ranks start on this host, where a limit of it has stopped them; empty for other errors."""
+    """What lets more ranks start on this host, where a limit of it has stopped them; empty for
+    other errors.
+    """
     import resource
 
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
-        limit = f"a process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open files here (`ulimit -n`)"
+        limit = (
+            f"a process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open files here"
+            " (`ulimit -n`)"
+        )
     elif number == errno.EAGAIN:
         limit = (
-            f"a user may have {resource.getrlimit(resource.RLIMIT_NPROC)[0]} processes and threads here (`ulimit -u`), "
-            "a container or a batch job perhaps fewer (pids.max of its control group)"
+            f"a user may have {resource.getrlimit(resource.RLIMIT_NPROC)[0]} processes and threads"
+            " here (`ulimit -u`), a container or a batch job perhaps fewer (pids.max of its"
+            " control group)"
         )
     elif number == errno.E2BIG:
         return (
-            "; the kernel takes a quarter of the stack's limit (`ulimit -s`) for the environment and the command line "
-            "together, 128 KiB for one of them: shorten them, or raise that"
+            "; the kernel takes a quarter of the stack's limit (`ulimit -s`) for the environment"
+            " and the command line together, 128 KiB for one of them: shorten them, or raise that"
         )
     else:
         return ""
@@ -77,22 +88,34 @@ def cure(error: BaseException | None) -> str:
 
 
 def processor_time() -> str:
-    """Why a process may have been killed that ranks here would be, too; empty without such a limit."""
+    """Why a process may have been killed that ranks here would be, too; empty without such a
+    limit.
+    """
     import resource
 
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # at the soft one comes SIGXCPU, if that is less
+    # at the soft one comes SIGXCPU, if that is less
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard == resource.RLIM_INFINITY:
         return ""
-    return f", or because it used up the {counted(hard, 'second')} of processor time that it may have (`ulimit -t`)"
+    return (
+        f", or because it used up the {counted(hard, 'second')} of processor time that it may have"
+        " (`ulimit -t`)"
+    )
 
 
 def check_proc(proc: str = "/proc") -> None:
-    """SettingsError if the processes of a job could not be found when it ends: /proc is not there, or another one's."""
+    """SettingsError if the processes of a job could not be found when it ends: /proc is not there,
+    or another one's.
+    """
     found, pid = "", os.getpid()
     with contextlib.suppress(OSError):
         found = os.readlink(f"{proc}/self")
     if found != str(pid):
-        seen = f"knows this process by the number {found} of other namespaces" if found else "is not mounted"
+        seen = (
+            f"knows this process by the number {found} of other namespaces"
+            if found
+            else "is not mounted"
+        )
         raise SettingsError(
             f"{proc} {seen} (this process is {pid}), and a job's processes are found there: "
             "mount it (mount -t proc proc /proc; for unshare: --mount-proc)"

@@ -1,7 +1,9 @@
-"""Programs of ours on other hosts, by OpenSSH's client: the command line, the conversation, and what can go wrong.
+"""Programs of ours on other hosts, by OpenSSH's client: the command line, the conversation, and
+what can go wrong.
 
-The client reads the user's configuration, so names, ports, users, keys and jump hosts of ``ssh h1`` hold here too. Host
-keys are checked as the user has it. Nothing secret stands on a command line: it goes over stdin.
+The client reads the user's configuration, so names, ports, users, keys and jump hosts of ``ssh h1``
+hold here too. Host keys are checked as the user has it. Nothing secret stands on a command line: it
+goes over stdin.
 """
 
 from __future__ import annotations
@@ -22,60 +24,119 @@ from farandole.errors import SettingsError, printable
 from farandole.launch.agents import remote
 
 CONNECT = 8  # seconds for a host to answer
-# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 8 s, and a stall of 5 s
-# does not (see liveness). LogLevel: what is said is read. The others: what a user's configuration has for terminals.
+# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 8 s,
+# and a stall of 5 s does not (see liveness). LogLevel: what is said is read. The others: what a
+# user's configuration has for terminals.
 OPTIONS = (
-    "BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=1", "ServerAliveCountMax=7", "LogLevel=INFO",
-    "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none",
-)  # fmt: skip
+    "BatchMode=yes",
+    f"ConnectTimeout={CONNECT}",
+    "ServerAliveInterval=1",
+    "ServerAliveCountMax=7",
+    "LogLevel=INFO",
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
 NO_PYTHON = 127
 SSH = 255  # the status of ssh's own failures
 OLD = "farandole needs Python 3.10"
 FIRST = (
-    f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is %d.%d'%v);"
-    "r=sys.stdin.buffer.read;exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
+    f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is"
+    " %d.%d'%v);"
+    "r=sys.stdin.buffer.read;"
+    "exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
 )
 SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
 Hear = Callable[[Mapping[str, Any]], "bytes | None"]
 GRACE = 1.0  # seconds for a program to end when its stdin has
 TAIL = 4000  # characters of stderr that are kept
-AGAIN = (0.5, 1.0, 2.0)  # seconds, give or take half, after which a login that was dropped is tried again
+# seconds, give or take half, after which a login that was dropped is tried again
+AGAIN = (0.5, 1.0, 2.0)
 JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
-# sshd drops logins at random where many begin at once (MaxStartups, 10:30:100 by default): so it does to the hosts of a
-# job behind one jump host.
+# sshd drops logins at random where many begin at once (MaxStartups, 10:30:100 by default): so it
+# does to the hosts of a job behind one jump host.
 DROPPED = r"kex_exchange_identification: .*"
 EARLY = rf"{DROPPED}|Not allowed at this time"
-MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"  # the first program, of the length of the next
-# What ssh says, and what that means. {host}, {login} (with the user) and {line} are filled in; {0} is the part in
-# brackets of the pattern.
+# the first program, of the length of the next
+MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"
+# What ssh says, and what that means. {host}, {login} (with the user) and {line} are filled in; {0}
+# is the part in brackets of the pattern.
 CAUSES: tuple[tuple[str, str], ...] = (
-    (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),  # before what ssh says of the jump host
-    (EARLY, "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd there), or it lets this "
-     "address in no more (fail2ban, hosts.deny)"),
-    (r"Could not resolve hostname", "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or "
-     "~/.ssh/config"),
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: if it was set up anew, "
-     "ssh-keygen -R {host} and then ssh {login}; if not, somebody may be in between"),
-    (r"Host key verification failed|No \S+ host key is known",
-     "its host key is not known here: connect once by hand (ssh {login}) and confirm it"),
-    (r"Permission denied \(([^)]*)\)", "it does not accept our key (it takes: {0}): ssh-copy-id {login}, or "
-     "--ssh-identity-file, or load the key into ssh-agent"),
-    (r"Too many authentication failures", "ssh-agent has too many keys for it: name the right one by "
-     "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
-    (r"connect to host (\S+) port (\d+): Connection refused", "nothing listens on port {1}: start sshd there, or name "
-     "its port by --ssh-port"),
-    (r"connect to host (fe[89ab]\S*) port \d+: Invalid argument", "a link-local address needs the interface of this "
-     "machine that leads to it: [{0}%eth0]"),
-    (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
-     r"unreachable)", "it does not answer on port {1} ({2}): it is down, or a firewall stands between"),
-    (r"timed out during banner exchange|Connection to \S+ port \d+ timed out", "it takes connections for ssh, and then "
-     "says nothing: sshd there hangs, the host has no memory or time left, or a firewall holds the rest back"),
-    (r"Timeout, server \S+ not responding", "it does not answer any more: it is down, or the network between"),
-    (r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
-     "it closed the connection: sshd, or the host, was stopped"),
-    (r"Can't open user config file (\S+):|Bad configuration option|unknown option|Bad (number|owner)|keyword",
-     "ssh does not take its options: {line}"),
-)  # fmt: skip
+    # before what ssh says of the jump host
+    (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),
+    (
+        EARLY,
+        (
+            "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd"
+            " there), or it lets this address in no more (fail2ban, hosts.deny)"
+        ),
+    ),
+    (
+        r"Could not resolve hostname",
+        "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or ~/.ssh/config",
+    ),
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        (
+            "its host key is not the one that is known: if it was set up anew, "
+            "ssh-keygen -R {host} and then ssh {login}; if not, somebody may be in between"
+        ),
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        "its host key is not known here: connect once by hand (ssh {login}) and confirm it",
+    ),
+    (
+        r"Permission denied \(([^)]*)\)",
+        (
+            "it does not accept our key (it takes: {0}): ssh-copy-id {login}, or "
+            "--ssh-identity-file, or load the key into ssh-agent"
+        ),
+    ),
+    (
+        r"Too many authentication failures",
+        (
+            "ssh-agent has too many keys for it: name the right one by "
+            "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"
+        ),
+    ),
+    (
+        r"connect to host (\S+) port (\d+): Connection refused",
+        "nothing listens on port {1}: start sshd there, or name its port by --ssh-port",
+    ),
+    (
+        r"connect to host (fe[89ab]\S*) port \d+: Invalid argument",
+        "a link-local address needs the interface of this machine that leads to it: [{0}%eth0]",
+    ),
+    (
+        r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to"
+        r" host|Network is "
+        r"unreachable)",
+        "it does not answer on port {1} ({2}): it is down, or a firewall stands between",
+    ),
+    (
+        r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
+        (
+            "it takes connections for ssh, and then says nothing: sshd there hangs, the host has no"
+            " memory or time left, or a firewall holds the rest back"
+        ),
+    ),
+    (
+        r"Timeout, server \S+ not responding",
+        "it does not answer any more: it is down, or the network between",
+    ),
+    (
+        r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
+        "it closed the connection: sshd, or the host, was stopped",
+    ),
+    (
+        (
+            r"Can't open user config file (\S+):|Bad configuration option|unknown option|Bad"
+            r" (number|owner)|keyword"
+        ),
+        "ssh does not take its options: {line}",
+    ),
+)
 
 
 def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
@@ -90,11 +151,25 @@ def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
     identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
     ours = [word for option in OPTIONS for word in ("-o", option)]
     # Of an option that is given twice, ssh takes the first.
-    return ["ssh", "-T", "-x", *ours[:2], *port, *identity, *more, *ours[2:], "--", host, f"exec {shlex.join(words)}"]
+    return [
+        "ssh",
+        "-T",
+        "-x",
+        *ours[:2],
+        *port,
+        *identity,
+        *more,
+        *ours[2:],
+        "--",
+        host,
+        f"exec {shlex.join(words)}",
+    ]
 
 
 def program(python: str) -> list[str]:
-    """The command of the first program: with ``python`` if the host has that, else with its python3."""
+    """The command of the first program: with ``python`` if the host has that, else with its
+    python3.
+    """
     quoted = shlex.quote(python)
     script = f'p={quoted}; [ -x "$p" ] || p=python3; exec "$p" -c {shlex.quote(FIRST)}'
     return ["sh", "-c", script]
@@ -102,7 +177,11 @@ def program(python: str) -> list[str]:
 
 def reason(host: str, code: int, said: str) -> str:
     """Why ssh, or the program on the host, ended with ``code``. ``said``: its stderr. Pure."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning: Permanently")]
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith("Warning: Permanently")
+    ]
     absent = re.search(r"Identity file (\S+) not accessible", said)
     if absent:
         return f"there is no file {absent[1]} (--ssh-identity-file)"
@@ -118,17 +197,24 @@ def reason(host: str, code: int, said: str) -> str:
         return _not_found(lines[-1] if lines else "")
     if code == SSH:
         jump = re.search(JUMP, said)  # then ssh's own words on the connection only follow from it
-        plain = [line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)] or lines
+        plain = [
+            line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)
+        ] or lines
         for pattern, text in CAUSES:
             found = re.search(pattern, said)
             if found:
-                named = {"host": host.rpartition("@")[2], "login": host, "line": "".join(plain[-1:])}
+                named = {
+                    "host": host.rpartition("@")[2],
+                    "login": host,
+                    "line": "".join(plain[-1:]),
+                }
                 return text.format(*found.groups(), **named)
     mangled = re.search(MANGLED, said)
     if mangled:
         return (
-            f"our program did not arrive there as it was sent (it got {mangled[1]} first): a startup file of the shell "
-            "there (~/.bashrc) reads from stdin, or ssh's configuration takes it away (StdinNull, ssh -n)"
+            f"our program did not arrive there as it was sent (it got {mangled[1]} first): a"
+            " startup file of the shell there (~/.bashrc) reads from stdin, or ssh's configuration"
+            " takes it away (StdinNull, ssh -n)"
         )
     last = lines[-1] if lines else "it said nothing"
     return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
@@ -138,10 +224,13 @@ def _not_found(last: str) -> str:
     """What a shell there did not find. ``last``: what it said of that."""
     if last and "python" not in last:
         return (
-            "a program was not found there, before ours began: a startup file of the shell there (~/.bashrc) runs one "
-            f"that is missing, or takes PATH away; it said: {last}"
+            "a program was not found there, before ours began: a startup file of the shell there"
+            f" (~/.bashrc) runs one that is missing, or takes PATH away; it said: {last}"
         )
-    no = "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
+    no = (
+        "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login"
+        " without a terminal"
+    )
     return f"{no}; it said: {last}" if last else no
 
 
@@ -151,18 +240,24 @@ def _no_start(fatal: str, said: str) -> str:
     told = " and ".join(f"{name}={value}" for name, value in found)
     if not told and "encodings" in said:  # Python 3.13 does not say where it looked
         told = "PYTHONHOME or PYTHONPATH"
-    cure = f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it" if told else ""
+    cure = (
+        f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
+        if told
+        else ""
+    )
     return f"its Python does not start ({fatal}){cure}"
 
 
 def unheard(noise: str, code: int = 0) -> str:
-    """Why a session ended without a word before our program began. ``noise``: the last line that the host printed."""
+    """Why a session ended without a word before our program began. ``noise``: the last line that
+    the host printed.
+    """
     printed = f"; it printed: {noise}" if noise else ""
     status = f" with status {code}" if code else ""
     return (
-        f"it ended the session{status} before our program began: a startup file of the shell there (~/.bashrc) ends "
-        "it, the user has no shell (/bin/false), or ssh's configuration has it run in the background "
-        f"(ForkAfterAuthentication, StdinNull){printed}"
+        f"it ended the session{status} before our program began: a startup file of the shell there"
+        " (~/.bashrc) ends it, the user has no shell (/bin/false), or ssh's configuration has it"
+        f" run in the background (ForkAfterAuthentication, StdinNull){printed}"
     )
 
 
@@ -171,7 +266,9 @@ def framed(data: bytes) -> bytes:
 
 
 def _programs() -> tuple[bytes, bytes]:
-    """The sources of ``remote`` and ``boot``. Imports here are not for a job that only asks which launcher is best."""
+    """The sources of ``remote`` and ``boot``. Imports here are not for a job that only asks which
+    launcher is best.
+    """
     from pathlib import Path
 
     from farandole.launch.agents import boot
@@ -180,10 +277,14 @@ def _programs() -> tuple[bytes, bytes]:
 
 
 class Session:
-    """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host); ``first``: what it is
-    told; ``hear``: called with each of its messages, by a thread, and returns what it is to be sent (or None)."""
+    """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host);
+    ``first``: what it is told; ``hear``: called with each of its messages, by a thread, and returns
+    what it is to be sent (or None).
+    """
 
-    def __init__(self, host: str, argv: Sequence[str], first: Mapping[str, Any], hear: Hear) -> None:
+    def __init__(
+        self, host: str, argv: Sequence[str], first: Mapping[str, Any], hear: Hear
+    ) -> None:
         self.host = host
         self.failed = ""  # in its own words
         self._hear, self._said, self._lock = hear, "", threading.Lock()
@@ -199,13 +300,17 @@ class Session:
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
         try:
             self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise SettingsError(
-                f"{self._argv[0]} cannot be started on this machine ({error}): install OpenSSH's client "
-                "(openssh-client)"
+                f"{self._argv[0]} cannot be started on this machine ({error}): install OpenSSH's"
+                " client (openssh-client)"
             ) from error
         self._threads = [
             threading.Thread(target=target, name=f"farandole-ssh-{self.host}", daemon=True)
@@ -215,7 +320,9 @@ class Session:
             thread.start()
 
     def _dropped(self) -> bool:
-        """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its time has come."""
+        """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its
+        time has come.
+        """
         if self._begun or not re.search(DROPPED, self._said):
             return False
         with self._lock:
@@ -250,9 +357,12 @@ class Session:
         assert self._process.stdout is not None
         self._write(self._opening)
         for line in self._process.stdout:
-            # What login scripts print may end without a newline (a terminal's title): our first message follows it.
+            # What login scripts print may end without a newline (a terminal's title): our first
+            # message follows it.
             noise, mark, message = line.partition(SPOKEN)
-            self._noise = printable(noise.decode("utf-8", "backslashreplace").strip()) or self._noise
+            self._noise = (
+                printable(noise.decode("utf-8", "backslashreplace").strip()) or self._noise
+            )
             if not mark:
                 continue
             self._begun = True
@@ -294,13 +404,15 @@ class Session:
             return reason(self.host, SSH, self._said)
         printed = f"; it printed: {self._noise}" if self._noise else ""
         return (
-            "our program has not begun there: a startup file of the shell there (~/.bashrc) waits for something, or "
-            f"ssh runs no command (SessionType, ssh -N); does `ssh {self.host} true` come back at once?{printed}"
+            "our program has not begun there: a startup file of the shell there (~/.bashrc) waits"
+            f" for something, or ssh runs no command (SessionType, ssh -N); does `ssh {self.host}"
+            f" true` come back at once?{printed}"
         )
 
     def close(self, deadline: float) -> bool:
-        """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there
-        with it. False if our program has begun there, and may not have ended."""
+        """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it,
+        and the program there with it. False if our program has begun there, and may not have ended.
+        """
         with self._lock:
             self._pauses, self._again_at = [], 0.0  # nothing is tried again
         for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
@@ -327,4 +439,6 @@ class Session:
 def failures(why: Mapping[str, str]) -> str:
     """One text for all hosts that cannot be used, by name."""
     count = "a host" if len(why) == 1 else f"{len(why)} hosts"
-    return "\n  ".join([f"{count} cannot be used:", *(f"{host}: {text}" for host, text in why.items())])
+    return "\n  ".join(
+        [f"{count} cannot be used:", *(f"{host}: {text}" for host, text in why.items())]
+    )

@@ -1,4 +1,6 @@
-"""The output of the ranks: merged by lines, prefixed with rank and stream, kept in files when asked."""
+"""The output of the ranks: merged by lines, prefixed with rank and stream, kept in files when
+asked.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ from farandole.log import logger
 LONGEST = 1 << 20  # characters of an unfinished line that are kept back
 TAIL = 8 << 10
 TAIL_LINES = 20
-HOLD = 2.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
+# seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
+HOLD = 2.0
 HOLD_LIMIT = 64 << 10
 _TRACEBACK = (  # of an error, of a group of errors, of a syntax error
-    r"(?m)^(?:Traceback \(most recent call last\):|  \+ Exception Group Traceback \(most|  File \".*\", line \d+)"
+    r"(?m)^(?:Traceback \(most recent call last\):|  \+ Exception Group Traceback \(most|  File"
+    r" \".*\", line \d+)"
 )
 _RANK = r"(rank|server)\.\d+$"
 _PIECES = r"[^\r\n]*[\r\n]"
@@ -31,8 +35,9 @@ Key = tuple[int, str]
 
 
 class Lines:
-    """The text of one stream: bytes in as they come, finished pieces out (a piece ends with a newline or a
-    carriage return, or is cut after LONGEST characters)."""
+    """The text of one stream: bytes in as they come, finished pieces out (a piece ends with a
+    newline or a carriage return, or is cut after LONGEST characters).
+    """
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -66,9 +71,10 @@ class Lines:
 
 
 class Console:
-    """One text stream that several ranks write to. It remembers whose unfinished line stands there, so that a
-    progress bar overwrites itself. On a terminal the bars of several ranks take turns on one line; elsewhere each
-    turn is a line of its own."""
+    """One text stream that several ranks write to. It remembers whose unfinished line stands there,
+    so that a progress bar overwrites itself. On a terminal the bars of several ranks take turns on
+    one line; elsewhere each turn is a line of its own.
+    """
 
     def __init__(self, sink: TextIO) -> None:
         self.sink = sink
@@ -81,7 +87,9 @@ class Console:
         self._erased: dict[Key, str] = {}  # bars that had to make room for another rank's line
 
     def write(self, key: Key, prefix: str, text: str, progress: bool = False) -> None:
-        """``text``: pieces, of which only the last may lack an end; ``progress``: that one is a progress bar."""
+        """``text``: pieces, of which only the last may lack an end; ``progress``: that one is a
+        progress bar.
+        """
         if self._open != key and not text.strip("\r"):
             return  # a return to the start of a line that does not stand here
         parts: list[str] = []
@@ -155,7 +163,9 @@ def _prefixed(prefix: str, text: str) -> str:
 
 
 def _last_bar(text: str, progress: bool) -> str:
-    """The unfinished line that ``text`` ends with, if it is a progress bar: after or before a carriage return."""
+    """The unfinished line that ``text`` ends with, if it is a progress bar: after or before a
+    carriage return.
+    """
     line = text.rsplit("\n", 1)[-1]
     if not (progress or line.endswith("\r")):
         return ""
@@ -168,9 +178,11 @@ def _first_end(text: str) -> int:
 
 
 class Files:
-    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left there moves into a
-    folder beside it, named for the time of that run; while another job writes there, this one has such a folder of its
-    own. ``notes`` say so. A full disk costs one warning, not the job."""
+    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left
+    there moves into a folder beside it, named for the time of that run; while another job writes
+    there, this one has such a folder of its own. ``notes`` say so. A full disk costs one warning,
+    not the job.
+    """
 
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
@@ -190,9 +202,14 @@ class Files:
         self._claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not claimed(self._claim):
             self._directory = new_folder(directory, time.time())
-            self.notes.append(f"another job writes to {directory} now; the output of this one is in {self._directory}")
+            self.notes.append(
+                f"another job writes to {directory} now; the output of this one is in"
+                f" {self._directory}"
+            )
         elif moved := put_aside(directory):
-            self.notes.append(f"{directory} held the output of an older run, which is in {moved} now")
+            self.notes.append(
+                f"{directory} held the output of an older run, which is in {moved} now"
+            )
 
     def add(self, rank: int, name: str) -> None:
         """Of a process that is no rank."""
@@ -212,8 +229,8 @@ class Files:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self.close()
                 raise SettingsError(
-                    f"--output-dir={self._directory!r} cannot be used: {error.strerror} ({error.filename}); "
-                    "it must be a directory that can be made and written"
+                    f"--output-dir={self._directory!r} cannot be used: {error.strerror}"
+                    f" ({error.filename}); it must be a directory that can be made and written"
                 ) from error
             self._warn(error)
 
@@ -240,12 +257,16 @@ class Files:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "output under %s is incomplete from here on: %s; the job goes on", self._directory, error.strerror
+                "output under %s is incomplete from here on: %s; the job goes on",
+                self._directory,
+                error.strerror,
             )
 
 
 def claimed(folder: int) -> bool:
-    """Is the open folder ours, and nobody else's, until it is closed? A file system without locks is taken as it is."""
+    """Is the open folder ours, and nobody else's, until it is closed? A file system without locks
+    is taken as it is.
+    """
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -265,7 +286,9 @@ def new_folder(directory: str, when: float) -> str:
 
 
 def put_aside(directory: str) -> str:
-    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``, which is returned."""
+    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``, which is
+    returned.
+    """
     names = os.listdir(directory) if os.path.isdir(directory) else []
     folders = [os.path.join(directory, name) for name in names if re.match(_RANK, name)]
     files = [os.path.join(folder, name) for folder in folders for name in ("stdout", "stderr")]
@@ -281,26 +304,40 @@ class Streams:
     """All streams of a job, on their way to the console and to the files."""
 
     def __init__(
-        self, size: int, out: TextIO, err: TextIO, *, messages: TextIO | None = None, directory: str | None = None,
-        timestamp: bool = False, shown: Collection[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        size: int,
+        out: TextIO,
+        err: TextIO,
+        *,
+        messages: TextIO | None = None,
+        directory: str | None = None,
+        timestamp: bool = False,
+        shown: Collection[int] | None = None,
+    ) -> None:
         self._files = Files(directory, size) if directory else None
         self.notes = self._files.notes if self._files is not None else []  # where files lie
         self._servers: dict[int, str] = {}  # labels of processes that are no ranks
-        self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
+        self._lines: dict[Key, Lines] = {
+            (rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")
+        }
         self._timestamp = timestamp
         self._shown = range(size) if shown is None else frozenset(shown)
         self.out = Console(out)
         # Two names of one terminal share one cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
         messages = messages or out
-        self.messages = self.out if messages is out or _same_terminal(out, messages) else Console(messages)
-        self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
+        self.messages = (
+            self.out if messages is out or _same_terminal(out, messages) else Console(messages)
+        )
+        # per rank: since when, and what, from a traceback on
+        self._held: dict[int, tuple[float, str]] = {}
         self.ending: set[int] = set()  # ranks that have failed: their held lines stay held
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
 
     def add_server(self, rank: int, number: int) -> None:
-        """A process that is no rank: its streams come under the number ``rank``, behind those of the ranks."""
+        """A process that is no rank: its streams come under the number ``rank``, behind those of
+        the ranks.
+        """
         self._servers[rank] = f"server {number}"
         self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}
         if self._files is not None:
@@ -322,14 +359,19 @@ class Streams:
         self._show((rank, name), lines.take(), lines.returned)
 
     def show_stale(self, seconds: float) -> None:
-        """Show what was kept back too long: tracebacks of ranks that live on, and, on a terminal, an unfinished line
-        (a prompt, a progress bar) whose rank pauses."""
+        """Show what was kept back too long: tracebacks of ranks that live on, and, on a terminal,
+        an unfinished line (a prompt, a progress bar) whose rank pauses.
+        """
         now = time.monotonic()
         for rank in [rank for rank, (since, _) in self._held.items() if now - since > HOLD]:
             if rank not in self.ending:
                 self._release(rank)
         for (rank, name), lines in self._lines.items():
-            if lines.pending and now - lines.fed > seconds and (self.out if name == "stdout" else self.err).terminal:
+            if (
+                lines.pending
+                and now - lines.fed > seconds
+                and (self.out if name == "stdout" else self.err).terminal
+            ):
                 self.pause(rank, name)
 
     def tails(self) -> dict[int, str]:
@@ -339,13 +381,16 @@ class Streams:
             if rank in self._held:
                 found[rank] = self._held[rank][1]
             elif name == "stderr" and lines.tail.strip():
-                text = re.sub(r"[^\n]*\r(?!\n)", "", lines.tail).replace("\r\n", "\n")  # as on a terminal
+                # as on a terminal
+                text = re.sub(r"[^\n]*\r(?!\n)", "", lines.tail).replace("\r\n", "\n")
                 found[rank] = "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
         return found
 
     def last_line(self, rank: int) -> str:
         """The last line of the rank, of either stream."""
-        latest = max((self._lines[rank, name] for name in ("stdout", "stderr")), key=lambda lines: lines.fed)
+        latest = max(
+            (self._lines[rank, name] for name in ("stdout", "stderr")), key=lambda lines: lines.fed
+        )
         return latest.tail.strip().replace("\r", "\n").rsplit("\n", 1)[-1]
 
     def close(self, drop: Collection[int] = ()) -> None:
@@ -391,7 +436,9 @@ class Streams:
         self.before_write()
         stamp = time.ctime() if self._timestamp else ""
         console = self.out if key[1] == "stdout" else self.err
-        console.write(key, f"{stamp}[{self._servers.get(key[0], key[0])}]<{key[1]}>:", text, progress)
+        console.write(
+            key, f"{stamp}[{self._servers.get(key[0], key[0])}]<{key[1]}>:", text, progress
+        )
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -29,8 +29,9 @@ def check_np(np: Any) -> int:
 
 
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
-    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots. IPv6 addresses stand in brackets
-    there, and without them in the pairs."""
+    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots. IPv6 addresses
+    stand in brackets there, and without them in the pairs.
+    """
     if not isinstance(hosts, str):
         raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
     slots: dict[str, int] = {}
@@ -47,8 +48,9 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
 
 
 def read_hostfile(path: str) -> str:
-    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a comment. Open MPI's
-    ``max_slots=4`` may stand there, too: it limits how many ranks more than slots may be, and there are never more.
+    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a
+    comment. Open MPI's ``max_slots=4`` may stand there, too: it limits how many ranks more than
+    slots may be, and there are never more.
 
     Raises SettingsError for a file, or a line of it, that cannot be read.
     """
@@ -64,11 +66,19 @@ def read_hostfile(path: str) -> str:
         found = re.fullmatch(_LINE, line.strip())
         if found is None:
             hint = _hint(line.split()[0])
-            raise SettingsError(f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>{hint}")
-        counts = {name.replace("-", "_"): int(count) for name, count in re.findall(_COUNT, found["counts"])}
+            raise SettingsError(
+                f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>{hint}"
+            )
+        counts = {
+            name.replace("-", "_"): int(count)
+            for name, count in re.findall(_COUNT, found["counts"])
+        }
         slots = counts.get("slots", 1)
         if slots > counts.get("max_slots", slots):
-            raise SettingsError(f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of them fit")
+            raise SettingsError(
+                f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of"
+                " them fit"
+            )
         hosts.append(_place(found["user"] + found["host"].strip("[]"), slots))
     if not hosts:
         raise SettingsError(f"--hostfile {path!r} names no host")
@@ -78,10 +88,16 @@ def read_hostfile(path: str) -> str:
 def _hint(host: str) -> str:
     """The cure for what is no host, if we know it."""
     if host.startswith("@"):
-        return "; the name of the user in front of @ is empty: is it a variable of the shell that is not set?"
+        return (
+            "; the name of the user in front of @ is empty: is it a variable of the shell that is"
+            " not set?"
+        )
     named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
     if named:  # of a file: mpirun -machinefile of MPICH
-        return f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config or --ssh-port"
+        return (
+            f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config"
+            " or --ssh-port"
+        )
     if re.fullmatch(rf"([\w.-]+@)?{_IPV6}", host):
         return "; an IPv6 address stands in brackets: [fd00::1]:2"
     return ""
@@ -99,10 +115,11 @@ def places(slots: Sequence[Slot]) -> str:
 
 
 def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
-    """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this machine alone.
+    """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this
+    machine alone.
 
-    ``cross_rank`` counts the hosts that have a rank with the same ``local_rank``, so hosts of different sizes have
-    different ``cross_size``s.
+    ``cross_rank`` counts the hosts that have a rank with the same ``local_rank``, so hosts of
+    different sizes have different ``cross_size``s.
     """
     check_np(np)
     if hosts is None:

@@ -25,18 +25,27 @@ REAPER = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()
 MARK = "FARANDOLE_REAPER"  # the variable by which processes are found whose reaper was killed
 COMMAND = 100  # characters of a command line that are shown
 STATES = {
-    "R": "computes", "S": "waits (for input, a lock, the network or a clock)", "D": "waits for a disk or a file system",
-    "T": "was stopped by a signal (SIGCONT lets it go on)", "t": "is held by a debugger", "Z": "has ended",
-}  # fmt: skip
+    "R": "computes",
+    "S": "waits (for input, a lock, the network or a clock)",
+    "D": "waits for a disk or a file system",
+    "T": "was stopped by a signal (SIGCONT lets it go on)",
+    "t": "is held by a debugger",
+    "Z": "has ended",
+}
 PATIENCE = 1.0  # seconds in which a reaper ends that has nothing left to do
 
 
 def start_ranks(
-    slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str],
-    envs: Sequence[Mapping[str, str]] | None = None, cwd: str = "",
-) -> list[LocalWorker]:  # fmt: skip
-    """One process per slot, below a reaper of their own, in the folder ``cwd`` (default: here). ``envs``: variables of
-    each, beside ``env``. SettingsError says how many could be started; then none is left."""
+    slots: Sequence[Slot],
+    command: Sequence[str],
+    env: Mapping[str, str],
+    envs: Sequence[Mapping[str, str]] | None = None,
+    cwd: str = "",
+) -> list[LocalWorker]:
+    """One process per slot, below a reaper of their own, in the folder ``cwd`` (default: here).
+    ``envs``: variables of each, beside ``env``. SettingsError says how many could be started; then
+    none is left.
+    """
     check_proc()
     token = os.urandom(16).hex()
     # An environment may hold "=text", whose name is empty, and Python starts nothing with that.
@@ -45,13 +54,18 @@ def start_ranks(
     try:
         places = []
         for slot, more in zip(slots, envs or [{}] * len(slots), strict=True):
-            own = {**more, "FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
+            own = {
+                **more,
+                "FARANDOLE_RANK": str(slot.rank),
+                "FARANDOLE_LOCAL_RANK": str(slot.local_rank),
+            }
             places.append((list(command), own, pipes.open(), pipes.open()))
         pids = handle.start(base, places, pipes.writers)
     except OSError as error:
         pipes.close(pipes.readers)
         raise SettingsError(
-            f"{counted(len(slots), 'rank')} could not be started, only {handle.started}: {error}{cure(error)}"
+            f"{counted(len(slots), 'rank')} could not be started, only {handle.started}:"
+            f" {error}{cure(error)}"
         ) from error
     finally:
         pipes.close(pipes.writers)
@@ -82,7 +96,9 @@ class _Pipes:
 class LocalWorker:
     """One rank's process and its descendants."""
 
-    def __init__(self, slot: Slot, handle: Reaper, index: int, pid: int, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, slot: Slot, handle: Reaper, index: int, pid: int, stdout: int, stderr: int
+    ) -> None:
         self.slot = slot
         self.pid = pid
         self.stdout: int | None = stdout  # closed by their reader
@@ -98,7 +114,9 @@ class LocalWorker:
         return self._reaper.code(self._index)
 
     def alive(self) -> bool:
-        """Is the rank running, or anything of the job? (Processes that ranks leave behind belong to all of them.)"""
+        """Is the rank running, or anything of the job? (Processes that ranks leave behind belong to
+        all of them.)
+        """
         return self.poll() is None or self._reaper.has_left()
 
     def activity(self) -> str:
@@ -110,7 +128,10 @@ class LocalWorker:
         except (OSError, ValueError):
             return ""
         if "-m farandole.worker" in command:
-            return f"process {self.pid} has not started the program yet, or runs a function that has not called init()"
+            return (
+                f"process {self.pid} has not started the program yet, or runs a function that has"
+                " not called init()"
+            )
         command = command if len(command) <= COMMAND else f"{command[:COMMAND]}..."
         return f"process {self.pid} ({command}) {STATES.get(state, 'runs')}"
 
@@ -125,11 +146,14 @@ class LocalWorker:
 
 
 class Reaper:
-    """The driver's end of a reaper's pipes. ``mark`` (NAME=value) is in the environment of all its ranks."""
+    """The driver's end of a reaper's pipes. ``mark`` (NAME=value) is in the environment of all its
+    ranks.
+    """
 
     def __init__(self, mark: str, cwd: str = "") -> None:
         self.started = 0
-        self.times: dict[int, float] = {}  # when codes were told, which the reaper does in the order of the ends
+        # when codes were told, which the reaper does in the order of the ends
+        self.times: dict[int, float] = {}
         self._cwd = cwd
         self._mark = mark
         self._codes: dict[int, int] = {}
@@ -138,19 +162,29 @@ class Reaper:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, base: Mapping[str, str], places: Sequence[tuple[list[str], dict[str, str], int, int]], keep: Sequence[int]
+        self,
+        base: Mapping[str, str],
+        places: Sequence[tuple[list[str], dict[str, str], int, int]],
+        keep: Sequence[int],
     ) -> list[int]:
-        """The pids of the ranks. OSError when they cannot be started: none is left then, and ``started`` says how many
-        there were."""
-        import subprocess  # here, so that a worker that asks for its surroundings does not pay for it
+        """The pids of the ranks. OSError when they cannot be started: none is left then, and
+        ``started`` says how many there were.
+        """
+        # here, so that a worker that asks for its surroundings does not pay for it
+        import subprocess
 
         from farandole.launch import reaper  # now, so that its bytecode is up to date
 
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", REAPER, os.path.dirname(reaper.__file__)], bufsize=0,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            pass_fds=keep, cwd=self._cwd or None,
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", "-B", "-c", REAPER, os.path.dirname(reaper.__file__)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=keep,
+            cwd=self._cwd or None,
+        )
         frame = marshal.dumps((dict(base), list(places)))
         with contextlib.suppress(BrokenPipeError):  # it has ended; it may have said why
             self._write(len(frame).to_bytes(8, "little") + frame)
@@ -167,7 +201,8 @@ class Reaper:
         """The exit code of a rank (negative: the signal), None while it runs."""
         self._listen()
         if self._lost:
-            return self._codes.setdefault(index, -signal.SIGTERM)  # which ranks get when their parent dies
+            # which ranks get when their parent dies
+            return self._codes.setdefault(index, -signal.SIGTERM)
         return self._codes.get(index)
 
     def has_left(self) -> bool:

@@ -1,19 +1,22 @@
-"""Starts a job's ranks on one host, sees them end, and ends their leftovers: one process per job and host.
+"""Starts a job's ranks on one host, sees them end, and ends their leftovers: one process per job
+and host.
 
-The reaper is the ranks' parent and a child subreaper: a process below it whose own parent ends becomes its child, in
-whatever session it is. So nothing that a rank starts can get away, and when the reaper has no child left, nothing of
-the job runs.
+The reaper is the ranks' parent and a child subreaper: a process below it whose own parent ends
+becomes its child, in whatever session it is. So nothing that a rank starts can get away, and when
+the reaper has no child left, nothing of the job runs.
 
-stdin: the length of a frame (8 bytes), the frame (``marshal``: variables for all, and for each rank its command, its
-own variables, and the descriptors for its stdout and stderr), then lines: ``term 0 2`` and ``kill 0 2`` signal the
-ranks of these numbers with all below them, ``send 10 0 2`` sends these ranks alone the signal 10. stdout, in lines:
-``started <pid> ...`` or ``failed <index> <errno>``; ``exit <index> <code>``; ``gone`` when nothing is left, and then
-the reaper ends. If stdin closes before that, or the driver dies, all get SIGTERM and, after a grace, SIGKILL.
+stdin: the length of a frame (8 bytes), the frame (``marshal``: variables for all, and for each rank
+its command, its own variables, and the descriptors for its stdout and stderr), then lines: ``term 0
+2`` and ``kill 0 2`` signal the ranks of these numbers with all below them, ``send 10 0 2`` sends
+these ranks alone the signal 10. stdout, in lines: ``started <pid> ...`` or ``failed <index>
+<errno>``; ``exit <index> <code>``; ``gone`` when nothing is left, and then the reaper ends. If
+stdin closes before that, or the driver dies, all get SIGTERM and, after a grace, SIGKILL.
 
-Its parent is a guard, another child subreaper: if the reaper is killed, what was below it comes to the guard, which
-says ``lost``, ends all of it and says ``gone``.
+Its parent is a guard, another child subreaper: if the reaper is killed, what was below it comes to
+the guard, which says ``lost``, ends all of it and says ``gone``.
 
-Only modules that Python loads quickly: it is imported by a ``python -I -S`` and knows no other module of ours.
+Only modules that Python loads quickly: it is imported by a ``python -I -S`` and knows no other
+module of ours.
 """
 
 from __future__ import annotations
@@ -28,14 +31,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    import _signal as signal  # what signal adds, enumerations, takes longer to load than all the rest
+    # what signal adds, enumerations, takes longer to load than all the rest
+    import _signal as signal
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LOOK = 1.0  # seconds between looks whether the driver is there
 AGAIN = 0.02  # seconds after which SIGKILL goes to processes that were started meanwhile
-GIVE_UP = 3.0  # seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
+# seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
+GIVE_UP = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
-_RESTORED = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them; a rank is to find them as in a shell
+# Python ignores them; a rank is to find them as in a shell
+_RESTORED = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
 def processes() -> dict[int, tuple[int, int]]:
@@ -52,7 +58,8 @@ def processes() -> dict[int, tuple[int, int]]:
 def _look(pid: int) -> tuple[int, int] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold spaces and brackets
+            # the name before it may hold spaces and brackets
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
     return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
@@ -70,8 +77,9 @@ def below(root: int, known: dict[int, tuple[int, int]]) -> list[int]:
 
 
 def marked(mark: str) -> dict[int, tuple[int, int]]:
-    """Processes with ``mark`` (NAME=value) in their environment, other than this one: how a job's processes are found
-    when their reaper was killed."""
+    """Processes with ``mark`` (NAME=value) in their environment, other than this one: how a job's
+    processes are found when their reaper was killed.
+    """
     wanted, found = mark.encode(), {}
     for pid, seen in processes().items():
         try:
@@ -117,7 +125,9 @@ class Ranks:
         self._killed: set[int] = set()
         self._asked: set[tuple[int, int]] = set()  # who has got SIGTERM, by pid and start time
 
-    def start(self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]) -> None:
+    def start(
+        self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]
+    ) -> None:
         """Raises OSError; the ranks started by then run."""
         for _, _, out, err in places:
             os.set_inheritable(out, False)
@@ -129,14 +139,18 @@ class Ranks:
                 (os.POSIX_SPAWN_DUP2, err, 2),
             ]
             env = {**base, **own}
-            pid = os.posix_spawnp(command[0], command, env, file_actions=files, setsid=True, setsigdef=_RESTORED)
+            pid = os.posix_spawnp(
+                command[0], command, env, file_actions=files, setsid=True, setsigdef=_RESTORED
+            )
             self.pids.append(pid)
         for _, _, out, err in places:
             os.close(out)
             os.close(err)
 
     def reap(self) -> list[tuple[int, int]]:
-        """(index, code) of the ranks that have ended since; ``left`` is False when no process is left."""
+        """(index, code) of the ranks that have ended since; ``left`` is False when no process is
+        left.
+        """
         ended: list[tuple[int, int]] = []
         while True:
             try:
@@ -155,8 +169,9 @@ class Ranks:
         return bool(self._killed)
 
     def signal(self, indices: list[int], number: int) -> None:
-        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on. SIGTERM comes once to
-        each: a second one would interrupt what the first has begun."""
+        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on.
+        SIGTERM comes once to each: a second one would interrupt what the first has begun.
+        """
         chosen = {self.pids[index] for index in indices}
         self._told |= chosen
         if number == signal.SIGKILL:
@@ -180,7 +195,9 @@ class Ranks:
         else:
             targets = [pid for rank in chosen & running for pid in (rank, *below(rank, known))]
         for pid in targets:
-            if pid not in known or (number == signal.SIGTERM and (pid, known[pid][1]) in self._asked):
+            if pid not in known or (
+                number == signal.SIGTERM and (pid, known[pid][1]) in self._asked
+            ):
                 continue
             if number == signal.SIGTERM:
                 self._asked.add((pid, known[pid][1]))
@@ -232,7 +249,8 @@ class Driver:
                 return None
             *lines, self._text = (self._text + data.decode()).split("\n")
             return lines
-        # Another process may hold a copy of the pipe, so its end is not enough to see that the driver has gone.
+        # Another process may hold a copy of the pipe, so its end is not enough to see that the
+        # driver has gone.
         return [] if os.getppid() == self._parent else None
 
 
@@ -260,7 +278,9 @@ def attend(driver: Driver, ranks: Ranks) -> None:
 
 
 def end_all(ranks: Ranks) -> None:
-    """Nobody is left who could ask for it: all below this process get SIGTERM and, after a grace, SIGKILL."""
+    """Nobody is left who could ask for it: all below this process get SIGTERM and, after a grace,
+    SIGKILL.
+    """
     everyone, began = list(range(len(ranks.pids))), time.monotonic()
     ranks.signal(everyone, signal.SIGTERM)
     while ranks.left and time.monotonic() < began + GRACE + GIVE_UP:
@@ -271,8 +291,9 @@ def end_all(ranks: Ranks) -> None:
 
 
 def guard(child: int) -> None:
-    """As long as ``child``, the reaper, runs; what is left after one that was killed is ended. When the driver has
-    gone, the end of this process tells the reaper."""
+    """As long as ``child``, the reaper, runs; what is left after one that was killed is ended. When
+    the driver has gone, the end of this process tells the reaper.
+    """
     os.close(0)  # and the ranks' pipes, whose ends the driver is to see
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     wake, parent = woken(), os.getppid()
@@ -294,14 +315,23 @@ def adopt_orphans() -> None:
     """Become the parent of every process below this one whose own parent ends."""
     import _ctypes  # the package around it takes half as long to load as Python itself
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]  # None: what is loaded
+    # None: what is loaded
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]
     if _ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)):
         sys.exit(1)
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-        # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup), they ignore.
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+    ):
+        # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup),
+        # they ignore.
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     try:

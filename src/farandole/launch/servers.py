@@ -1,5 +1,6 @@
-"""The job's parameter servers: processes that the driver starts when a rank first asks for them. One server is on the
-driver's host; several are on the ranks' hosts in turn, where those are others."""
+"""The job's parameter servers: processes that the driver starts when a rank first asks for them.
+One server is on the driver's host; several are on the ranks' hosts in turn, where those are others.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +19,31 @@ from farandole.types import Slot
 
 
 def start_servers(
-    np: int, settings: Settings, env: Mapping[str, str], interface: str, allocation: Allocation | None
-) -> Sequence[Worker]:  # fmt: skip
-    """One process for each server and replica, those of one server next to each other. ``env``: as for the ranks;
-    ``interface``: where to listen on the driver's host, as the job's store does; ``allocation``: of the ranks. Their
-    slots have the ranks after those of the job."""
+    np: int,
+    settings: Settings,
+    env: Mapping[str, str],
+    interface: str,
+    allocation: Allocation | None,
+) -> Sequence[Worker]:
+    """One process for each server and replica, those of one server next to each other. ``env``: as
+    for the ranks; ``interface``: where to listen on the driver's host, as the job's store does;
+    ``allocation``: of the ranks. Their slots have the ranks after those of the job.
+    """
     count, host = settings.servers * settings.replicas, socket.gethostname()
     envs = [{"FARANDOLE_SERVER": str(index), "OMP_NUM_THREADS": "1"} for index in range(count)]
-    command = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.ps"]
+    command = [
+        sys.executable,
+        *(["-P"] if sys.version_info >= (3, 11) else []),
+        "-m",
+        "farandole.ps",
+    ]
     if settings.servers > 1 and isinstance(allocation, Serving):
         return allocation.serve(command, [{**env, **own} for own in envs], settings.replicas)
     slots = [Slot(np + index, host, index, count, 0, 1, count) for index in range(count)]
     known = variables(Placement, Connection, Settings)
     base = {name: value for name, value in outer.without(os.environ).items() if name not in known}
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this Farandole, no other
+    # this Farandole, no other
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
     base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface}
     return start_ranks(slots, command, base, envs)
@@ -44,23 +56,37 @@ def name(index: int, replicas: int) -> str:
 
 
 def verdict(
-    codes: Mapping[int, int], replicas: int, tails: Mapping[int, str], hosts: Sequence[str], begun: Container[int]
+    codes: Mapping[int, int],
+    replicas: int,
+    tails: Mapping[int, str],
+    hosts: Sequence[str],
+    begun: Container[int],
 ) -> Verdict | None:
-    """Of the servers that have ended, by index: the cause of the job's failure if all replicas of one are among them,
-    or one that is not among those that have ``begun``, for which ranks would wait. Pure. ``tails``: the last lines on
-    stderr; ``hosts``: of all."""
+    """Of the servers that have ended, by index: the cause of the job's failure if all replicas of
+    one are among them, or one that is not among those that have ``begun``, for which ranks would
+    wait. Pure. ``tails``: the last lines on stderr; ``hosts``: of all.
+    """
     for index, code in codes.items():
         number = index // replicas
         early = index not in begun
-        if early or all(place in codes for place in range(number * replicas, (number + 1) * replicas)):
+        if early or all(
+            place in codes for place in range(number * replicas, (number + 1) * replicas)
+        ):
             text = f"{name(index, replicas)} on {hosts[index]} {describe(code)}"
             lines = [text[:1].upper() + text[1:]]
             if tail := tails.get(index, "").strip("\n"):
                 lines.append(f"Its last lines on stderr:\n{tail}")
             if early:
-                lines.append("Ranks did not have its address yet, and cannot begin without it: start the job again.")
+                lines.append(
+                    "Ranks did not have its address yet, and cannot begin without it: start the job"
+                    " again."
+                )
             else:
-                kept = "--replicas 2 would have kept" if replicas == 1 else "no replica of it is left to keep"
+                kept = (
+                    "--replicas 2 would have kept"
+                    if replicas == 1
+                    else "no replica of it is left to keep"
+                )
                 lines.append(f"What it held of the model is lost: {kept} it.")
             return Verdict(-1, 0.0, exit_status(code), "\n".join(lines))
     return None

@@ -1,4 +1,6 @@
-"""How a job is getting on: one quiet line on a terminal, one line that changes in a notebook's cell, else nothing."""
+"""How a job is getting on: one quiet line on a terminal, one line that changes in a notebook's
+cell, else nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ EVERY = 1.0
 
 
 class Status:
-    """Nothing is shown: nobody watches. ``shown``: somebody does. ``places``: where the ranks run; ``progress``: what
-    rank 0 says of its own."""
+    """Nothing is shown: nobody watches. ``shown``: somebody does. ``places``: where the ranks run;
+    ``progress``: what rank 0 says of its own.
+    """
 
     shown: ClassVar[bool] = False
     pictures: ClassVar[bool] = False  # can it show any?
@@ -45,11 +48,15 @@ class Status:
 
     def _text(self, doing: str) -> str:
         where = f" on {self.places}" if self.places else ""
-        return ", ".join([f"{doing}{where}", *described(self.progress), clock(time.monotonic() - self._began)])
+        return ", ".join(
+            [f"{doing}{where}", *described(self.progress), clock(time.monotonic() - self._began)]
+        )
 
 
 def described(progress: Mapping[str, Any]) -> list[str]:
-    """``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` as "epoch 2/5", "17.5 steps/s", "0:01:01 left"."""
+    """``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` as "epoch 2/5", "17.5 steps/s",
+    "0:01:01 left".
+    """
     found = []
     for name in ("epoch", "step"):
         if progress.get(name) is not None:
@@ -97,7 +104,11 @@ class StatusLine(Status):
                 return
         self.hide()
         self._console.print(
-            f"[dim]{self._text(doing)}  [/dim]", end="", no_wrap=True, overflow="ellipsis", highlight=False
+            f"[dim]{self._text(doing)}  [/dim]",
+            end="",
+            no_wrap=True,
+            overflow="ellipsis",
+            highlight=False,
         )
         self._shown = True
 

@@ -1,4 +1,6 @@
-"""Decides when a job is over, and how: a function from events and times to decisions. No I/O, no clock of its own."""
+"""Decides when a job is over, and how: a function from events and times to decisions. No I/O, no
+clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from farandole.launch.explain import Event, Verdict
 
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
 DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read
-GATHER = 0.2  # seconds in which the others' failures are awaited, so that the message can tell of them
+# seconds in which the others' failures are awaited, so that the message can tell of them
+GATHER = 0.2
 
 
 class State(enum.Enum):
-    """RUNNING: all is well so far. FAILING: a rank failed, and more may be learnt about why. FAILED; ENDED (well)."""
+    """RUNNING: all is well so far. FAILING: a rank failed, and more may be learnt about why.
+    FAILED; ENDED (well).
+    """
 
     RUNNING = enum.auto()
     FAILING = enum.auto()
@@ -29,7 +34,9 @@ class Phase(NamedTuple):
 
 
 class Supervisor:
-    """Of a job of ``np`` ranks. Told what was seen (``see``, ``silent``), asked what follows (``decide``)."""
+    """Of a job of ``np`` ranks. Told what was seen (``see``, ``silent``), asked what follows
+    (``decide``).
+    """
 
     def __init__(self, np: int) -> None:
         self.events: list[Event] = []
@@ -61,22 +68,27 @@ class Supervisor:
 
     def exiting(self, now: float) -> bool:
         """Is a rank about to exit? Its pipes have just closed."""
-        return any(now < when + DRAIN and rank not in self.codes for rank, when in self._closed.items())
+        return any(
+            now < when + DRAIN and rank not in self.codes for rank, when in self._closed.items()
+        )
 
     def decide(self, now: float, verdict: Verdict | None) -> State:
         """``verdict``: ``explain`` of the events so far; None while no rank has failed.
 
-        After a failure a better cause gets time to show, the cause to write its traceback and exit, its pipes to be
-        read to their end, and the others to fail, too; in this order, each no longer than it takes.
+        After a failure a better cause gets time to show, the cause to write its traceback and exit,
+        its pipes to be read to their end, and the others to fail, too; in this order, each no
+        longer than it takes.
         """
         if verdict is None:
             return State.RUNNING if self.running else State.ENDED
         if self._since is None:
             self._since = now
         phases = (
-            Phase("patience", verdict.patience), Phase("settle", SETTLE), Phase("drain", DRAIN),
+            Phase("patience", verdict.patience),
+            Phase("settle", SETTLE),
+            Phase("drain", DRAIN),
             Phase("gather", GATHER),
-        )  # fmt: skip
+        )
         while self._phase < len(phases):
             phase = phases[self._phase]
             if now < self._since + phase.seconds and not self._is_over(phase, verdict.rank):

@@ -33,11 +33,13 @@ from farandole.types import Slot
 TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
 TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they end well
 TICK = 0.1
-INLINE = ("module://matplotlib_inline", "module://ipykernel")  # matplotlib backends of a kernel, of no use in a rank
+# matplotlib backends of a kernel, of no use in a rank
+INLINE = ("module://matplotlib_inline", "module://ipykernel")
 PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
 
 
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # as mpirun and srun do: a scheduler's warning before its time limit
+# as mpirun and srun do: a scheduler's warning before its time limit
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Interrupted(JobFailedError):
@@ -53,7 +55,9 @@ class Interrupted(JobFailedError):
 
 
 class Watch:
-    """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends the workers."""
+    """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends
+    the workers.
+    """
 
     def __init__(self, job: Job, store: StoreServer, streams: Streams) -> None:
         self._workers: Sequence[Worker] = ()
@@ -71,7 +75,8 @@ class Watch:
         self._status = status(job.display.say, streams)
         self._doing = ""
         self._messages: deque[messages.Message] = deque()
-        self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
+        # outcomes that arrived, not looked at yet
+        self._reported: deque[tuple[int, Outcome]] = deque()
         self._bereft: set[int] = set()  # ranks that failed because we ended others
         self._signals: list[int] = []
         self._for_ranks: deque[int] = deque()  # signals to pass on
@@ -87,7 +92,8 @@ class Watch:
     def __enter__(self) -> Watch:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # Ignored (nohup), or handled by something that Python could not put back: not ours to take.
+                # Ignored (nohup), or handled by something that Python could not put back: not ours
+                # to take.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._restore[number] = signal.signal(number, self._on_signal)
             for number in PASSED_ON:
@@ -102,7 +108,9 @@ class Watch:
                 self._streams.close(drop=self._bereft)
         finally:
             self._show_messages()
-            self._status.close("ended" if kind is None else "interrupted" if kind is Interrupted else "failed")
+            self._status.close(
+                "ended" if kind is None else "interrupted" if kind is Interrupted else "failed"
+            )
             self._store.hooks.remove(self._on_set)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
@@ -132,7 +140,9 @@ class Watch:
         return slots
 
     def follow(self, workers: Sequence[Worker], env: Mapping[str, str] = {}) -> None:
-        """Watch over these from now on. ``env``: their variables, which parameter servers get, too."""
+        """Watch over these from now on. ``env``: their variables, which parameter servers
+        get, too.
+        """
         self._workers, self._slots, self._env = workers, [worker.slot for worker in workers], env
         self._listen_to(workers)
 
@@ -155,7 +165,10 @@ class Watch:
             self._fail()
 
     def _await_end(self) -> State:
-        while (state := self._supervisor.decide(time.monotonic(), self._verdict())) in (State.RUNNING, State.FAILING):
+        while (state := self._supervisor.decide(time.monotonic(), self._verdict())) in (
+            State.RUNNING,
+            State.FAILING,
+        ):
             self._step(TICK if state is State.RUNNING else TICK / 4)
         return state
 
@@ -177,7 +190,11 @@ class Watch:
                 what, _, rank = rest.partition("/")
                 self._messages.append(messages.Message.parsed(what, self._rank(rank), value))
         except ValueError as error:
-            logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
+            logger.warning(
+                "%r was set in the job's store to what cannot be that, and is ignored: %s",
+                key,
+                error,
+            )
             return
         self._wake()
 
@@ -197,9 +214,13 @@ class Watch:
     def _pass_signals_on(self) -> None:
         while self._for_ranks and self._allocation is not None:  # else nothing may run yet
             number = self._for_ranks.popleft()
-            running = [worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes]
+            running = [
+                worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
+            ]
             if self._job.display.verbose:
-                self._job.display.tell(f"{signal.Signals(number).name} goes to {counted(len(running), 'rank')}")
+                self._job.display.tell(
+                    f"{signal.Signals(number).name} goes to {counted(len(running), 'rank')}"
+                )
             for worker in running:
                 worker.signal(number)
 
@@ -228,7 +249,9 @@ class Watch:
 
     def _start_servers(self) -> None:
         job, interface = self._job, self._store.interface
-        self._servers = servers.start_servers(job.np, job.settings, self._env, interface, self._allocation)
+        self._servers = servers.start_servers(
+            job.np, job.settings, self._env, interface, self._allocation
+        )
         for number, worker in enumerate(self._servers):
             self._streams.add_server(worker.slot.rank, number)
         self._listen_to(self._servers)
@@ -262,8 +285,14 @@ class Watch:
 
     def _note(self) -> None:
         """Outcomes before exits: a rank reports before it ends, and before others can notice."""
-        running = [worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes]
-        ends = [(worker.ended, worker.slot.rank, code) for worker in running if (code := worker.poll()) is not None]
+        running = [
+            worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
+        ]
+        ends = [
+            (worker.ended, worker.slot.rank, code)
+            for worker in running
+            if (code := worker.poll()) is not None
+        ]
         self._take_reports()
         for _, rank, code in sorted(ends):
             self._see(Event(rank, code=code))
@@ -290,7 +319,9 @@ class Watch:
     def _take_reports(self) -> None:
         while self._reported:
             rank, outcome = self._reported.popleft()
-            self._see(Event(rank, outcome=outcome._replace(traceback=with_lines(outcome.traceback))))
+            self._see(
+                Event(rank, outcome=outcome._replace(traceback=with_lines(outcome.traceback)))
+            )
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)
@@ -304,8 +335,14 @@ class Watch:
             first, tails = self._job.np, self._streams.tails()
             told = {rank - first: tail for rank, tail in tails.items() if rank >= first}
             hosts = [server.slot.host for server in self._servers]
-            begun = {number for number in self._served if self._store.get(keys.server("", number)) is not None}
-            if found := servers.verdict(self._served, self._job.settings.replicas, told, hosts, begun):
+            begun = {
+                number
+                for number in self._served
+                if self._store.get(keys.server("", number)) is not None
+            }
+            if found := servers.verdict(
+                self._served, self._job.settings.replicas, told, hosts, begun
+            ):
                 return found
         if not self._supervisor.failing:
             return None
@@ -314,13 +351,18 @@ class Watch:
 
     def _activities(self) -> dict[int, str]:
         """The activity of the ranks for which others wait in ``init()``."""
-        kinds = {event.outcome.kind for event in self._supervisor.events if event.outcome is not None}
+        kinds = {
+            event.outcome.kind for event in self._supervisor.events if event.outcome is not None
+        }
         if RendezvousError.__name__ not in kinds:
             return {}
         found = {}
         for worker in self._workers:
             last = self._streams.last_line(worker.slot.rank)
-            parts = [worker.activity(), f"its last line of output: {last}" if last else "it has printed nothing"]
+            parts = [
+                worker.activity(),
+                f"its last line of output: {last}" if last else "it has printed nothing",
+            ]
             found[worker.slot.rank] = "; ".join(part for part in parts if part)
         return found
 
@@ -331,14 +373,19 @@ class Watch:
         if not self._job.display.verbose:
             self._streams.close(drop=set(range(self._job.np)) - set(verdict.apart))
         raise JobFailedError(
-            verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
-            exit_code=verdict.exit_code, remote_traceback=verdict.traceback,
-        )  # fmt: skip
+            verdict.message,
+            rank=verdict.rank,
+            host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
+            exit_code=verdict.exit_code,
+            remote_traceback=verdict.traceback,
+        )
 
     # ---- ending ----
 
     def _is_tidy(self) -> bool:
-        return not any(self._open.values()) and not any(one.alive() for one in (*self._workers, *self._servers))
+        return not any(self._open.values()) and not any(
+            one.alive() for one in (*self._workers, *self._servers)
+        )
 
     def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
@@ -372,7 +419,9 @@ class Watch:
         return not any(server.alive() for server in self._servers)
 
     def _is_over(self) -> bool:
-        """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so before they print it."""
+        """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so
+        before they print it.
+        """
         tidy = self._is_tidy()
         while self._reported:
             rank, outcome = self._reported.popleft()
@@ -383,9 +432,14 @@ class Watch:
 
 
 def _is_taken(number: int) -> bool:
-    """Does this process already do something about the signal? The program that called us may, also in native code
-    (faulthandler), which Python does not know of."""
+    """Does this process already do something about the signal? The program that called us may, also
+    in native code (faulthandler), which Python does not know of.
+    """
     if signal.getsignal(number) != signal.SIG_DFL:
         return True
-    caught = [line.split()[1] for line in content("/proc/self/status").splitlines() if line.startswith("SigCgt")]
+    caught = [
+        line.split()[1]
+        for line in content("/proc/self/status").splitlines()
+        if line.startswith("SigCgt")
+    ]
     return bool(caught and int(caught[0], 16) >> (number - 1) & 1)

@@ -1,7 +1,7 @@
 """MXNet's arrays as flat numpy arrays, and back: zero-copy for dense ones on the host.
 
-``asnumpy()`` would copy. Where an array lies is asked of MXNet, after waiting for what its engine has still to do with
-it.
+``asnumpy()`` would copy. Where an array lies is asked of MXNet, after waiting for what its engine
+has still to do with it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,25 @@ NDArray = mx.nd.NDArray
 _BF16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls this type
 _HOST = ("cpu", "cpu_pinned", "cpu_shared")
 _DTYPES: dict[Any, DType] = {
-    np.uint8: DType.UINT8, np.int8: DType.INT8, np.int32: DType.INT32, np.int64: DType.INT64,
-    np.float16: DType.FLOAT16, np.float32: DType.FLOAT32, np.float64: DType.FLOAT64, np.bool_: DType.BOOL,
+    np.uint8: DType.UINT8,
+    np.int8: DType.INT8,
+    np.int32: DType.INT32,
+    np.int64: DType.INT64,
+    np.float16: DType.FLOAT16,
+    np.float32: DType.FLOAT32,
+    np.float64: DType.FLOAT64,
+    np.bool_: DType.BOOL,
     _BF16: DType.BFLOAT16,
-}  # fmt: skip
+}
 _REORDERED = (DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8)  # the types of oneDNN
 _ONEDNN = bool(mx.runtime.Features().is_enabled("MKLDNN"))
 _MXNET = {ours: theirs for theirs, ours in _DTYPES.items()}
 
 
 class Pair(NamedTuple):
-    """The array that a collective reads, and that of the same shape and type which it writes (in place: the same)."""
+    """The array that a collective reads, and that of the same shape and type which it writes (in
+    place: the same).
+    """
 
     source: Any
     target: Any
@@ -77,10 +85,13 @@ class MXNetBinding:
 def dtype_of(tensor: Any) -> DType:
     """Raises ValueError for what is no dense NDArray of a type that can cross."""
     if not isinstance(tensor, NDArray):
-        raise TypeError(f"an mxnet NDArray is needed, not {type(tensor).__name__}: use mx.nd.array(value)")
+        raise TypeError(
+            f"an mxnet NDArray is needed, not {type(tensor).__name__}: use mx.nd.array(value)"
+        )
     if tensor.stype != "default":
         raise ValueError(
-            f"NDArray of storage type {tensor.stype!r} is not supported. Densify it first: tensor.tostype('default')"
+            f"NDArray of storage type {tensor.stype!r} is not supported. Densify it first:"
+            " tensor.tostype('default')"
         )
     return _kind(tensor)
 
@@ -95,8 +106,9 @@ def on_host(tensor: Any) -> bool:
 
 
 def readable(tensor: Any) -> tuple[Array, DType]:
-    """The values, flat, when they have been computed: on the host the array's own memory, where it stays as it is while
-    others read it, else a copy."""
+    """The values, flat, when they have been computed: on the host the array's own memory, where it
+    stays as it is while others read it, else a copy.
+    """
     dtype = dtype_of(tensor)
     if not on_host(tensor):
         return tensor.asnumpy().reshape(-1).view(dtype.storage), dtype
@@ -106,7 +118,9 @@ def readable(tensor: Any) -> tuple[Array, DType]:
 
 
 def writable(tensor: Any) -> tuple[Array, DType]:
-    """As ``readable``, when nothing reads the array any more, either: on the host always its own memory."""
+    """As ``readable``, when nothing reads the array any more, either: on the host always its own
+    memory.
+    """
     dtype = dtype_of(tensor)
     if not on_host(tensor):
         return readable(tensor)
@@ -118,19 +132,23 @@ def writable(tensor: Any) -> tuple[Array, DType]:
 def wait_to_write(tensor: Any) -> None:
     """Return when nothing that was asked of MXNet reads or writes the array any more."""
     check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
-    if reordered_by_readers(tensor):  # they ask for it while they run: behind what has just been waited for
+    # they ask for it while they run: behind what has just been waited for
+    if reordered_by_readers(tensor):
         check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
 
 
 def reordered_by_readers(tensor: Any) -> bool:
-    """May an operation that only reads the array change the order of its numbers in memory? oneDNN's convolutions do
-    with their weights, outside of autograd.record(): MXNet's own operations notice, who looks at memory does not. Any
-    shape: it may be a view of weights."""
+    """May an operation that only reads the array change the order of its numbers in memory?
+    oneDNN's convolutions do with their weights, outside of autograd.record(): MXNet's own
+    operations notice, who looks at memory does not. Any shape: it may be a view of weights.
+    """
     return _ONEDNN and tensor.size > 1 and _kind(tensor) in _REORDERED
 
 
 def copied(tensor: Any) -> Any:
-    """A copy that nobody else knows, made when what was asked of MXNet before has been done. At least one dimension."""
+    """A copy that nobody else knows, made when what was asked of MXNet before has been done. At
+    least one dimension.
+    """
     made = empty_like(tensor)
     source, target = (each.as_nd_ndarray() for each in (tensor, made))
     with mx.autograd.pause():  # copyto fails for a view of weights in oneDNN's order
@@ -139,12 +157,16 @@ def copied(tensor: Any) -> Any:
 
 
 def overwrite(tensor: Any, values: Array) -> None:
-    """Set all elements; ``values`` is flat and of the type's storage type, and may be changed after this."""
+    """Set all elements; ``values`` is flat and of the type's storage type, and may be changed after
+    this.
+    """
     if on_host(tensor):
         wait_to_write(tensor)
         memory(tensor)[:] = values
     else:
-        host = empty(tensor.shape, tensor.dtype, mx.cpu(), numpy_like=isinstance(tensor, mx.np.ndarray))
+        host = empty(
+            tensor.shape, tensor.dtype, mx.cpu(), numpy_like=isinstance(tensor, mx.np.ndarray)
+        )
         overwrite(host, values)
         host.copyto(tensor)
 
@@ -163,17 +185,24 @@ def empty(shape: Sequence[int], dtype: Any, context: Any, *, numpy_like: bool = 
 
 
 class _Memory:
-    """Speaks numpy's array interface; keeps the NDArray alive for as long as an array looks at its memory."""
+    """Speaks numpy's array interface; keeps the NDArray alive for as long as an array looks at its
+    memory.
+    """
 
     def __init__(self, tensor: Any, address: int, count: int, storage: str) -> None:
         self._tensor = tensor
         self.__array_interface__ = {
-            "version": 3, "data": (address, False), "shape": (count,), "typestr": np.dtype(storage).str,
-        }  # fmt: skip
+            "version": 3,
+            "data": (address, False),
+            "shape": (count,),
+            "typestr": np.dtype(storage).str,
+        }
 
 
 def memory(tensor: Any) -> Array:
-    """The memory of an NDArray on the host, flat. MXNet must have nothing to do with it in the meantime."""
+    """The memory of an NDArray on the host, flat. MXNet must have nothing to do with it in the
+    meantime.
+    """
     storage = _kind(tensor).storage
     count = 1
     for length in tensor.shape:

@@ -1,7 +1,7 @@
 """The collectives on MXNet's arrays, and compression.
 
-What has the shape of its input returns when that has been computed (see ``pending``); what becomes larger or smaller
-waits for its result.
+What has the shape of its input returns when that has been computed (see ``pending``); what becomes
+larger or smaller waits for its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from farandole.frontend.documented import collective
 from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD
 from farandole.mxnet import pending
-from farandole.mxnet.binding import MXNetBinding, Pair, copied, dtype_of, empty_like, on_host, reordered_by_readers
+from farandole.mxnet.binding import (
+    MXNetBinding,
+    Pair,
+    copied,
+    dtype_of,
+    empty_like,
+    on_host,
+    reordered_by_readers,
+)
 from farandole.types import DType, ReduceOp
 
 ProcessSet = context.ProcessSet
@@ -31,85 +39,136 @@ join = collectives.join
 
 @collective("op", example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks")
 def allreduce(
-    tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    op: int | None = None,
+) -> Any:
     """The reduction of every rank's ``tensor``, as a new array of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
-    summed in float32, and rounded once. Returns when its input has been computed. An error that all ranks are told
-    (mismatched shapes, say) is raised when the array is read: HorovodInternalError, which is an MXNetError here.
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
+    and bfloat16 are summed in float32, and rounded once. Returns when its input has been computed.
+    An error that all ranks are told (mismatched shapes, say) is raised when the array is read:
+    HorovodInternalError, which is an MXNetError here.
     """
     pair = _fresh(tensor)
     return _run(
         lambda: collectives.allreduce_async_(
             pair, average, name, op, prescale_factor, postscale_factor, process_set
-        ), [pair], priority,
-    )[0]  # fmt: skip
+        ),
+        [pair],
+        priority,
+    )[0]
 
 
 @collective("op")
 def allreduce_(
-    tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    op: int | None = None,
+) -> Any:
     """``allreduce`` in place: overwrites ``tensor``, and returns it."""
     pair = Pair(tensor, tensor)
     return _run(
         lambda: collectives.allreduce_async_(
             pair, average, name, op, prescale_factor, postscale_factor, process_set
-        ), [pair], priority,
-    )[0]  # fmt: skip
+        ),
+        [pair],
+        priority,
+    )[0]
 
 
 @collective("op")
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    op: int | None = None,
+) -> list[Any]:
     """``allreduce`` of several arrays as one unit."""
     pairs = [_fresh(tensor) for tensor in tensors]
     return _run(
         lambda: collectives.grouped_allreduce_async_(
             pairs, average, name, op, prescale_factor, postscale_factor, process_set
-        ), pairs, priority,
-    )  # fmt: skip
+        ),
+        pairs,
+        priority,
+    )
 
 
 @collective("op")
 def grouped_allreduce_(
-    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    op: int | None = None,
+) -> list[Any]:
     """``grouped_allreduce`` in place: overwrites ``tensors``, and returns them as a list."""
     pairs = [Pair(tensor, tensor) for tensor in tensors]
     return _run(
         lambda: collectives.grouped_allreduce_async_(
             pairs, average, name, op, prescale_factor, postscale_factor, process_set
-        ), pairs, priority,
-    )  # fmt: skip
+        ),
+        pairs,
+        priority,
+    )
 
 
 @collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on all ranks."""
+    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on
+    all ranks.
+    """
     pair = _fresh(tensor)
-    return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
+    return _run(
+        lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority
+    )[0]
 
 
 @collective("root")
 def broadcast_(
-    tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
 ) -> Any:
     """``broadcast`` in place: overwrites ``tensor``, and returns it."""
     pair = Pair(tensor, tensor)
-    return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
+    return _run(
+        lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority
+    )[0]
 
 
-@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
-def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD) -> Any:
+@collective(
+    "rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)"
+)
+def allgather(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+) -> Any:
     """Every rank's ``tensor``, one below the other in rank order, as a new array.
 
     At least one dimension. The first may differ from rank to rank, the others and the type may not.
@@ -119,22 +178,35 @@ def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_s
 
 @collective("rows")
 def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+    tensors: Sequence[Any],
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
 ) -> list[Any]:
     """``allgather`` of several arrays as one unit."""
     return list(collectives.grouped_allgather(tensors, name, process_set))
 
 
 @collective(
-    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    "rows",
+    "splits",
+    example=(
+        "received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    ),
 )
 def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows came from each rank
-    (int32, on the host). Dimensions but the first, and the type, must be the same on all ranks.
+    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows
+    came from each rank (int32, on the host). Dimensions but the first, and the type, must be the
+    same on all ranks.
     """
     if hasattr(splits, "asnumpy"):
         splits = splits.asnumpy()
@@ -151,22 +223,34 @@ gather = gather_by(alltoall)
     example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
 )
 def reducescatter(
-    tensor: Any, op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    op: int = ReduceOp.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
     """This rank's rows of the reduction, as a new array.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
-    the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
+    goes one row each to the first ranks.
     """
-    return collectives.reducescatter(tensor, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor)
+    return collectives.reducescatter(
+        tensor, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor
+    )
 
 
 @collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
-    tensors: Sequence[Any], op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    op: int = ReduceOp.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
     """``reducescatter`` of several arrays as one unit."""
     return collectives.grouped_reducescatter(
         tensors, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor
@@ -182,7 +266,9 @@ def _fresh(tensor: Any) -> Pair:
 
 
 def _run(start: Callable[[], int], pairs: Sequence[Pair], priority: int) -> list[Any]:
-    """Start a collective over ``pairs``; their targets, promised. Raises what is wrong on this rank alone."""
+    """Start a collective over ``pairs``; their targets, promised. Raises what is wrong on this rank
+    alone.
+    """
     handle = start()
     targets = [pair.target for pair in pairs]
     if context.size() == 1 or not pending.possible() or not all(map(on_host, targets)):

@@ -1,4 +1,6 @@
-"""MXNet's key-value store of the name "horovod": ``gluon.Trainer(..., kvstore=mx.kv.create("horovod"))``."""
+"""MXNet's key-value store of the name "horovod": ``gluon.Trainer(...,
+kvstore=mx.kv.create("horovod"))``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ from farandole.types import ReduceOp
 
 
 @KVStoreBase.register
-class Horovod(KVStoreBase):  # type: ignore[misc]  # mxnet has no types, and makes the name of that of the class
-    """Adds up over all ranks. MXNet 1.9.1 has the name, and behind it a store of this process alone."""
+# mxnet has no types, and makes the name of that of the class
+class Horovod(KVStoreBase):  # type: ignore[misc]
+    """Adds up over all ranks. MXNet 1.9.1 has the name, and behind it a store of this process
+    alone.
+    """
 
     type = "horovod"
 
@@ -66,6 +71,7 @@ def _list(arrays: Any) -> list[Any]:
 
 def _refuse(what: str) -> None:
     raise ValueError(
-        f'{what}: the store "horovod" only adds up, and each rank steps with an optimizer of its own. Leave '
-        "update_on_kvstore=True away, and save the states of the trainer: trainer.save_states(path)"
+        f'{what}: the store "horovod" only adds up, and each rank steps with an optimizer of its'
+        " own. Leave update_on_kvstore=True away, and save the states of the trainer:"
+        " trainer.save_states(path)"
     )

@@ -9,11 +9,12 @@ _NUMBERED = re.compile(r"(.*?)([1-9]\d*|0)$")
 
 
 def canonical(names: Iterable[str]) -> list[str]:
-    """``names`` of gluon's parameters, with the numbers in them counted from 0: ``dense7_bias`` and ``dense12_bias``
-    become ``dense0_bias`` and ``dense1_bias``.
+    """``names`` of gluon's parameters, with the numbers in them counted from 0: ``dense7_bias`` and
+    ``dense12_bias`` become ``dense0_bias`` and ``dense1_bias``.
 
-    Gluon numbers the layers that a process has made, so that the same network is called otherwise on a rank that made
-    another one before; and in alphabetical order, ``dense10`` comes before ``dense9``.
+    Gluon numbers the layers that a process has made, so that the same network is called otherwise
+    on a rank that made another one before; and in alphabetical order, ``dense10`` comes before
+    ``dense9``.
     """
     parts = [[_split(part) for part in name.split("_")] for name in names]
     seen: dict[str, set[int]] = {}
@@ -21,9 +22,15 @@ def canonical(names: Iterable[str]) -> list[str]:
         for stem, number in name_parts:
             if number is not None:
                 seen.setdefault(stem, set()).add(number)
-    places = {stem: {number: place for place, number in enumerate(sorted(numbers))} for stem, numbers in seen.items()}
+    places = {
+        stem: {number: place for place, number in enumerate(sorted(numbers))}
+        for stem, numbers in seen.items()
+    }
     return [
-        "_".join(stem if number is None else f"{stem}{places[stem][number]}" for stem, number in name_parts)
+        "_".join(
+            stem if number is None else f"{stem}{places[stem][number]}"
+            for stem, number in name_parts
+        )
         for name_parts in parts
     ]
 

@@ -21,35 +21,52 @@ from farandole.types import ReduceOp
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxnet has no types
     """``optimizer``, with gradients averaged over all ranks before it updates.
 
-    For ``Module.fit`` and for ``gluon.Trainer``; with gluon, ``DistributedTrainer`` is faster. All attributes are those
-    of ``optimizer``, whose ``rescale_grad`` is divided by the number of ranks: gradients are summed.
+    For ``Module.fit`` and for ``gluon.Trainer``; with gluon, ``DistributedTrainer`` is faster. All
+    attributes are those of ``optimizer``, whose ``rescale_grad`` is divided by the number of ranks:
+    gradients are summed.
 
     ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
     ``num_groups``: exchange the gradients that are updated together as so many units.
-    ``process_set``: whose gradients are averaged; on a rank outside it, the optimizer updates with its own.
+    ``process_set``: whose gradients are averaged; on a rank outside it, the optimizer updates with
+    its own.
     """
 
     def __init__(
-        self, optimizer: Any, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
         process_set: ProcessSet = WORLD,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
-            raise ValueError("this optimizer is distributed already: pass the one that it was given")
+            raise ValueError(
+                "this optimizer is distributed already: pass the one that it was given"
+            )
         if not isinstance(optimizer, mx.optimizer.Optimizer):
-            made = f"mx.optimizer.create({optimizer!r})" if isinstance(optimizer, str) else "mx.optimizer.create(...)"
+            made = (
+                f"mx.optimizer.create({optimizer!r})"
+                if isinstance(optimizer, str)
+                else "mx.optimizer.create(...)"
+            )
             raise TypeError(
-                f"an mxnet Optimizer is needed, not {type(optimizer).__name__}: {made}. (For a gluon.Trainer: "
-                "hvd.DistributedTrainer(params, optimizer))"
+                f"an mxnet Optimizer is needed, not {type(optimizer).__name__}: {made}. (For a"
+                " gluon.Trainer: hvd.DistributedTrainer(params, optimizer))"
             )
         options = gradient_options(
-            gradient_predivide_factor=gradient_predivide_factor, process_set=process_set, instead="DistributedTrainer"
+            gradient_predivide_factor=gradient_predivide_factor,
+            process_set=process_set,
+            instead="DistributedTrainer",
         )
         active = process_set.included() and process_set.size() > 1
         mine = _OptimizerState(
-            optimizer, options, num_groups, active,
+            optimizer,
+            options,
+            num_groups,
+            active,
             gradient_predivide_factor / process_set.size() if active else 1.0,
-            f"DistributedOptimizer.{context.engine().numbers.next_optimizer()}", {},
-        )  # fmt: skip
+            f"DistributedOptimizer.{context.engine().numbers.next_optimizer()}",
+            {},
+        )
         object.__setattr__(self, "_mine", mine)
         optimizer.rescale_grad *= mine.factor
 
@@ -65,7 +82,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         mine = self._mine
         process_set = mine.options.process_set
         process_set = None if process_set is WORLD else process_set
-        rest = mine.options.postscale, mine.num_groups, process_set, mine.optimizer.rescale_grad / mine.factor
+        rest = (
+            mine.options.postscale,
+            mine.num_groups,
+            process_set,
+            mine.optimizer.rescale_grad / mine.factor,
+        )
         return _restored, (mine.optimizer, *rest)
 
     def unwrapped(self) -> Any:
@@ -75,7 +97,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         return mine.optimizer
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Reduce ``grad``, which is overwritten with the sum, and update. Lists of all four are fine, too."""
+        """Reduce ``grad``, which is overwritten with the sum, and update. Lists of all four are
+        fine, too.
+        """
         _reduce(self._mine, index, grad)
         self._mine.optimizer.update(index, weight, grad, state)
 
@@ -85,7 +109,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         self._mine.optimizer.update_multi_precision(index, weight, grad, state)
 
 
-_OWN = frozenset(DistributedOptimizer.__dict__) | {"_mine"}  # all other attributes are those of the wrapped optimizer
+# all other attributes are those of the wrapped optimizer
+_OWN = frozenset(DistributedOptimizer.__dict__) | {"_mine"}
 
 
 class _OptimizerState(NamedTuple):
@@ -94,15 +119,20 @@ class _OptimizerState(NamedTuple):
     num_groups: int
     active: bool  # is there anybody to exchange with?
     factor: float  # by what rescale_grad was multiplied
-    label: str  # what names begin with: they must differ between optimizers, and be the same on all ranks
+    # what names begin with: they must differ between optimizers, and be the same on all ranks
+    label: str
     names: dict[Any, str]
 
     def name(self, index: Any) -> str:
-        """The ranks' name for the parameter of this number. Gluon says which one it is; Module numbers alike."""
+        """The ranks' name for the parameter of this number. Gluon says which one it is; Module
+        numbers alike.
+        """
         known = self.optimizer.param_dict
         if len(known) != len(self.names):
             self.names.clear()
-            self.names.update(zip(known, canonical(parameter.name for parameter in known.values()), strict=True))
+            self.names.update(
+                zip(known, canonical(parameter.name for parameter in known.values()), strict=True)
+            )
         return f"{self.label}.{self.names.get(index, index)}"
 
 
@@ -120,11 +150,17 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
         for number, gradient in pairs
         if gradient.stype != "default"
     ]
-    options: dict[str, Any] = {"op": ReduceOp.SUM, "prescale_factor": prescale, "process_set": process_set}
+    options: dict[str, Any] = {
+        "op": ReduceOp.SUM,
+        "prescale_factor": prescale,
+        "process_set": process_set,
+    }
     if several and mine.num_groups > 0:
         for place, group in enumerate(split(dense, mine.num_groups)):
             name = f"{mine.name(group[0][0])}:{group[-1][0]}"
-            grouped_allreduce_([gradient for _, gradient in group], name=name, priority=-place, **options)
+            grouped_allreduce_(
+                [gradient for _, gradient in group], name=name, priority=-place, **options
+            )
     else:
         for place, (number, gradient) in enumerate(dense):
             allreduce_(gradient, name=mine.name(number), priority=-place, **options)
@@ -133,18 +169,22 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
 
 
 def _check_unscaled(optimizer: Any) -> None:
-    """Raises ValueError if the trainer that steps with ``optimizer`` scales losses: it decides for its rank alone
-    whether to skip a step, before the optimizer hears of gradients."""
+    """Raises ValueError if the trainer that steps with ``optimizer`` scales losses: it decides for
+    its rank alone whether to skip a step, before the optimizer hears of gradients.
+    """
     parameter = next(iter(optimizer.param_dict.values()), None)
     if getattr(getattr(parameter, "_trainer", None), "_amp_loss_scaler", None) is not None:
         raise ValueError(
-            "amp.init_trainer(trainer): a gluon.Trainer looks at this rank's gradients alone, and skips the step if "
-            "they are not finite, while the others wait for them in DistributedOptimizer. Ranks decide together with "
-            "hvd.DistributedTrainer(params, optimizer)"
+            "amp.init_trainer(trainer): a gluon.Trainer looks at this rank's gradients alone, and"
+            " skips the step if they are not finite, while the others wait for them in"
+            " DistributedOptimizer. Ranks decide together with hvd.DistributedTrainer(params,"
+            " optimizer)"
         )
 
 
-def _restored(optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float) -> Any:
+def _restored(
+    optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float
+) -> Any:
     optimizer.rescale_grad = rescale_grad
     if not context.takes_part():  # somebody looks at a checkpoint
         return optimizer

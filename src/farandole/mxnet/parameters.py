@@ -22,21 +22,29 @@ from farandole.mxnet.names import canonical
     "init",
     "set",
     "root",
-    "ValueError: params is no dict of dense ones, or prefix no string; and on all ranks, when they have other names.",
-    params="net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on all ranks.",
+    "ValueError: params is no dict of dense ones, or prefix no string; and on all ranks, when they"
+    " have other names.",
+    params=(
+        "net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on"
+        " all ranks."
+    ),
     prefix="part of the names in messages.",
     example="hvd.broadcast_parameters(net.collect_params(), root_rank=0)",
 )
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = WORLD
 ) -> None:
-    """Overwrite parameters with ``root_rank``'s. (``Module.get_params()`` gives two dictionaries of them.)
+    """Overwrite parameters with ``root_rank``'s. (``Module.get_params()`` gives two dictionaries of
+    them.)
 
-    A parameter whose shape is not known yet is broadcast when it is initialised: in the first forward pass. Ranks may
-    initialise it at different times.
+    A parameter whose shape is not known yet is broadcast when it is initialised: in the first
+    forward pass. Ranks may initialise it at different times.
     """
     if not isinstance(params, (dict, ParameterDict)):
-        raise ValueError(f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of NDArrays")
+        raise ValueError(
+            f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of"
+            " NDArrays"
+        )
     if prefix is not None and not isinstance(prefix, str):
         raise ValueError(f"prefix={prefix!r} must be a string")
     for value in params.values():
@@ -60,12 +68,15 @@ def check_dense(value: Any) -> None:
     stype = getattr(value, "_stype", "default")
     if stype != "default":
         raise ValueError(
-            f"parameter {value.name!r} has stype={stype!r}, whose values ranks cannot exchange: make it without stype= "
-            "and with grad_stype='row_sparse' if only the rows of its gradient are to travel"
+            f"parameter {value.name!r} has stype={stype!r}, whose values ranks cannot exchange:"
+            " make it without stype= and with grad_stype='row_sparse' if only the rows of its"
+            " gradient are to travel"
         )
 
 
-def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:
+def _broadcast_parameter(
+    parameter: Any, root_rank: int, label: str, process_set: ProcessSet
+) -> None:
     try:
         first, *others = parameter.list_data()
     except DeferredInitializationError:
@@ -77,7 +88,9 @@ def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set
         first.copyto(other)
 
 
-def _broadcast_when_initialised(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:
+def _broadcast_when_initialised(
+    parameter: Any, root_rank: int, label: str, process_set: ProcessSet
+) -> None:
     times = itertools.count()  # it may be initialised again while the first broadcast is on its way
 
     def initialise(self: Any, *args: Any, **options: Any) -> None:

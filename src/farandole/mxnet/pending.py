@@ -1,9 +1,10 @@
 """Arrays whose values are still on their way.
 
-MXNet computes in the background: an operation returns arrays at once, and whoever reads one waits. A collective does
-the same: its outputs are promised to MXNet's engine as being written, and the promise is kept when all ranks have
-come. So small tensors of one step travel together, and ranks may call in different orders, if they compute with results
-after the last call only: operations of MXNet that wait hold temporary spaces, which others need.
+MXNet computes in the background: an operation returns arrays at once, and whoever reads one waits.
+A collective does the same: its outputs are promised to MXNet's engine as being written, and the
+promise is kept when all ranks have come. So small tensors of one step travel together, and ranks
+may call in different orders, if they compute with results after the last call only: operations of
+MXNet that wait hold temporary spaces, which others need.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 class _OnComplete(ctypes.Structure):
     """mxnet::engine::CallbackOnComplete of MXNet 1.x, the last there will be."""
 
-    _fields_ = (("done", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("parameter", ctypes.c_void_p))
+    _fields_ = (
+        ("done", ctypes.c_void_p),
+        ("engine", ctypes.c_void_p),
+        ("parameter", ctypes.c_void_p),
+    )
 
 
 Keep = Callable[[Exception | None], None]
@@ -43,7 +48,9 @@ _errors: dict[str, HorovodInternalError] = {}
 
 
 def _exceptions() -> Any:
-    """How to make and destroy a C++ exception: (construct, destroy); None where the names are others."""
+    """How to make and destroy a C++ exception: (construct, destroy); None where the names are
+    others.
+    """
     try:
         library = ctypes.CDLL("libstdc++.so.6")
         construct, destroy = library._ZNSt13runtime_errorC1EPKc, library._ZNSt13runtime_errorD1Ev
@@ -58,15 +65,22 @@ _cxx = _exceptions()
 
 
 def possible() -> bool:
-    """Can arrays be promised? Not with the engine that runs everything at once, which is for debugging."""
-    return _cxx is not None and mx.__version__.startswith("1.") and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+    """Can arrays be promised? Not with the engine that runs everything at once, which is for
+    debugging.
+    """
+    return (
+        _cxx is not None
+        and mx.__version__.startswith("1.")
+        and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+    )
 
 
 def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep], None]) -> None:
     """Tell MXNet that ``target`` is being written from ``source`` (the same array: in place).
 
-    ``when_done(keep)`` is called soon, on some thread, and must have ``keep(None)`` called, on any thread, when the
-    values are there; or ``keep(error)``, which then is raised to whoever reads ``target``.
+    ``when_done(keep)`` is called soon, on some thread, and must have ``keep(None)`` called, on any
+    thread, when the values are there; or ``keep(error)``, which then is raised to whoever reads
+    ``target``.
     """
     global _open
     number = next(_numbers)
@@ -76,12 +90,20 @@ def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep],
     reads = [] if source is target else [source.handle]
     check_call(
         _LIB.MXEnginePushAsyncND(
-            _started, ctypes.c_void_p(number), None, ctypes.byref(_CPU),
-            (ctypes.c_void_p * len(reads))(*reads), ctypes.c_int(len(reads)),
-            (ctypes.c_void_p * 1)(target.handle), ctypes.c_int(1),
-            ctypes.byref(_ASYNC), ctypes.c_int(priority), b"farandole", ctypes.c_bool(False),
+            _started,
+            ctypes.c_void_p(number),
+            None,
+            ctypes.byref(_CPU),
+            (ctypes.c_void_p * len(reads))(*reads),
+            ctypes.c_int(len(reads)),
+            (ctypes.c_void_p * 1)(target.handle),
+            ctypes.c_int(1),
+            ctypes.byref(_ASYNC),
+            ctypes.c_int(priority),
+            b"farandole",
+            ctypes.c_bool(False),
         )
-    )  # fmt: skip
+    )
 
 
 @_Start  # type: ignore[untyped-decorator]
@@ -148,8 +170,8 @@ def _both(kind: type) -> Any:
 register_error(HorovodInternalError.__name__, _raised)
 
 
-# Forks (workers of a DataLoader). MXNet then waits for all its operations, and the interpreter's lock is held, which is
-# needed to keep promises: wait for these before.
+# Forks (workers of a DataLoader). MXNet then waits for all its operations, and the interpreter's
+# lock is held, which is needed to keep promises: wait for these before.
 
 
 def _before_fork() -> None:
@@ -158,4 +180,6 @@ def _before_fork() -> None:
         _change.wait()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_change.release, after_in_child=_change.release)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_change.release, after_in_child=_change.release
+)

@@ -14,11 +14,23 @@ CURES = Cures(
     "hvd.broadcast_parameters(net.collect_params(), root_rank=0)",
     "mx.gluon.data.DataLoader(dataset.shard(hvd.size(), hvd.rank()), ...)",
 )
-_SETTINGS = ("momentum", "wd", "beta1", "beta2", "epsilon", "gamma1", "gamma2", "clip_gradient", "rescale_grad")
+_SETTINGS = (
+    "momentum",
+    "wd",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "gamma1",
+    "gamma2",
+    "clip_gradient",
+    "rescale_grad",
+)
 
 
 class TrainerReplica:
-    """See ``frontend.agreement.Replica``: the parameters of a gluon trainer that travel together."""
+    """See ``frontend.agreement.Replica``: the parameters of a gluon trainer that travel
+    together.
+    """
 
     cures = CURES
     patient = False

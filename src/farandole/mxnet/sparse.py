@@ -22,13 +22,17 @@ _collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 def reduce_rows(
     name: str, gradients: list[Any], fresh: bool, factor: float, process_set: ProcessSet
 ) -> Callable[[], bool]:
-    """Start to add up the rows of all ranks, times ``factor``. Calling the result waits, and writes them to
-    ``gradients``: the same parameter's on each device of this rank. It says whether any rank's were ``fresh``."""
+    """Start to add up the rows of all ranks, times ``factor``. Calling the result waits, and writes
+    them to ``gradients``: the same parameter's on each device of this rank. It says whether any
+    rank's were ``fresh``.
+    """
     parts = [_rows(gradient) for gradient in gradients] if fresh else [_none(gradients[0])]
     indices = np.concatenate([part[0] for part in parts])
     values = np.concatenate([part[1] for part in parts])
     flag = np.array([fresh], dtype=np.uint8)
-    handle = _collectives.gather_rows_async([indices, values, flag], gradients[0].shape, name, process_set)
+    handle = _collectives.gather_rows_async(
+        [indices, values, flag], gradients[0].shape, name, process_set
+    )
 
     def finish() -> bool:
         every_index, every_value, flags = _collectives.synchronize(handle)
@@ -41,8 +45,9 @@ def reduce_rows(
 
 
 def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array, Array]:
-    """``factor`` times the rows of equal index added up (half types in float32, integers in 64 bits); indices ascend,
-    and none is there twice."""
+    """``factor`` times the rows of equal index added up (half types in float32, integers in 64
+    bits); indices ascend, and none is there twice.
+    """
     if not len(indices):
         return indices, values
     order = np.argsort(indices, kind="stable")
@@ -52,7 +57,9 @@ def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array,
     if values.dtype == np.int64 and divisor > 1:  # the sum may not fit where the average does
         high, low = (np.add.reduceat(half[order], starts, axis=0) for half in halves(values))
         return ordered[starts], average_of_halves(high, low, divisor)
-    wide = {"f": values.dtype if values.dtype != np.float16 else np.dtype(np.float32)}.get(values.dtype.kind, np.int64)
+    wide = {"f": values.dtype if values.dtype != np.float16 else np.dtype(np.float32)}.get(
+        values.dtype.kind, np.int64
+    )
     total = np.add.reduceat(values[order].astype(wide, copy=False), starts, axis=0)
     out = total if wide == values.dtype else np.empty(total.shape, values.dtype)
     if factor != 1.0:
@@ -73,7 +80,9 @@ def _rows(gradient: Any) -> tuple[Array, Array]:
 
 def _set_rows(gradient: Any, indices: Array, values: Array) -> None:
     if not len(indices):
-        mx.nd.sparse.zeros("row_sparse", gradient.shape, ctx=gradient.context, dtype=gradient.dtype).copyto(gradient)
+        mx.nd.sparse.zeros(
+            "row_sparse", gradient.shape, ctx=gradient.context, dtype=gradient.dtype
+        ).copyto(gradient)
         return
     mx.nd.sparse.row_sparse_array(
         (values, indices), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype

@@ -29,51 +29,73 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-_USED = 1 << 30  # told of a gradient that was computed: the predivide factor divides whole numbers, too, and truncates
+# told of a gradient that was computed: the predivide factor divides whole numbers, too, and
+# truncates
+_USED = 1 << 30
 
 # MXNet's own names, of its key-value stores.
 KVSTORES = {
-    "dist": "ps", "dist_sync": "ps", "dist_device_sync": "ps", "dist_sync_device": "ps", "dist_async": "ps_async"
-}  # fmt: skip
+    "dist": "ps",
+    "dist_sync": "ps",
+    "dist_device_sync": "ps",
+    "dist_sync_device": "ps",
+    "dist_async": "ps_async",
+}
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
-    """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in ``allreduce_grads``).
+    """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in
+    ``allreduce_grads``).
 
-    As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the predivide factor, and
-    the update divides by the number of ranks: so does ``step(batch_size)`` with this rank's batch size.
+    As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the
+    predivide factor, and the update divides by the number of ranks: so does ``step(batch_size)``
+    with this rank's batch size.
 
-    ``params``, ``optimizer``, ``optimizer_params``: those of ``gluon.Trainer``. ``compression``: how gradients
-    travel. ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards. ``prefix``:
-    tells several trainers of one program apart. ``num_groups``: exchange the gradients as so many units; one by
-    default. ``codec``: adds up gradients by sending less, as "int8" or "topk:0.01"; see docs/strategies.md.
-    ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
-    rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of
-    them used it. ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then ("local_sgd:8",
-    an object like LocalSGD(8)); without it, that of ``--strategy``. MXNet's own names of key-value stores are
-    understood: "dist_sync" is "ps", "dist_async" is "ps_async".
+    ``params``, ``optimizer``, ``optimizer_params``: those of ``gluon.Trainer``. ``compression``:
+    how gradients travel. ``gradient_predivide_factor``: divide by it before summing, and by size /
+    factor afterwards. ``prefix``: tells several trainers of one program apart. ``num_groups``:
+    exchange the gradients as so many units; one by default. ``codec``: adds up gradients by sending
+    less, as "int8" or "topk:0.01"; see docs/strategies.md. ``process_set``: whose gradients are
+    averaged; a rank outside it steps alone. A parameter that some rank did not use counts as zeros
+    there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of them used it.
+    ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then
+    ("local_sgd:8", an object like LocalSGD(8)); without it, that of ``--strategy``. MXNet's own
+    names of key-value stores are understood: "dist_sync" is "ps", "dist_async" is "ps_async".
     """
 
     def __init__(
-        self, params: Any, optimizer: Any, optimizer_params: dict[str, Any] | None = None,
-        compression: Any = Compression.none, gradient_predivide_factor: float = 1.0, prefix: str | None = None,
-        num_groups: int = 0, process_set: ProcessSet = WORLD, *, strategy: str | Strategy | None = None,
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = WORLD,
+        *,
+        strategy: str | Strategy | None = None,
         codec: str | Codec | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix={prefix!r} must be a string")
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
-                "DistributedTrainer does not take DistributedOptimizer as its optimizer. We have unwrapped it for you.",
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. We have"
+                " unwrapped it for you.",
                 stacklevel=2,
             )
             optimizer = optimizer.unwrapped()
         if isinstance(strategy, str):
             strategy = KVSTORES.get(strategy, strategy)
         average = gradient_options(
-            gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
-            strategy=strategy, codec=codec, ops=LINEAR,
-        )  # fmt: skip
+            gradient_predivide_factor=gradient_predivide_factor,
+            compression=compression,
+            process_set=process_set,
+            strategy=strategy,
+            codec=codec,
+            ops=LINEAR,
+        )
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         for parameter in self._params:
             check_dense(parameter)
@@ -91,14 +113,22 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         return bool(members.included() and members.size() > 1)
 
     def allreduce_grads(self) -> None:
-        """Reduce the gradients that ``backward`` has computed since the last update, in place, to clip them, say."""
+        """Reduce the gradients that ``backward`` has computed since the last update, in place, to
+        clip them, say.
+        """
         super().allreduce_grads()
         trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
-        if self._active() and self._exchange is None and trained and not any(map(_is_fresh, trained)):
+        if (
+            self._active()
+            and self._exchange is None
+            and trained
+            and not any(map(_is_fresh, trained))
+        ):
             warnings.warn(
-                "allreduce_grads() has set all gradients to 0: no rank's backward() has computed any since the last "
-                "update. Values that a program writes into grad() without backward() do not count. To reduce these: "
-                "hvd.grouped_allreduce_([parameter.grad() for parameter in ...], op=hvd.Sum)",
+                "allreduce_grads() has set all gradients to 0: no rank's backward() has computed"
+                " any since the last update. Values that a program writes into grad() without"
+                " backward() do not count. To reduce these:"
+                " hvd.grouped_allreduce_([parameter.grad() for parameter in ...], op=hvd.Sum)",
                 stacklevel=2,
             )
 
@@ -111,13 +141,16 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             exchange.after_step(self._params)
 
     def end_of_epoch(self) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
+        Collective then.
+        """
         if self._exchange is not None and self._active():
             self._exchange.end_of_epoch(self._params)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if ranks exchange
-        weights; they have the same ones otherwise."""
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
+        ranks exchange weights; they have the same ones otherwise.
+        """
         if self._exchange is not None and self._active():
             self._exchange.average(self._params)
 
@@ -127,23 +160,35 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         names = canonical(parameter.name for parameter in self._params)
         named = zip(names, self._params, strict=True)
         used = sorted(
-            ((name, parameter) for name, parameter in named if parameter.grad_req != "null"), key=lambda pair: pair[0]
+            ((name, parameter) for name, parameter in named if parameter.grad_req != "null"),
+            key=lambda pair: pair[0],
         )
         dense = [
             _TrainerGradient(name, parameter, self._options.compressor)
             for name, parameter in used
             if parameter._grad_stype == "default"
         ]
-        finish = [self._start_rows(name, parameter) for name, parameter in used if parameter._grad_stype != "default"]
-        finish += [self._start(number, group) for number, group in enumerate(split(dense, max(self._num_groups, 1)))]
+        finish = [
+            self._start_rows(name, parameter)
+            for name, parameter in used
+            if parameter._grad_stype != "default"
+        ]
+        finish += [
+            self._start(number, group)
+            for number, group in enumerate(split(dense, max(self._num_groups, 1)))
+        ]
         for wait in finish:
             wait()
 
     def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
-        """Send a group of gradients, and with them which of them this rank has computed since its last step."""
+        """Send a group of gradients, and with them which of them this rank has computed since its
+        last step.
+        """
         fresh = np.array([_USED * gradient.fresh for gradient in group], dtype=np.int64)
         names = [*(gradient.name for gradient in group), "fresh"]
-        replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
+        replica = TrainerReplica(
+            self._optimizer, [(gradient.name, gradient.parameter) for gradient in group]
+        )
         arrays = [*(gradient.pack() for gradient in group), fresh]
         reducer = self._reducer(number)
         lacking = [place for place, gradient in enumerate(group) if not gradient.fresh]
@@ -151,7 +196,13 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
         def finish() -> None:
             *totals, anywhere = wait()
-            reducer.take_back([gradient.name for gradient, count in zip(group, anywhere, strict=True) if not count])
+            reducer.take_back(
+                [
+                    gradient.name
+                    for gradient, count in zip(group, anywhere, strict=True)
+                    if not count
+                ]
+            )
             for gradient, total, count in zip(group, totals, anywhere.tolist(), strict=True):
                 gradient.unpack(total, count != 0)
 
@@ -161,7 +212,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         fresh = _is_fresh(parameter)
         options = self._options
         rows = parameter.list_grad()
-        wait = reduce_rows(f"{self._label}.{name}", rows, fresh, options.prescale, options.process_set)
+        wait = reduce_rows(
+            f"{self._label}.{name}", rows, fresh, options.prescale, options.process_set
+        )
 
         def finish() -> None:
             if wait():
@@ -185,13 +238,17 @@ class _TrainerGradient:
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
-        """To send: the sum over the devices of this rank; zeros if it was not computed since the last step. It may
-        be the gradient's own memory: MXNet has nothing to do with it until ``unpack``."""
+        """To send: the sum over the devices of this rank; zeros if it was not computed since the
+        last step. It may be the gradient's own memory: MXNet has nothing to do with it until
+        ``unpack``.
+        """
         first, *others = self.parameter.list_grad()
         shape = first.shape
         if self._compressor is not None:
             if others:
-                first = mx.nd.add_n(*(gradient.as_in_context(first.context) for gradient in (first, *others)))
+                first = mx.nd.add_n(
+                    *(gradient.as_in_context(first.context) for gradient in (first, *others))
+                )
             first, _ = self._sent = self._compressor.compress(first)
             others, shape = [], first.shape
         values = _values(first)
@@ -220,7 +277,9 @@ class _TrainerGradient:
 
 
 def _values(gradient: Any) -> Array:
-    """Flat; bfloat16, which numpy does not know, as float32. Nobody looks at the gradient any more."""
+    """Flat; bfloat16, which numpy does not know, as float32. Nobody looks at the gradient any
+    more.
+    """
     values, dtype = writable(gradient)
     return widen(values, dtype) if dtype is DType.BFLOAT16 else values
 

@@ -51,18 +51,22 @@ class TrainerExchange:
         half = [parameter.name for parameter in trained if np.dtype(parameter.dtype) == np.float16]
         if half and getattr(optimizer, "multi_precision", False):
             raise ValueError(
-                f"strategy={self._strategy.spec!r} exchanges weights, but with multi_precision=True the optimizer "
-                f"steps from float32 copies of {half[0]} and {len(half) - 1} others, which would undo it: keep "
-                "parameters in float32 (net.cast('float32')), or leave strategy= away"
+                f"strategy={self._strategy.spec!r} exchanges weights, but with multi_precision=True"
+                f" the optimizer steps from float32 copies of {half[0]} and {len(half) - 1} others,"
+                " which would undo it: keep parameters in float32 (net.cast('float32')), or leave"
+                " strategy= away"
             )
 
     def _run(self, parameters: Sequence[Any]) -> None:
         self._change(parameters, lambda weights, names: self._kept(weights, self._step, names))
 
-    def _change(self, parameters: Sequence[Any], change: Callable[[list[Array], list[str]], None]) -> None:
+    def _change(
+        self, parameters: Sequence[Any], change: Callable[[list[Array], list[str]], None]
+    ) -> None:
         trained = self._kept.chosen(parameters)
         weights = [_read(parameter) for parameter in trained]
-        names = canonical(parameter.name for parameter in parameters)  # of all: they keep theirs where some are frozen
+        # of all: they keep theirs where some are frozen
+        names = canonical(parameter.name for parameter in parameters)
         change(weights, self._kept.chosen(list(names)))
         for parameter, weight in zip(trained, weights, strict=True):
             for data in parameter.list_data():

@@ -1,9 +1,9 @@
 """Autotune: tries sizes of exchanges while training goes on, and keeps the fastest.
 
-Rank 0 measures and decides; its decisions hang on what it posts, so all ranks obey in the same round. A Gaussian
-process over the sizes tried so far says which one promises most (expected improvement: Mockus, "On Bayesian methods
-for seeking the extremum", 1974). At the end the best one has to beat the sizes it started from in a duel, or those are
-kept.
+Rank 0 measures and decides; its decisions hang on what it posts, so all ranks obey in the same
+round. A Gaussian process over the sizes tried so far says which one promises most (expected
+improvement: Mockus, "On Bayesian methods for seeking the extremum", 1974). At the end the best one
+has to beat the sizes it started from in a duel, or those are kept.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ _REACH = 0.3  # over which part of an axis a measurement tells of its neighbours
 
 
 class Sample(NamedTuple):
-    """``score``: bytes exchanged per microsecond of training; ``step_bytes``: bytes exchanged in a step."""
+    """``score``: bytes exchanged per microsecond of training; ``step_bytes``: bytes exchanged in a
+    step.
+    """
 
     score: float
     step_bytes: float
 
 
 class Tuned(Protocol):
-    """The tuner's view of an engine. A strategy that can change the size of its buckets lays them out with rank 0's
-    ``sizes`` on all ranks, and says so in ``bucketed``; as long as that is None, buckets are left alone."""
+    """The tuner's view of an engine. A strategy that can change the size of its buckets lays them
+    out with rank 0's ``sizes`` on all ranks, and says so in ``bucketed``; as long as that is None,
+    buckets are left alone.
+    """
 
     bucketed: int | None
 
@@ -55,9 +59,13 @@ class Tuned(Protocol):
 
 
 class Search:
-    """Which point of a grid is best? Pure: ``ask`` gives a point to measure, ``tell`` takes the score."""
+    """Which point of a grid is best? Pure: ``ask`` gives a point to measure, ``tell`` takes the
+    score.
+    """
 
-    def __init__(self, axes: Sequence[Sequence[int]], start: Sizes, *, limit: int, noise: float) -> None:
+    def __init__(
+        self, axes: Sequence[Sequence[int]], start: Sizes, *, limit: int, noise: float
+    ) -> None:
         self._grid = [Sizes(threshold, bucket) for threshold in axes[0] for bucket in axes[1]]
         places = [[index / max(1, len(axis) - 1) for index in range(len(axis))] for axis in axes]
         self._places = np.array([(one, two) for one in places[0] for two in places[1]])
@@ -74,7 +82,10 @@ class Search:
             return None
         tried = list(self._scores)
         promise = expected_improvement(
-            self._places[tried], np.array(list(self._scores.values())), self._places[left], self._noise
+            self._places[tried],
+            np.array(list(self._scores.values())),
+            self._places[left],
+            self._noise,
         )
         return self._grid[left[int(np.argmax(promise))]]
 
@@ -86,7 +97,9 @@ class Search:
 
 
 def expected_improvement(tried: Array, scores: Array, candidates: Array, noise: float) -> Array:
-    """How much better than the best score each candidate may be. Rows are points with coordinates from 0 to 1."""
+    """How much better than the best score each candidate may be. Rows are points with coordinates
+    from 0 to 1.
+    """
     spread = float(scores.std()) or 1.0
     values = (scores - scores.mean()) / spread
     weights = _alike(tried, tried) + (noise**2 + 1e-6) * np.eye(len(tried))
@@ -114,16 +127,28 @@ def better(challenger: Sequence[float], champion: Sequence[float]) -> bool:
 
 
 def axis(values: Sequence[int], start: int, most: float) -> list[int]:
-    """The values to try: none that amounts to the same as a smaller one, which is already more than ``most``."""
-    useful = [value for value in values if value < most] + [value for value in values if value >= most][:1]
+    """The values to try: none that amounts to the same as a smaller one, which is already more than
+    ``most``.
+    """
+    useful = [value for value in values if value < most] + [
+        value for value in values if value >= most
+    ][:1]
     return sorted({*useful, start})
 
 
 class Tuning:
-    """The course of a tuning: ``run`` yields a point and is sent a sample of it, again and again. Pure."""
+    """The course of a tuning: ``run`` yields a point and is sent a sample of it, again and again.
+    Pure.
+    """
 
     def __init__(
-        self, start: Sizes, settings: Settings, *, thresholds: bool, buckets: bool, log: TextIO | None = None
+        self,
+        start: Sizes,
+        settings: Settings,
+        *,
+        thresholds: bool,
+        buckets: bool,
+        log: TextIO | None = None,
     ) -> None:
         self._start, self._settings = start, settings
         self._thresholds, self._buckets = thresholds, buckets
@@ -138,13 +163,23 @@ class Tuning:
         for _ in range(settings.autotune_warmup_samples - 1):
             last = yield start
         axes = [
-            axis(THRESHOLDS, start.fusion_threshold, last.step_bytes) if self._thresholds else [start.fusion_threshold],
-            axis(BUCKETS, start.bucket_bytes, last.step_bytes) if self._buckets else [start.bucket_bytes],
+            (
+                axis(THRESHOLDS, start.fusion_threshold, last.step_bytes)
+                if self._thresholds
+                else [start.fusion_threshold]
+            ),
+            (
+                axis(BUCKETS, start.bucket_bytes, last.step_bytes)
+                if self._buckets
+                else [start.bucket_bytes]
+            ),
         ]
         search = Search(
-            axes, start, limit=settings.autotune_bayes_opt_max_samples,
+            axes,
+            start,
+            limit=settings.autotune_bayes_opt_max_samples,
             noise=settings.autotune_gaussian_process_noise,
-        )  # fmt: skip
+        )
         while (point := search.ask()) is not None:
             scores = []
             for _ in range(SAMPLES):
@@ -167,12 +202,15 @@ class Tuning:
         for _ in range(SAMPLES):
             ours.append((yield champion).score)
             theirs.append((yield challenger).score)
-        winner, score = (challenger, median(theirs)) if better(theirs, ours) else (champion, median(ours))
+        winner, score = (
+            (challenger, median(theirs)) if better(theirs, ours) else (champion, median(ours))
+        )
         self._row(winner, score)
         return winner
 
     def _row(self, point: Sizes, score: float) -> None:
-        self._say(f"{self._settings.cycle_time:g},{point.fusion_threshold},{point.bucket_bytes},{score:.6g}")
+        sizes = f"{point.fusion_threshold},{point.bucket_bytes}"
+        self._say(f"{self._settings.cycle_time:g},{sizes},{score:.6g}")
 
     def _say(self, line: str) -> None:
         if self._log is None:
@@ -181,15 +219,21 @@ class Tuning:
             self._log.write(line + "\n")
             self._log.flush()
         except OSError as error:  # a full disk ends the log, not the training
-            logger.warning("the log of autotune ends here: it cannot be written any more: %s", error.strerror)
+            logger.warning(
+                "the log of autotune ends here: it cannot be written any more: %s", error.strerror
+            )
             self._log = None
 
 
 class Tuner(Observer):
-    """Observes rank 0's engine. Sizes that were set to something else than the default are not tuned."""
+    """Observes rank 0's engine. Sizes that were set to something else than the default are not
+    tuned.
+    """
 
     def __init__(self, settings: Settings, *, on: bool = False) -> None:
-        """``on``: go on with the log that is there. Raises SettingsError if it cannot be written."""
+        """``on``: go on with the log that is there. Raises SettingsError if it cannot be
+        written.
+        """
         self._settings = settings
         self._log = _open(settings.autotune_log, on=on)
         self._run: Generator[Sizes, Sample, Sizes] | None = None
@@ -276,13 +320,13 @@ def _open(path: str, *, on: bool) -> TextIO | None:
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the caller's)
     except OSError as error:
         raise SettingsError(
-            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: {error.strerror}; it must name "
-            "a file in a directory that exists and can be written"
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written:"
+            f" {error.strerror}; it must name a file in a directory that exists and can be written"
         ) from error
     if not claim(file.fileno(), os.fstat(file.fileno()).st_size if on else 0):
         file.close()
         raise SettingsError(
-            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: another job writes its own there; "
-            "each job needs a file of its own"
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: another job"
+            " writes its own there; each job needs a file of its own"
         )
     return file

@@ -1,9 +1,10 @@
 """Whether a job that began alike also learned together.
 
-A program that gives all ranks the same parameters and then forgets to exchange gradients trains unrelated models, and
-looks well. Metrics are a few numbers; gradients are as many as the parameters. So a job in which parameters were
-broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end. If the parameters are seen to be
-what they were, it only predicted.
+A program that gives all ranks the same parameters and then forgets to exchange gradients trains
+unrelated models, and looks well. Metrics are a few numbers; gradients are as many as the
+parameters. So a job in which parameters were broadcast, and nothing but a few numbers was reduced
+afterwards, is told so at its end. If the parameters are seen to be what they were, it only
+predicted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from farandole.contracts import Observer
 from farandole.types import Kind, Response
 
 _FEW = 64  # numbers in one piece: a metric, not a gradient
-_OURS = ("optimizer.", "DistributedOptimizer.")  # how the names begin of what distributed optimizers exchange
-_LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}  # sparse gradients are gathered
+# how the names begin of what distributed optimizers exchange
+_OURS = ("optimizer.", "DistributedOptimizer.")
+# sparse gradients are gathered
+_LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}
 
 
 def outcome(size: int, digests: Sequence[int] | None) -> str:
-    """What ``size`` ranks train that exchange nothing. ``digests``: of the weights of each after as many steps."""
+    """What ``size`` ranks train that exchange nothing. ``digests``: of the weights of each after as
+    many steps.
+    """
     if digests is None:
         return f"{size} models apart, or the same one {size} times if all read the same data"
     if len(set(digests)) == 1:
@@ -38,10 +43,13 @@ class GradientCheck(Observer):
         self.by_program = 0  # ... that is not of a distributed optimizer
         self._before = 0  # elements of parameters that they were given before they began anew
         self.skipped = False  # whatever is broadcast later
-        self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
+        # is what was broadcast still the same? None: unknown
+        self.unchanged: list[Callable[[], bool | None]] = []
 
     def begun(self, elements: int) -> None:
-        """All ranks were given so many at once. Less than none: that many of the last were none of parameters."""
+        """All ranks were given so many at once. Less than none: that many of the last were none of
+        parameters.
+        """
         self.broadcast += elements
         self.largest = max(min(self.largest, self.begun_with()), elements)
 
@@ -60,7 +68,9 @@ class GradientCheck(Observer):
                             self.by_program = size
 
     def go_on(self, earlier: GradientCheck) -> None:
-        """Be that of a job that begins anew, in the middle of training: what ranks did before counts as well."""
+        """Be that of a job that begins anew, in the middle of training: what ranks did before
+        counts as well.
+        """
         self._before = earlier.begun_with()
         self.largest = earlier.largest
         self.unchanged = list(earlier.unchanged)
@@ -69,7 +79,9 @@ class GradientCheck(Observer):
         self.skipped = self.skipped or earlier.skipped
 
     def missing(self, size: int) -> bool:
-        """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""
+        """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told
+        already.
+        """
         enough = min(_FEW, self.largest / 10)
         return size > 1 and not self.skipped and self.begun_with() > 0 and self.exchanged < enough
 
@@ -84,8 +96,8 @@ class GradientCheck(Observer):
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (
-            f"the {size} ranks of this job began with the same {self.begun_with():,} parameters and then exchanged "
-            f"{what}: no gradients. If it trains, it trained {outcome(size, None)}: let gradients pass through hvd's "
-            "DistributedOptimizer (or DistributedGradientTape, DistributedTrainer, hvd.allreduce). If it only "
-            "predicts, all is well"
+            f"the {size} ranks of this job began with the same {self.begun_with():,} parameters and"
+            f" then exchanged {what}: no gradients. If it trains, it trained {outcome(size, None)}:"
+            " let gradients pass through hvd's DistributedOptimizer (or DistributedGradientTape,"
+            " DistributedTrainer, hvd.allreduce). If it only predicts, all is well"
         )

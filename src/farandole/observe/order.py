@@ -1,9 +1,11 @@
-"""Whether the ranks call unnamed collectives in one order: a pure function from the places of their calls.
+"""Whether the ranks call unnamed collectives in one order: a pure function from the places of their
+calls.
 
-Unnamed collectives pair by count: the third of one rank belongs to the third of every other. Two of the same shape
-that a rank calls the other way round are mixed without an error. Their lines tell: at one number the ranks stand at
-different lines, and each of these ranks comes by both of them. Lines that one rank alone comes by are a branch
-(``if rank() == 0: a() else: b()``), and no mistake; so are lines of one function with no way from one to the other.
+Unnamed collectives pair by count: the third of one rank belongs to the third of every other. Two of
+the same shape that a rank calls the other way round are mixed without an error. Their lines tell:
+at one number the ranks stand at different lines, and each of these ranks comes by both of them.
+Lines that one rank alone comes by are a branch (``if rank() == 0: a() else: b()``), and no mistake;
+so are lines of one function with no way from one to the other.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_AB
 class Called(NamedTuple):
     """The lines from which one rank called unnamed collectives.
 
-    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call. ``exclusive``: pairs of
-    indexes of places of which a pass through their function takes one at most. ``last``: the highest number so far.
+    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call.
+    ``exclusive``: pairs of indexes of places of which a pass through their function takes one at
+    most. ``last``: the highest number so far.
     """
 
     places: Sequence[str] = ()
@@ -36,7 +39,9 @@ class Called(NamedTuple):
 
 
 def swapped(reports: Sequence[Called | None]) -> Finding | None:
-    """``reports``: by rank; None for a rank that takes no part. The first pair of calls in another order."""
+    """``reports``: by rank; None for a rank that takes no part. The first pair of calls in another
+    order.
+    """
     stands = {
         rank: {number: report.places[index] for number, index in report.calls.items()}
         for rank, report in enumerate(reports)
@@ -53,7 +58,12 @@ def swapped(reports: Sequence[Called | None]) -> Finding | None:
         there = {rank: places[number] for rank, places in stands.items() if number in places}
         for one, other in combinations(there, 2):
             pair = {there[one], there[other]}
-            if len(pair) == 2 and pair <= passed[one] and pair <= passed[other] and pair not in branches:
+            if (
+                len(pair) == 2
+                and pair <= passed[one]
+                and pair <= passed[other]
+                and pair not in branches
+            ):
                 return _told(number, there, there[one], there[other])
     return None
 
@@ -62,17 +72,20 @@ def _told(number: int, there: Mapping[int, str], first: str, second: str) -> Fin
     ranks = [[rank for rank, place in there.items() if place == at] for at in (first, second)]
     return Finding(
         "order",
-        f"the ranks call collectives without names in another order, and mix what does not belong together: as call "
-        f"{number % (1 << 40)}, {ranks_named(ranks[0])} came to {first}, and {ranks_named(ranks[1])} to {second}. "
-        "Without names the ranks pair calls by their count. Give each a name, as in hvd.allreduce(loss, name='loss'), "
-        "or make these calls in the same order on all ranks",
+        "the ranks call collectives without names in another order, and mix what does not belong"
+        f" together: as call {number % (1 << 40)}, {ranks_named(ranks[0])} came to {first}, and"
+        f" {ranks_named(ranks[1])} to {second}. Without names the ranks pair calls by their count."
+        " Give each a name, as in hvd.allreduce(loss, name='loss'), or make these calls in the"
+        " same order on all ranks",
     )
 
 
 def alternatives(code: CodeType, one: int, other: int) -> bool:
-    """Does a pass through ``code``, without going back in a loop, come by one at most of two instructions?
+    """Does a pass through ``code``, without going back in a loop, come by one at most of two
+    instructions?
 
-    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call is).
+    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
+    is).
     """
     instructions = list(dis.get_instructions(code))
     offsets = [instruction.offset for instruction in instructions]

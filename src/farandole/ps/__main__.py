@@ -1,4 +1,6 @@
-"""``python -m farandole.ps``: a server process of a job, which its driver starts. It ends when it is told to."""
+"""``python -m farandole.ps``: a server process of a job, which its driver starts. It ends when it
+is told to.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,20 @@ def main() -> int:
     if not connection.store or "FARANDOLE_SERVER" not in os.environ:
         sys.stderr.write("farandole.ps is started by farandole run --strategy ps, not by hand\n")
         return 2
-    index, beside = int(os.environ["FARANDOLE_SERVER"]), os.environ.get("FARANDOLE_SERVER_INTERFACE")
+    index, beside = (
+        int(os.environ["FARANDOLE_SERVER"]),
+        os.environ.get("FARANDOLE_SERVER_INTERFACE"),
+    )
     log.configure(settings.log_level, who=f"server {index}", hide_time=settings.log_hide_time)
     store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
-    last = (index // settings.replicas + 1) * settings.replicas  # servers with their replicas, one after the other
+    # servers with their replicas, one after the other
+    last = (index // settings.replicas + 1) * settings.replicas
 
     def others() -> list[str]:
-        return [store.get(keys.server("", other), settings.start_timeout).decode() for other in range(index + 1, last)]
+        return [
+            store.get(keys.server("", other), settings.start_timeout).decode()
+            for other in range(index + 1, last)
+        ]
 
     speaks = not index and not settings.stall_check_disable  # one of all
     warning = settings.stall_warning_seconds if speaks else math.inf

@@ -34,20 +34,29 @@ AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class Pushed(NamedTuple):
-    """What became of a push: ``staleness``: updates of the centre that this rank had not seen, at the server where
-    they were most; ``dropped``: it came too late to count."""
+    """What became of a push: ``staleness``: updates of the centre that this rank had not seen, at
+    the server where they were most; ``dropped``: it came too late to count.
+    """
 
     staleness: int
     dropped: bool
 
 
 class Server:
-    """One server with its replicas, of which one is connected. ``number``: for messages; ``patience``: seconds for
-    which one that is stopped is waited for, if it has no replica; 0: for ever."""
+    """One server with its replicas, of which one is connected. ``number``: for messages;
+    ``patience``: seconds for which one that is stopped is waited for, if it has no replica; 0: for
+    ever.
+    """
 
     def __init__(
-        self, number: int, addresses: Sequence[str], host: str, secret: str, hello: Message, patience: float
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        addresses: Sequence[str],
+        host: str,
+        secret: str,
+        hello: Message,
+        patience: float,
+    ) -> None:
         self.number, self._addresses = number, [json.loads(address) for address in addresses]
         self._host, self._secret, self._hello, self._patience = host, secret, hello, patience
         self._place = 0
@@ -69,9 +78,11 @@ class Server:
 
     def answer(
         self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
-    ) -> Message:  # fmt: skip
-        """The answer, also if a replica has to give it. Raises PeerLostError if none is left, TimeoutError if there is
-        no time: who does not answer at once may be well, and its replica must not take over."""
+    ) -> Message:
+        """The answer, also if a replica has to give it. Raises PeerLostError if none is left,
+        TimeoutError if there is no time: who does not answer at once may be well, and its replica
+        must not take over.
+        """
         while True:
             trouble = self._trouble or "it hung up"
             if asked:
@@ -108,8 +119,9 @@ class Server:
                 self._look()
 
     def _look(self) -> None:
-        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where none is left, we
-        say so and go on waiting, as long as we may."""
+        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where
+        none is left, we say so and go on waiting, as long as we may.
+        """
         if self._hurried:
             raise TimeoutError(f"it says nothing for {LAST:g} s")
         try:
@@ -122,17 +134,25 @@ class Server:
             seconds = time.monotonic() - self._silent_since
             if 0 < self._patience <= seconds:
                 raise TimeoutError(
-                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds is {self._patience:g}"
+                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds"
+                    f" is {self._patience:g}"
                 ) from error
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            ends = f"this rank ends after {self._patience:g} s" if self._patience else "this rank waits for it"
+            ends = (
+                f"this rank ends after {self._patience:g} s"
+                if self._patience
+                else "this rank waits for it"
+            )
             logger.warning(
-                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is gone; %s, and with "
-                "--replicas 2 another one would go on", self._name(), error, ends,
-            )  # fmt: skip
+                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is"
+                " gone; %s, and with --replicas 2 another one would go on",
+                self._name(),
+                error,
+                ends,
+            )
 
     @contextlib.contextmanager
     def _limited(self, session: Session) -> Iterator[None]:
@@ -164,14 +184,18 @@ class Server:
         name, self._late = self._name(), False
         self.close()
         if self._place + 1 == len(self._addresses):
-            raise ServerLostError(f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost")
+            raise ServerLostError(
+                f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost"
+            )
         self._place += 1
         logger.warning("%s was lost (%s); its replica goes on", name, trouble)
 
     def _name(self) -> str:
         address = self._addresses[self._place]
         which = f", replica {self._place}," if self._place else ""
-        return f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
+        return (
+            f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
+        )
 
     def hurry(self) -> None:
         """From now on, it is lost if it does not answer within seconds."""
@@ -186,26 +210,46 @@ class Server:
 
 
 class Servers:
-    """All of the job's. ``addresses``: of each with its replicas; ``host``: that of the job's store, as this rank calls
-    it; ``scope``: this stay in the job; ``patience``: see ``Server``."""
+    """All of the job's. ``addresses``: of each with its replicas; ``host``: that of the job's
+    store, as this rank calls it; ``scope``: this stay in the job; ``patience``: see ``Server``.
+    """
 
     def __init__(
-        self, addresses: Sequence[Sequence[str]], host: str, secret: str, rank: int, scope: str, patience: float = 0.0
-    ) -> None:  # fmt: skip
+        self,
+        addresses: Sequence[Sequence[str]],
+        host: str,
+        secret: str,
+        rank: int,
+        scope: str,
+        patience: float = 0.0,
+    ) -> None:
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
-        self.servers = [Server(number, own, host, secret, hello, patience) for number, own in enumerate(addresses)]
+        self.servers = [
+            Server(number, own, host, secret, hello, patience)
+            for number, own in enumerate(addresses)
+        ]
         self._lock = threading.Lock()
         self._groups: list[Group] = []
 
     def group(
-        self, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array], names: Sequence[str],
-        statistics: Sequence[Array] = (), codec: PushCodec | None = None, after: Group | None = None,
-    ) -> Group:  # fmt: skip
-        """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those of the first of
-        ``ranks``. ``codec``: compresses pushes; ``after``: that of the optimizer so far. Raises ValueError if this
-        rank's are not like those of another."""
-        name += f"/{','.join(map(str, ranks))}"  # process sets count their optimizers each for itself
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rule: Rule,
+        spec: str,
+        weights: Sequence[Array],
+        names: Sequence[str],
+        statistics: Sequence[Array] = (),
+        codec: PushCodec | None = None,
+        after: Group | None = None,
+    ) -> Group:
+        """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those
+        of the first of ``ranks``. ``codec``: compresses pushes; ``after``: that of the optimizer so
+        far. Raises ValueError if this rank's are not like those of another.
+        """
+        # process sets count their optimizers each for itself
+        name += f"/{','.join(map(str, ranks))}"
         found = Group(self, name, ranks, rule, spec, weights, names, statistics, codec, after)
         self._groups.append(found)
         return found
@@ -214,8 +258,10 @@ class Servers:
     def speaking(self) -> Iterator[None]:
         """One thread at a time asks and hears.
 
-        What ends it early leaves answers unread, which later questions would take for theirs: the connections go. An
-        interrupt makes new ones at once, for servers give up ranks that stay away."""
+        What ends it early leaves answers unread, which later questions would take for theirs: the
+        connections go. An interrupt makes new ones at once, for servers give up ranks that stay
+        away.
+        """
         with self._lock:
             try:
                 yield
@@ -261,9 +307,18 @@ class Group:
     """See ``Servers.group``. Arrays of its calls are the weights, and after them the statistics."""
 
     def __init__(
-        self, servers: Servers, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array],
-        names: Sequence[str], statistics: Sequence[Array], codec: PushCodec | None = None, after: Group | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        servers: Servers,
+        name: str,
+        ranks: Sequence[int],
+        rule: Rule,
+        spec: str,
+        weights: Sequence[Array],
+        names: Sequence[str],
+        statistics: Sequence[Array],
+        codec: PushCodec | None = None,
+        after: Group | None = None,
+    ) -> None:
         self._servers, self._name, self._spec, self._codec = servers, name, spec, codec
         self.pushes = self.dropped = self.stalest = self._total = 0
         arrays = [*weights, *statistics]
@@ -274,30 +329,48 @@ class Group:
             for place, (name, array) in enumerate(zip(told, arrays, strict=True))
         ]
         pieces = spread(self._sizes, len(servers.servers))
-        self._shares = [Share(server, own, tensors, codec) for server, own in zip(servers.servers, pieces, strict=True)]
+        self._shares = [
+            Share(server, own, tensors, codec)
+            for server, own in zip(servers.servers, pieces, strict=True)
+        ]
         self._still = [array.copy() for array in statistics]  # after the last answer
         self._number = 0  # of the last push or flush that was answered
         self._versions = [0] * len(self._shares)  # of the last answers
-        described = [[name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)]
+        described = [
+            [name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)
+        ]
         by = "" if codec is None else codec.spec
         codec_of_pushes(by)  # an error here is better than one at the servers
         before = "" if after is None else after._name
         self._hello(
-            lambda share: {"after": before, **facts(ranks, rule, spec, described, share.parts, share.statistics, by)}
+            lambda share: {
+                "after": before,
+                **facts(ranks, rule, spec, described, share.parts, share.statistics, by),
+            }
         )
 
     def push(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
-        """Push what has changed since the last pull, and the statistics; wait as the rule says, and put the centre in
-        their place. ``first``: the weights at the beginning, should the centre want them."""
+        """Push what has changed since the last pull, and the statistics; wait as the rule says, and
+        put the centre in their place. ``first``: the weights at the beginning, should the centre
+        want them.
+        """
         answers = self._run("push", changes, first)
-        found = Pushed(max(answer["staleness"] for answer in answers), any(answer["dropped"] for answer in answers))
+        found = Pushed(
+            max(answer["staleness"] for answer in answers),
+            any(answer["dropped"] for answer in answers),
+        )
         self.pushes, self.dropped = self.pushes + 1, self.dropped + found.dropped
-        self._total, self.stalest = self._total + found.staleness, max(self.stalest, found.staleness)
+        self._total, self.stalest = (
+            self._total + found.staleness,
+            max(self.stalest, found.staleness),
+        )
         return found
 
     def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
-        """Push outside of the count of steps; nobody waits. Of statistics, too, how they have changed: those of a rank
-        that has stopped are in the centre already, and are older than what is there."""
+        """Push outside of the count of steps; nobody waits. Of statistics, too, how they have
+        changed: those of a rank that has stopped are in the centre already, and are older than what
+        is there.
+        """
         count = len(changes) - len(self._still)
         statistics = changes[count:]
         ways = [own - last for own, last in zip(statistics, self._still, strict=True)]
@@ -318,12 +391,20 @@ class Group:
     def tell(self) -> None:
         """Log what was seen."""
         logger.info(
-            "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to count; staleness: mean "
-            "%.2f, maximum %d", self._servers.rank, self._spec, self.pushes, self.dropped, self.staleness, self.stalest,
-        )  # fmt: skip
+            "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to"
+            " count; staleness: mean %.2f, maximum %d",
+            self._servers.rank,
+            self._spec,
+            self.pushes,
+            self.dropped,
+            self.staleness,
+            self.stalest,
+        )
         if (codec := self._codec) is not None:
             rank, spec = self._servers.rank, codec.spec
-            logger.info("rank %d, codec %s: %d bytes sent, %d saved", rank, spec, codec.sent, codec.saved)
+            logger.info(
+                "rank %d, codec %s: %d bytes sent, %d saved", rank, spec, codec.sent, codec.saved
+            )
 
     def _hello(self, message_of: Callable[[Share], Message]) -> None:
         with self._servers.speaking():
@@ -335,9 +416,10 @@ class Group:
     def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
         """Ask all servers, then take all answers, which are written over ``arrays``.
 
-        Numbers count when all have answered: what was interrupted is sent again under its number, with what has been
-        learned since, and a server that had it takes it for the same. So does what a codec keeps; of a push that came
-        too late at a server it keeps what it had before."""
+        Numbers count when all have answered: what was interrupted is sent again under its number,
+        with what has been learned since, and a server that had it takes it for the same. So does
+        what a codec keeps; of a push that came too late at a server it keeps what it had before.
+        """
         self._compare(arrays)
         if what != "pull":
             self._compare(first)
@@ -368,25 +450,41 @@ class Group:
             return
         held = zip(sizes, self._sizes, strict=False)
         differ = [(place, *both) for place, both in enumerate(held) if both[0] != both[1]]
-        what = f"{len(sizes)} weights and statistics were given where the parameter servers hold {len(self._sizes)}"
+        what = (
+            f"{len(sizes)} weights and statistics were given where the parameter servers hold"
+            f" {len(self._sizes)}"
+        )
         if differ:
             what = "array {} has {} numbers where the parameter servers hold {}".format(*differ[0])
-        raise ValueError(f"{self._label()}: {what}; a model that has grown or shrunk needs a new optimizer")
+        raise ValueError(
+            f"{self._label()}: {what}; a model that has grown or shrunk needs a new optimizer"
+        )
 
     def _label(self) -> str:
         return self._name.partition(".weights.")[0]
 
     def _answer(
-        self, share: Share, sent: bool, sending: Sending, flat: Sequence[Array], first: Sequence[Array]
+        self,
+        share: Share,
+        sent: bool,
+        sending: Sending,
+        flat: Sequence[Array],
+        first: Sequence[Array],
     ) -> Message:
         message, arrays, _ = sending
         answer = share.server.answer(sent, message, arrays, share.incoming)
         while answer.get("give") and "error" not in answer:
             share.pack(first)
             begin = {"do": "begin", "group": self._name}
-            self._check(share.server.answer(share.server.ask(begin, share.outgoing), begin, share.outgoing, ()))
+            self._check(
+                share.server.answer(
+                    share.server.ask(begin, share.outgoing), begin, share.outgoing, ()
+                )
+            )
             share.pack(flat)
-            answer = share.server.answer(share.server.ask(message, arrays), message, arrays, share.incoming)
+            answer = share.server.answer(
+                share.server.ask(message, arrays), message, arrays, share.incoming
+            )
         self._check(answer)
         return answer
 

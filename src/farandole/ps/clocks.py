@@ -1,4 +1,5 @@
-"""Which pushes to a centre count, and which ranks wait: a state from events to decisions. No I/O, no clock, no numbers.
+"""Which pushes to a centre count, and which ranks wait: a state from events to decisions. No I/O,
+no clock, no numbers.
 
 It is the same for a server and for its replicas, which see the same events in the same order.
 """
@@ -15,9 +16,11 @@ OPTIMIZERS = ("add", "sgd", "momentum", "adagrad", "adam")
 
 
 class Rule(NamedTuple):
-    """How a centre takes pushes, the same for all ranks. ``sync``: step by step, from all but ``backup`` ranks; else
-    each at once. ``bound``: so many clocks a rank may be ahead of the slowest one; -1: no bound. ``damp``: scale by
-    1 / staleness. ``optimizer``: what takes a push as its (negative) gradient; "add" adds it."""
+    """How a centre takes pushes, the same for all ranks. ``sync``: step by step, from all but
+    ``backup`` ranks; else each at once. ``bound``: so many clocks a rank may be ahead of the
+    slowest one; -1: no bound. ``damp``: scale by 1 / staleness. ``optimizer``: what takes a push as
+    its (negative) gradient; "add" adds it.
+    """
 
     sync: bool = False
     backup: int = 0
@@ -41,8 +44,9 @@ class Rule(NamedTuple):
 
 
 class Fate(enum.Enum):
-    """Of a push. APPLY: to the centre, now. COLLECT: with those of other ranks. DROP: it came too late. AGAIN: it has
-    come before, and its rank did not hear the answer."""
+    """Of a push. APPLY: to the centre, now. COLLECT: with those of other ranks. DROP: it came too
+    late. AGAIN: it has come before, and its rank did not hear the answer.
+    """
 
     APPLY = enum.auto()
     COLLECT = enum.auto()
@@ -51,8 +55,10 @@ class Fate(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """``staleness``: updates of the centre since the rank's last pull. ``complete``: so many collected pushes are the
-    step now; 0: more are awaited. ``dropped``: it came too late, now or when it came first."""
+    """``staleness``: updates of the centre since the rank's last pull. ``complete``: so many
+    collected pushes are the step now; 0: more are awaited. ``dropped``: it came too late, now or
+    when it came first.
+    """
 
     fate: Fate
     staleness: int = 0
@@ -80,15 +86,19 @@ class Clocks:
         """Has this event of the rank come before? WireError for one that cannot be the next."""
         last = self._numbers[rank]
         if number not in (last, last + 1):
-            raise WireError(f"rank {rank} sent event {number} to a parameter server after event {last}", rank)
+            raise WireError(
+                f"rank {rank} sent event {number} to a parameter server after event {last}", rank
+            )
         if number != last:
             self._numbers[rank] = number
             self._decisions.pop(rank, None)
         return number == last
 
     def push(self, rank: int, number: int, pulled: int) -> Decision:
-        """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out. One that comes again
-        is not counted, and its rank hears what it would have heard the first time."""
+        """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out.
+        One that comes again is not counted, and its rank hears what it would have heard the first
+        time.
+        """
         if self.seen(rank, number):
             first = self._decisions.get(rank, Decision(Fate.AGAIN))
             return first._replace(fate=Fate.AGAIN, complete=0)
@@ -97,7 +107,9 @@ class Clocks:
 
     def _decide(self, rank: int, pulled: int) -> Decision:
         if not 0 <= pulled <= self.version:
-            raise WireError(f"rank {rank} set out from version {pulled} of a centre at {self.version}", rank)
+            raise WireError(
+                f"rank {rank} set out from version {pulled} of a centre at {self.version}", rank
+            )
         self._come_back(rank)
         self.clocks[rank] += 1
         self._pulled[rank] = pulled
@@ -111,18 +123,22 @@ class Clocks:
         return Decision(Fate.COLLECT, 0, self._completed())
 
     def leave(self, rank: int, *, for_good: bool) -> int:
-        """The rank will not push any more, or not before all others have joined, too: nobody waits for it. Returns the
-        number of collected pushes that are the step now."""
+        """The rank will not push any more, or not before all others have joined, too: nobody waits
+        for it. Returns the number of collected pushes that are the step now.
+        """
         (self.gone if for_good else self.joined).add(rank)
         return self._completed()
 
     def stray(self, *, late: bool = False) -> tuple[int, int] | None:
-        """A rank that goes on here, and one that has moved, though it came less far: one of them would never have an
-        answer. Where nobody waits, that shows only when all flush, or when it is ``late``: ranks need not take as many
-        steps."""
+        """A rank that goes on here, and one that has moved, though it came less far: one of them
+        would never have an answer. Where nobody waits, that shows only when all flush, or when it
+        is ``late``: ranks need not take as many steps.
+        """
         slack = 0 if self.rule.sync or late else self.rule.bound
         for other in sorted(self.moved - self.settled):
-            ahead = [one for one in self.here() if 0 <= slack < self.clocks[one] - self.clocks[other]]
+            ahead = [
+                one for one in self.here() if 0 <= slack < self.clocks[one] - self.clocks[other]
+            ]
             for one in sorted({*ahead, *self.settled}):
                 return one, other
         return None
@@ -155,7 +171,8 @@ class Clocks:
         if rank in self.joined:
             self.joined.clear()
             self.settled.clear()
-            self.clocks = dict.fromkeys(self.ranks, max(self.clocks.values()))  # nobody waits for what one has missed
+            # nobody waits for what one has missed
+            self.clocks = dict.fromkeys(self.ranks, max(self.clocks.values()))
 
     def _completed(self) -> int:
         outstanding = sum(rank not in self._arrived for rank in self.here())

@@ -21,13 +21,20 @@ def unix_name(secret: str, token: str) -> str:
 
 
 def dial(
-    address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS, purpose: str = PURPOSE
-) -> Session:  # fmt: skip
-    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches the servers, too;
-    ``seconds``: for each of the connection and its proof.
+    address: dict[str, Any],
+    host: str,
+    secret: str,
+    seconds: float = SECONDS,
+    purpose: str = PURPOSE,
+) -> Session:
+    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches
+    the servers, too; ``seconds``: for each of the connection and its proof.
 
-    Raises OSError and AuthenticationError."""
-    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(host, int(address["port"]), seconds)
+    Raises OSError and AuthenticationError.
+    """
+    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(
+        host, int(address["port"]), seconds
+    )
     try:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -39,8 +46,9 @@ def dial(
 
 
 def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
-    """A parameter server, beside the driver (``host``: of the job's store) or on a host of its own, whose addresses are
-    tried in turn. Raises as ``dial`` does."""
+    """A parameter server, beside the driver (``host``: of the job's store) or on a host of its own,
+    whose addresses are tried in turn. Raises as ``dial`` does.
+    """
     at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
     for name, port in at[:-1]:
         with contextlib.suppress(OSError, HorovodInternalError):

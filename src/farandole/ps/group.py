@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 MOST = 1 << 44  # bytes of one server's share, at most
-ROOM = 1 << 12  # bytes by which a payload may be longer than what it stands for, which small blocks are
+# bytes by which a payload may be longer than what it stands for, which small blocks are
+ROOM = 1 << 12
 Facts = dict[str, Any]
 
 
@@ -34,14 +35,21 @@ class Failure(NamedTuple):
 
 
 class Group:
-    """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts (type, count) of this
-    server's share, of which the last ``statistics`` are no weights, codec (of pushes; empty: none)."""
+    """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts
+    (type, count) of this server's share, of which the last ``statistics`` are no weights, codec (of
+    pushes; empty: none).
+    """
 
     def __init__(self, facts: Facts) -> None:
         try:
-            ranks, self.statistics = [int(rank) for rank in facts["ranks"]], int(facts["statistics"])
+            ranks, self.statistics = (
+                [int(rank) for rank in facts["ranks"]],
+                int(facts["statistics"]),
+            )
             self._parts = [(str(kind), int(count)) for kind, count in facts["parts"]]
-            self._tensors = [(str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]]
+            self._tensors = [
+                (str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]
+            ]
             self._spec = str(facts["spec"])
             self.rule = Rule.told(facts["rule"])
             self._codec = codec_of_pushes(str(facts["codec"]))
@@ -50,7 +58,9 @@ class Group:
         wrong = [kind for kind, count in self._parts if kind not in TYPES or count < 0]
         size = 0 if wrong else sum(np.dtype(kind).itemsize * count for kind, count in self._parts)
         if wrong or size > MOST or not ranks or len({*ranks}) < len(ranks):
-            raise WireError(f"a rank says that its weights are {self._parts} of ranks {ranks}, which cannot be")
+            raise WireError(
+                f"a rank says that its weights are {self._parts} of ranks {ranks}, which cannot be"
+            )
         self.clocks = Clocks(ranks, self.rule)
         self.centre: Centre | None = None
         self.failure: Failure | None = None
@@ -60,18 +70,25 @@ class Group:
         self._answering: list[int] = []  # ranks whose pushes have no answer yet
 
     def arrays(self) -> list[Array]:
-        """New memory for this server's share. Pages of it come into being when they are written to."""
+        """New memory for this server's share. Pages of it come into being when they are
+        written to.
+        """
         return [np.empty(count, dtype=kind) for kind, count in self._parts]
 
     def payloads(self, sizes: Sequence[Any]) -> list[Array]:
-        """New memory for payloads of so many bytes, one for each part that is trained. Raises WireError."""
+        """New memory for payloads of so many bytes, one for each part that is trained. Raises
+        WireError.
+        """
         trained = self._parts[: len(self._parts) - self.statistics]
         most = [ROOM + 2 * np.dtype(kind).itemsize * count for kind, count in trained]
         fit = len(sizes) == len(most) and all(
-            type(size) is int and 0 <= size <= limit for size, limit in zip(sizes, most, strict=True)
+            type(size) is int and 0 <= size <= limit
+            for size, limit in zip(sizes, most, strict=True)
         )
         if self._codec is None or not fit:
-            raise WireError(f"payloads of {list(sizes)[:8]} bytes came where at most {most[:8]} were expected")
+            raise WireError(
+                f"payloads of {list(sizes)[:8]} bytes came where at most {most[:8]} were expected"
+            )
         return [np.empty(size, dtype=np.uint8) for size in sizes]
 
     def unpack(self, payloads: Sequence[Array], into: Sequence[Array]) -> None:
@@ -103,8 +120,9 @@ class Group:
             self._answering.remove(rank)
 
     def owes(self) -> bool:
-        """Is there a centre that a rank may have, and has not been given? A flush before that would be in it, and ranks
-        that stepped together would have other weights."""
+        """Is there a centre that a rank may have, and has not been given? A flush before that would
+        be in it, and ranks that stepped together would have other weights.
+        """
         return any(self.clocks.ready(rank) for rank in self._answering)
 
     def leave(self, rank: int, *, for_good: bool) -> None:
@@ -130,45 +148,59 @@ class Group:
         return self._later is not None and time.monotonic() - self._moved > seconds
 
     def compare(self, *, late: bool = False) -> None:
-        """All ranks fail, if one goes on with weights that another does not have any more. ``late``: see
-        ``Clocks.stray``."""
+        """All ranks fail, if one goes on with weights that another does not have any more.
+        ``late``: see ``Clocks.stray``.
+        """
         stray, later = self.clocks.stray(late=late), self._later
         if stray is None or later is None or self.failure is not None:
             return
         (one, other), clocks = stray, self.clocks.clocks
         failure = Failure(
-            f"all ranks must train the same weights, but rank {other} {_changed(self._tensors, later._tensors)} after "
-            f"exchange {clocks[other]}, and rank {one} has gone on without that, to exchange {clocks[one]}. Add, "
-            "freeze and unfreeze parameters on all ranks in the same step; where ranks do not take as many steps, call "
-            "average_weights() before"
+            f"all ranks must train the same weights, but rank {other}"
+            f" {_changed(self._tensors, later._tensors)} after exchange {clocks[other]}, and rank"
+            f" {one} has gone on without that, to exchange {clocks[one]}. Add, freeze and unfreeze"
+            " parameters on all ranks in the same step; where ranks do not take as many steps,"
+            " call average_weights() before"
         )
         group: Group | None = self
         while group is not None:
             group.failure, group = group.failure or failure, group._later
 
     def difference(self, rank: int, other: Group, known: int) -> str:
-        """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty if nowhere."""
-        if (other._spec, other.rule, other.clocks.ranks) != (self._spec, self.rule, self.clocks.ranks):
+        """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty
+        if nowhere.
+        """
+        if (other._spec, other.rule, other.clocks.ranks) != (
+            self._spec,
+            self.rule,
+            self.clocks.ranks,
+        ):
             return (
-                f"all ranks must use the same strategy, but rank {rank} has {other._spec!r} and rank {known} has "
-                f"{self._spec!r}. Give one strategy to all of them"
+                f"all ranks must use the same strategy, but rank {rank} has {other._spec!r} and"
+                f" rank {known} has {self._spec!r}. Give one strategy to all of them"
             )
         for mine, theirs in zip(other._tensors, self._tensors, strict=False):
             if mine != theirs:
                 return (
-                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} where rank {known} has "
-                    f"{_shown(theirs)}"
+                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} where"
+                    f" rank {known} has {_shown(theirs)}"
                 )
         if len(other._tensors) != len(self._tensors):
             return (
-                f"all ranks must train the same model, but rank {rank} has {len(other._tensors)} weights, and rank "
-                f"{known} has {len(self._tensors)}"
+                f"all ranks must train the same model, but rank {rank} has {len(other._tensors)}"
+                f" weights, and rank {known} has {len(self._tensors)}"
             )
-        return "" if other._parts == self._parts else f"ranks {rank} and {known} have other numbers of servers"
+        return (
+            ""
+            if other._parts == self._parts
+            else f"ranks {rank} and {known} have other numbers of servers"
+        )
 
 
 def codec_of_pushes(spec: str) -> PushCodec | None:
-    """That of a server; None if ``spec`` is empty. Raises SettingsError for one that servers cannot make."""
+    """That of a server; None if ``spec`` is empty. Raises SettingsError for one that servers cannot
+    make.
+    """
     made = registry.make("codec", spec) if spec else None
     if made is not None and not isinstance(made, PushCodec):
         raise SettingsError(f"codec={spec!r} does not compress pushes to parameter servers")
@@ -180,7 +212,10 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
     names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
     told = [
         f"{what} {', '.join(list(found)[:4])}{' ...' * (len(found) > 4)}"
-        for what, found in (("has frozen or left out", names[0] - names[1]), ("has added", names[1] - names[0]))
+        for what, found in (
+            ("has frozen or left out", names[0] - names[1]),
+            ("has added", names[1] - names[0]),
+        )
         if found
     ]
     return " and ".join(told) or "has other parameters of the same names"
@@ -192,11 +227,21 @@ def _shown(tensor: tuple[str, list[int], str]) -> str:
 
 
 def facts(
-    ranks: Sequence[int], rule: Rule, spec: str, tensors: Sequence[Any], parts: Sequence[Any], statistics: int,
+    ranks: Sequence[int],
+    rule: Rule,
+    spec: str,
+    tensors: Sequence[Any],
+    parts: Sequence[Any],
+    statistics: int,
     codec: str,
-) -> Message:  # fmt: skip
+) -> Message:
     """What a rank says in its ``hello``."""
     return {
-        "ranks": list(ranks), "rule": list(rule), "spec": spec, "tensors": list(tensors), "parts": list(parts),
-        "statistics": statistics, "codec": codec,
-    }  # fmt: skip
+        "ranks": list(ranks),
+        "rule": list(rule),
+        "spec": spec,
+        "tensors": list(tensors),
+        "parts": list(parts),
+        "statistics": statistics,
+        "codec": codec,
+    }

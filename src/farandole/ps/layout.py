@@ -18,7 +18,9 @@ class Piece(NamedTuple):
 
 
 def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a piece of a tensor of this shape: a matrix, as long as it has whole rows of one; else flat."""
+    """Of a piece of a tensor of this shape: a matrix, as long as it has whole rows of one; else
+    flat.
+    """
     count, columns = piece.end - piece.begin, prod(shape[1:])
     if len(shape) < 2 or piece.begin % columns or count % columns:
         return (count,)
@@ -26,8 +28,9 @@ def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[list[Piece]]:
-    """The pieces of each server, in order of tensors: the largest first to whoever has least so far. ``sizes``: numbers
-    in each tensor."""
+    """The pieces of each server, in order of tensors: the largest first to whoever has least so
+    far. ``sizes``: numbers in each tensor.
+    """
     pieces = [
         Piece(tensor, begin, min(begin + PIECE, size))
         for tensor, size in enumerate(sizes)

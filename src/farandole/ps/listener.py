@@ -1,4 +1,6 @@
-"""A process to which others of its job connect for weights: a Unix socket, TCP, and a thread for each connection."""
+"""A process to which others of its job connect for weights: a Unix socket, TCP, and a thread for
+each connection.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ PENDING = 1024  # connections that have proved nothing yet
 
 
 class Listener:
-    """Serves as soon as it is made: ``_converse`` with each connection that proves the secret, until it returns.
-    ``place``: who that is, for messages; ``interfaces``: where to listen, beside a Unix socket (empty: on all)."""
+    """Serves as soon as it is made: ``_converse`` with each connection that proves the secret,
+    until it returns. ``place``: who that is, for messages; ``interfaces``: where to listen, beside
+    a Unix socket (empty: on all).
+    """
 
     def __init__(self, place: str, secret: str, purpose: str, interfaces: Sequence[str]) -> None:
         self._place, self._secret, self._purpose = place, secret, purpose
@@ -33,16 +37,21 @@ class Listener:
         near.listen(PENDING)
         far = [network.listening(interface, PENDING) for interface in interfaces]
         self._listeners = [near, *far]
-        at = [[interface, sock.getsockname()[1]] for interface, sock in zip(interfaces, far, strict=True)]
+        at = [
+            [interface, sock.getsockname()[1]]
+            for interface, sock in zip(interfaces, far, strict=True)
+        ]
         facts = {"unix": token, "host": socket.gethostname(), "pid": os.getpid()}
         self.address = json.dumps({**facts, "port": at[0][1], "at": at})
         self._acceptors = [
             threading.Thread(
-                target=self._newcomers.accept_all, args=(listener, self._serve, "farandole-ps-peer"),
-                name="farandole-ps", daemon=True,
+                target=self._newcomers.accept_all,
+                args=(listener, self._serve, "farandole-ps-peer"),
+                name="farandole-ps",
+                daemon=True,
             )
             for listener in self._listeners
-        ]  # fmt: skip
+        ]
         for acceptor in self._acceptors:
             acceptor.start()
 

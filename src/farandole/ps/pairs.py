@@ -1,7 +1,8 @@
 """The numbers of a rank's weights as other ranks see them: pure, and not for two threads at once.
 
-Two ranks average by this: one lends a copy of what it has, the other takes half of the difference to its own and gives
-that back (``WholeAverages``). What either has learned meanwhile stays, and the sum of both does, too.
+Two ranks average by this: one lends a copy of what it has, the other takes half of the difference
+to its own and gives that back (``WholeAverages``). What either has learned meanwhile stays, and the
+sum of both does, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class SharedWeights:
-    """Begins as ``first``, arrays of float32 or float64; the last ``statistics`` of them are values that nobody trains.
+    """Begins as ``first``, arrays of float32 or float64; the last ``statistics`` of them are values
+    that nobody trains.
 
     ``flat``: all of them, an array for each type. ``averages``: with other ranks, so far.
     """
@@ -26,7 +28,10 @@ class SharedWeights:
     def __init__(self, first: Sequence[Array], statistics: int = 0) -> None:
         kinds = [array.dtype.newbyteorder("<").str for array in first]
         self.flat = [
-            np.empty(sum(array.size for array, own in zip(first, kinds, strict=True) if own == kind), dtype=kind)
+            np.empty(
+                sum(array.size for array, own in zip(first, kinds, strict=True) if own == kind),
+                dtype=kind,
+            )
             for kind in TYPES
             if kind in kinds
         ]
@@ -35,7 +40,8 @@ class SharedWeights:
         for view, array in zip(self._views, first, strict=True):
             view[...] = array
         self._trained = len(first) - statistics
-        self._statistics = [view.copy() for view in self._views[self._trained :]]  # as they were taken
+        # as they were taken
+        self._statistics = [view.copy() for view in self._views[self._trained :]]
 
     def _cut(self, first: Sequence[Array]) -> list[Array]:
         begins, found = [0] * len(self.flat), []
@@ -61,15 +67,19 @@ class SharedWeights:
         return [(flat.dtype.newbyteorder("<").str, flat.size) for flat in self.flat]
 
     def take(self, changes: Sequence[Array], damp: bool = False) -> int:
-        """Add changes of weights, and take on statistics as they are now; what there is then stands in their place.
-        Returns the averages since the last call; ``damp``: changes are divided by them."""
+        """Add changes of weights, and take on statistics as they are now; what there is then stands
+        in their place. Returns the averages since the last call; ``damp``: changes are divided by
+        them.
+        """
         stale, self._seen = self.averages - self._seen, self.averages
         for view, change in zip(self._views[: self._trained], changes, strict=False):
             if damp and stale > 1:
                 change /= stale
             view += change
             change[...] = view
-        kept = zip(self._views[self._trained :], changes[self._trained :], self._statistics, strict=True)
+        kept = zip(
+            self._views[self._trained :], changes[self._trained :], self._statistics, strict=True
+        )
         for view, value, last in kept:
             view += value - last
             value[...] = view
@@ -77,11 +87,15 @@ class SharedWeights:
         return stale
 
     def correct(self, ways: Sequence[Array], statistics: Sequence[Array]) -> None:
-        """Go from what the last ``take`` gave to what all ranks have agreed on: ways of weights, and statistics. The
-        next ``take`` finds changes from there, and still counts the averages since the last one."""
+        """Go from what the last ``take`` gave to what all ranks have agreed on: ways of weights,
+        and statistics. The next ``take`` finds changes from there, and still counts the averages
+        since the last one.
+        """
         for view, way in zip(self._views, ways, strict=False):
             view += way
-        for view, value, last in zip(self._views[self._trained :], statistics, self._statistics, strict=True):
+        for view, value, last in zip(
+            self._views[self._trained :], statistics, self._statistics, strict=True
+        ):
             view += value - last
             last[...] = value
 
@@ -91,8 +105,9 @@ class SharedWeights:
             copy[:] = flat
 
     def halve(self, theirs: Sequence[Array], gamma: float = 1.0) -> None:
-        """Go half of the way, times ``gamma``, to what a partner has lent; the way that is left to it stands in its
-        place then."""
+        """Go half of the way, times ``gamma``, to what a partner has lent; the way that is left to
+        it stands in its place then.
+        """
         for flat, other in zip(self.flat, theirs, strict=True):
             np.subtract(flat, other, out=other)
             other *= 0.5 * gamma
@@ -119,8 +134,9 @@ class SharedWeights:
 
 
 class Averages(Protocol):
-    """What travels when a rank averages with a partner, and what becomes of it. One average at a time; ``rank``: the
-    partner's number in the job."""
+    """What travels when a rank averages with a partner, and what becomes of it. One average at a
+    time; ``rank``: the partner's number in the job.
+    """
 
     def greeting(self, rank: int) -> dict[str, Any]:
         """What a partner needs to know before: of those that ask, and of those that answer."""
@@ -132,7 +148,9 @@ class Averages(Protocol):
         """What goes to a partner that is asked."""
 
     def room(self, sizes: Sequence[int]) -> Sequence[Array]:
-        """Memory for what a partner sends: arrays with so many bytes. Raises ValueError for what it cannot send."""
+        """Memory for what a partner sends: arrays with so many bytes. Raises ValueError for what it
+        cannot send.
+        """
 
     def halve(self, rank: int, lent: Sequence[Array]) -> Sequence[Array]:
         """A partner that asks has lent this. Go half of the way to it; what goes back."""
@@ -148,10 +166,16 @@ class Averages(Protocol):
 
 
 class WholeAverages:
-    """All of the numbers travel, both ways. ``gamma``: how much of the way to their mean two ranks go."""
+    """All of the numbers travel, both ways. ``gamma``: how much of the way to their mean two ranks
+    go.
+    """
 
     def __init__(self, shared: SharedWeights, gamma: float = 1.0) -> None:
-        self._shared, self._memory, self._gamma = shared, [flat.copy() for flat in shared.flat], gamma
+        self._shared, self._memory, self._gamma = (
+            shared,
+            [flat.copy() for flat in shared.flat],
+            gamma,
+        )
 
     def greeting(self, rank: int) -> dict[str, Any]:
         return {}

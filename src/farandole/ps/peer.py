@@ -1,7 +1,8 @@
 """Ranks that average their weights in pairs, in the background: each serves its own to the others.
 
-Of two ranks the lower one asks. A rank averages with one other at a time: who is asked meanwhile waits a little, and
-then says that it is busy. So nobody holds what another one waits for, and an average is atomic: see ``pairs``.
+Of two ranks the lower one asks. A rank averages with one other at a time: who is asked meanwhile
+waits a little, and then says that it is busy. So nobody holds what another one waits for, and an
+average is atomic: see ``pairs``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole.errors import HorovodInternalError, PeerLostError, UnfinishedHandshakeError, WireError
+from farandole.errors import (
+    HorovodInternalError,
+    PeerLostError,
+    UnfinishedHandshakeError,
+    WireError,
+)
 from farandole.handshake import Session
 from farandole.liveness import await_answer, silent
 from farandole.log import logger
@@ -30,7 +36,9 @@ PURPOSE = "weights"
 BUSY = 0.05  # seconds for which who is asked waits until its own average is done
 SILENCE = 5.0  # seconds without an answer until a partner is left alone
 AGAIN = 30.0  # seconds for which it is
-APART = 60.0  # seconds for which a partner may have other weights until that is told: steps take ranks other times
+# seconds for which a partner may have other weights until that is told: steps take ranks other
+# times
+APART = 60.0
 PAUSE = 0.02  # seconds until one that hung up is called again
 HOLD = 0.25  # seconds for which training waits, once, for an average of its own that is late
 LAST = 5.0  # seconds for averages under way when this rank ends
@@ -38,10 +46,13 @@ _GONE: Message = {"gone": True}
 
 
 class PeerServer(Listener):
-    """What this rank shows to the others, for all of its optimizers. ``rank``: its number in the job; ``interfaces``:
-    its addresses; ``ended(rank)``: has that rank left the job in order?"""
+    """What this rank shows to the others, for all of its optimizers. ``rank``: its number in the
+    job; ``interfaces``: its addresses; ``ended(rank)``: has that rank left the job in order?
+    """
 
-    def __init__(self, rank: int, secret: str, interfaces: Sequence[str], ended: Callable[[int], bool]) -> None:
+    def __init__(
+        self, rank: int, secret: str, interfaces: Sequence[str], ended: Callable[[int], bool]
+    ) -> None:
         self.rank, self.secret, self.ended = rank, secret, ended
         self._groups: dict[str, PeerGroup] = {}
         super().__init__(f"rank {rank}", secret, PURPOSE, interfaces)
@@ -83,17 +94,25 @@ class PeerServer(Listener):
 
 
 class PeerGroup:
-    """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the ranks, each JSON;
-    empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``;
-    ``tell``: hears of each average that this rank has asked for, with its begin and end; ``averages``: how they travel;
-    ``digest``: of what the weights are, the same on all ranks.
+    """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the
+    ranks, each JSON; empty: nobody knows it. ``ranks``: their numbers in the job; ``first``,
+    ``statistics``: see ``SharedWeights``; ``tell``: hears of each average that this rank has asked
+    for, with its begin and end; ``averages``: how they travel; ``digest``: of what the weights are,
+    the same on all ranks.
     """
 
     def __init__(
-        self, server: PeerServer, name: str, addresses: Sequence[str], ranks: Sequence[int], first: Sequence[Array],
-        statistics: int, tell: Callable[[str, float, float], None] = lambda what, begin, end: None,
-        averages: Callable[[SharedWeights], Averages] = WholeAverages, digest: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        server: PeerServer,
+        name: str,
+        addresses: Sequence[str],
+        ranks: Sequence[int],
+        first: Sequence[Array],
+        statistics: int,
+        tell: Callable[[str, float, float], None] = lambda what, begin, end: None,
+        averages: Callable[[SharedWeights], Averages] = WholeAverages,
+        digest: int = 0,
+    ) -> None:
         self.name, self._server, self._ranks, self._tell = name, server, ranks, tell
         self._shared = SharedWeights(first, statistics)
         self._sizes, self._digest = [array.size for array in first], digest
@@ -102,7 +121,8 @@ class PeerGroup:
         self._changed = threading.Condition()
         self._engaged = self._closing = False
         self._late = False  # the average under way: training does not wait for it any more
-        self._wanted: Sequence[int] | None = None  # partners, until an average with one of them is done
+        # partners, until an average with one of them is done
+        self._wanted: Sequence[int] | None = None
         self._failure: Exception | None = None
         self._asker: threading.Thread | None = None
         self.asked = self.answered = self.refused = 0
@@ -121,9 +141,10 @@ class PeerGroup:
                 self._partners[place] = Partner(rank, json.loads(address), self._server)
 
     def take(self, given: Sequence[Array], damp: bool = False) -> int:
-        """See ``SharedWeights.take``. First it waits a moment for the average that this rank has asked for: where steps
-        are quicker than averages, ranks would drift apart. It depends on no other rank's steps. Raises what went wrong
-        in the background, ValueError for other arrays."""
+        """See ``SharedWeights.take``. First it waits a moment for the average that this rank has
+        asked for: where steps are quicker than averages, ranks would drift apart. It depends on no
+        other rank's steps. Raises what went wrong in the background, ValueError for other arrays.
+        """
         if [array.size for array in given] != self._sizes:
             raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
         with self._changed:
@@ -139,14 +160,17 @@ class PeerGroup:
             self._shared.correct(ways, statistics)
 
     def ask(self, others: Sequence[int]) -> None:
-        """Begin to average with the first of ``others`` (places among the ranks) that is not busy, unless an average
-        that was asked for is under way."""
+        """Begin to average with the first of ``others`` (places among the ranks) that is not busy,
+        unless an average that was asked for is under way.
+        """
         with self._changed:
             if self._wanted is not None or self._closing or not others:
                 return
             self._wanted, self._late = others, False
             if self._asker is None:
-                self._asker = threading.Thread(target=self._run, name="farandole-pairs", daemon=True)
+                self._asker = threading.Thread(
+                    target=self._run, name="farandole-pairs", daemon=True
+                )
                 self._asker.start()
             self._changed.notify_all()
 
@@ -172,13 +196,18 @@ class PeerGroup:
         if self._asker is not None:
             self._asker.join(1.0)
         logger.info(
-            "rank %d: %d averages of weights that it asked for, %d that others did, %d refused because a rank was busy",
-            self._server.rank, self.asked, self.answered, self.refused,
-        )  # fmt: skip
+            "rank %d: %d averages of weights that it asked for, %d that others did, %d refused"
+            " because a rank was busy",
+            self._server.rank,
+            self.asked,
+            self.answered,
+            self.refused,
+        )
 
     def look_for(self, rank: int) -> None:
-        """A rank that asks this one has hung up. If it is lost, training fails at its next exchange: the highest rank
-        asks nobody, and would not hear of it."""
+        """A rank that asks this one has hung up. If it is lost, training fails at its next
+        exchange: the highest rank asks nobody, and would not hear of it.
+        """
         partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
         if partner is None or self._closing:
             return
@@ -228,11 +257,13 @@ class PeerGroup:
         asks, own = f"rank {message['rank']}", f"rank {self._server.rank}"
         why = ""
         if message["parts"] != parts:
-            why = f"the same model, but {asks} has weights {message['parts']}, and {own} has {parts}"
+            why = (
+                f"the same model, but {asks} has weights {message['parts']}, and {own} has {parts}"
+            )
         elif message["digest"] != self._digest:
             why = (
-                f"the same weights, but {asks} has others than {own}, of the same sizes. Add, freeze and unfreeze "
-                "parameters on all ranks in the same step"
+                f"the same weights, but {asks} has others than {own}, of the same sizes. Add,"
+                " freeze and unfreeze parameters on all ranks in the same step"
             )
         if why:
             self._fail(ValueError(f"all ranks must train {why}"))
@@ -268,7 +299,11 @@ class PeerGroup:
                     return
                 others = self._wanted
             try:
-                any(self._averaged_with(partner) for other in others if (partner := self._partners[other]))
+                any(
+                    self._averaged_with(partner)
+                    for other in others
+                    if (partner := self._partners[other])
+                )
             except Exception as error:  # the training thread raises it at its next exchange
                 self._fail(error)
             with self._changed:
@@ -281,8 +316,11 @@ class PeerGroup:
         begin = time.monotonic()
         try:
             question = {
-                "group": self.name, "rank": self._server.rank, "parts": self._shared.parts, "digest": self._digest,
-            }  # fmt: skip
+                "group": self.name,
+                "rank": self._server.rank,
+                "parts": self._shared.parts,
+                "digest": self._digest,
+            }
             with self._changed:
                 knows = self._averages.greeting(partner.rank)
             told = partner.agrees({**question, "knows": knows})
@@ -336,8 +374,10 @@ class Partner:
 
     def exchange(
         self, lent: Sequence[Array], room: Callable[[Sequence[int]], Sequence[Array]]
-    ) -> Sequence[Array] | None:  # fmt: skip
-        """Send what is lent; what it gives for that, in the memory of ``room``. None if it is gone."""
+    ) -> Sequence[Array] | None:
+        """Send what is lent; what it gives for that, in the memory of ``room``. None if it is
+        gone.
+        """
         given: list[Sequence[Array]] = []
         self._said(lambda session: self._exchanged(session, lent, room, given))
         return given[0] if given else None
@@ -374,9 +414,12 @@ class Partner:
         return answer
 
     def _exchanged(
-        self, session: Session, lent: Sequence[Array], room: Callable[[Sequence[int]], Sequence[Array]],
+        self,
+        session: Session,
+        lent: Sequence[Array],
+        room: Callable[[Sequence[int]], Sequence[Array]],
         given: list[Sequence[Array]],
-    ) -> Message | None:  # fmt: skip
+    ) -> Message | None:
         """It may have done its part already: only its end is a reason not to wait."""
         send(session, _sizes_of(lent), lent)
         while True:
@@ -399,7 +442,8 @@ class Partner:
         until = time.monotonic() + SILENCE
         found = self._called()
         while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
-            time.sleep(PAUSE)  # it hung up: a process that was killed listens a moment longer than it lives
+            # it hung up: a process that was killed listens a moment longer than it lives
+            time.sleep(PAUSE)
             found = self._called()
         if isinstance(found, Session):
             return found
@@ -418,7 +462,13 @@ class Partner:
         error: Exception = ConnectionError("it has no address")
         for host, port in self._address["at"]:
             try:
-                session = dial({**self._address, "port": port}, str(host), self._server.secret, SILENCE, PURPOSE)
+                session = dial(
+                    {**self._address, "port": port},
+                    str(host),
+                    self._server.secret,
+                    SILENCE,
+                    PURPOSE,
+                )
             except (OSError, HorovodInternalError) as found:
                 error = found
                 continue
@@ -431,10 +481,13 @@ class Partner:
         if time.monotonic() - self._unknown_since > APART:
             self._unknown_since = math.inf
             logger.warning(
-                "rank %d has averaged nothing with rank %d for %.0f s: one of them has added, frozen or unfrozen "
-                "parameters, and the other one has not. Do that on all ranks in the same step", self._server.rank,
-                self.rank, APART,
-            )  # fmt: skip
+                "rank %d has averaged nothing with rank %d for %.0f s: one of them has added,"
+                " frozen or unfrozen parameters, and the other one has not. Do that on all ranks in"
+                " the same step",
+                self._server.rank,
+                self.rank,
+                APART,
+            )
 
     def _leave_alone(self) -> None:
         self.close()
@@ -445,9 +498,11 @@ class Partner:
         if not self._told:
             self._told = True
             logger.warning(
-                "rank %d does not answer rank %d, which would average weights with it: it is stopped, perhaps; others "
-                "go on without it", self.rank, self._server.rank,
-            )  # fmt: skip
+                "rank %d does not answer rank %d, which would average weights with it: it is"
+                " stopped, perhaps; others go on without it",
+                self.rank,
+                self._server.rank,
+            )
 
 
 def _sizes_of(arrays: Sequence[Array]) -> Message:

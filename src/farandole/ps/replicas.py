@@ -1,4 +1,6 @@
-"""A server's replicas: they are told of each event before the rank that caused it gets its answer."""
+"""A server's replicas: they are told of each event before the rank that caused it gets its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Replicas:
         self._sessions: list[Session] | None = None
 
     def tell(self, message: Message, arrays: list[Array] | None) -> bool:
-        """Returns when all have done it; False if one of them has taken over. Those that are lost are left out."""
+        """Returns when all have done it; False if one of them has taken over. Those that are lost
+        are left out.
+        """
         for session in self._open():
             try:
                 send(session, message, arrays if message.get("data") else None)
@@ -59,7 +63,10 @@ class Replicas:
                     session.sock.settimeout(ANSWER)
                     send(session, {"do": "replica"})
                 except (OSError, HorovodInternalError) as error:
-                    logger.warning("a replica of a parameter server cannot be reached (%s); the job goes on", error)
+                    logger.warning(
+                        "a replica of a parameter server cannot be reached (%s); the job goes on",
+                        error,
+                    )
                     continue
                 self._sessions.append(session)
         return list(self._sessions)
@@ -74,4 +81,6 @@ class Replicas:
         assert self._sessions is not None
         self._sessions.remove(session)
         session.close()
-        logger.warning("a replica of a parameter server was lost (%s); the job goes on without it", why)
+        logger.warning(
+            "a replica of a parameter server was lost (%s); the job goes on without it", why
+        )

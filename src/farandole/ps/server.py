@@ -1,5 +1,6 @@
-"""One parameter server: connections of ranks, a thread for each, and its replicas, which are told of every event before
-the rank that caused it gets its answer."""
+"""One parameter server: connections of ranks, a thread for each, and its replicas, which are told
+of every event before the rank that caused it gets its answer.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +32,21 @@ Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 
 
 class ParameterServer(Listener):
-    """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
-    rank that was never seen here, "bye" if it has ended, "leave" if it has joined, else empty. ``others``: addresses of
-    its replicas, asked for when needed. ``warning``: seconds for which a rank waits for others until they are named,
-    and again whenever that has doubled."""
+    """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket;
+    ``ended(scope, rank)``: of a rank that was never seen here, "bye" if it has ended, "leave" if it
+    has joined, else empty. ``others``: addresses of its replicas, asked for when needed.
+    ``warning``: seconds for which a rank waits for others until they are named, and again whenever
+    that has doubled.
+    """
 
     def __init__(
-        self, secret: str, interfaces: Sequence[str], ended: Callable[[str, int], str],
-        others: Callable[[], list[str]] = list, warning: float = math.inf,
-    ) -> None:  # fmt: skip
+        self,
+        secret: str,
+        interfaces: Sequence[str],
+        ended: Callable[[str, int], str],
+        others: Callable[[], list[str]] = list,
+        warning: float = math.inf,
+    ) -> None:
         self._ended, self._warning = ended, warning
         self._groups: dict[Name, Group] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that said bye
@@ -50,7 +57,9 @@ class ParameterServer(Listener):
         super().__init__("a parameter server", secret, PURPOSE, interfaces)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be called twice."""
+        """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be
+        called twice.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._ranks, seconds)
         self._stop()
@@ -91,7 +100,9 @@ class ParameterServer(Listener):
                 self._changed.notify_all()
 
     def _await_return(self, client: Client, scope: str, rank: int) -> None:
-        """The connection has ended. A rank that has not said bye may come back, or have gone to a replica."""
+        """The connection has ended. A rank that has not said bye may come back, or have gone to a
+        replica.
+        """
 
         def settled() -> bool:
             return self._closed or (scope, rank) in self._gone or not self.attends(client)
@@ -111,12 +122,16 @@ class ParameterServer(Listener):
     def _lose(self, scope: str, rank: int) -> None:
         for (of, _), group in self._groups.items():
             if of == scope and group.failure is None and rank in group.known:
-                group.failure = Failure(f"rank {rank} hung up on the parameter servers in the middle of training", rank)
+                group.failure = Failure(
+                    f"rank {rank} hung up on the parameter servers in the middle of training", rank
+                )
 
     # ---- events, holding the lock ----
 
     def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
-        """Do what a rank asks, here and before that at the replicas: they hear all events in the same order."""
+        """Do what a rank asks, here and before that at the replicas: they hear all events in the
+        same order.
+        """
         if not self._replicas.tell({**message, "name": list(name)}, arrays):
             logger.warning("another parameter server has taken this one's place")
             self._retire()
@@ -162,7 +177,11 @@ class ParameterServer(Listener):
         group = self._groups.setdefault(name, mine)
         if rank not in group.clocks.ranks:
             raise WireError(f"rank {rank} says hello to a group of ranks {group.clocks.ranks}")
-        if group.known and group.failure is None and (why := group.difference(rank, mine, min(group.known))):
+        if (
+            group.known
+            and group.failure is None
+            and (why := group.difference(rank, mine, min(group.known)))
+        ):
             group.failure = Failure(why)
         group.known.add(rank)
         before = self._groups.get((name[0], str(message.get("after", ""))))
@@ -181,8 +200,9 @@ class ParameterServer(Listener):
                 group.leave(rank, for_good=for_good)
 
     def until(self, true: Callable[[], object], name: Name, client: Client) -> bool:
-        """Wait for it; False if this server closes, or the rank has connected anew. Ranks that never came, and have
-        left, are let go."""
+        """Wait for it; False if this server closes, or the rank has connected anew. Ranks that
+        never came, and have left, are let go.
+        """
         begin, told = time.monotonic(), 0
         look = begin + LOOK  # not from the last change: other groups may make some without a pause
         while self.attends(client) and not self._closed:
@@ -201,23 +221,33 @@ class ParameterServer(Listener):
         return [group.first()] if group.centre is None else group.clocks.awaited(rank)
 
     def _told_of(self, name: Name, rank: int, seconds: float, told: int) -> bool:
-        """Is it time to name those for which a rank waits? The first of those that wait for the same ones speaks."""
+        """Is it time to name those for which a rank waits? The first of those that wait for the
+        same ones speaks.
+        """
         awaited = self._awaited(name, rank)
         if not awaited or seconds < self._warning * 2**told:
             return False
         clocks = self._groups[name].clocks
-        if not any(other < rank and other not in awaited and not clocks.ready(other) for other in clocks.here()):
+        if not any(
+            other < rank and other not in awaited and not clocks.ready(other)
+            for other in clocks.here()
+        ):
             who = ", ".join(map(str, awaited[:8])) + (" ..." if len(awaited) > 8 else "")
             why = "slower than the others, or they hang"
             if self._groups[name].centre is None:
                 why = (
-                    "its weights begin this centre. It is slower, or hangs, or has other parameters by now: add, "
-                    "freeze and unfreeze parameters on all ranks in the same step"
+                    "its weights begin this centre. It is slower, or hangs, or has other parameters"
+                    " by now: add, freeze and unfreeze parameters on all ranks in the same step"
                 )
             logger.warning(
-                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push there: %s",
-                rank, seconds, name[1].partition("/")[0], who, why,
-            )  # fmt: skip
+                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push"
+                " there: %s",
+                rank,
+                seconds,
+                name[1].partition("/")[0],
+                who,
+                why,
+            )
         return True
 
     def _look_for(self, name: Name, rank: int) -> None:
@@ -240,7 +270,9 @@ class ParameterServer(Listener):
     # ---- the other side of ``Replicas`` ----
 
     def _follow(self, session: Session) -> None:
-        """Do what the primary did, until it goes or a rank comes here: then this one is the primary."""
+        """Do what the primary did, until it goes or a rank comes here: then this one is the
+        primary.
+        """
         session.peer = "the primary of a parameter server"
         while (message := receive(session)) is not None:
             if message == DISMISSED:
@@ -262,10 +294,15 @@ class ParameterServer(Listener):
                 send(session, {"promoted": taken})
 
     def _dismissed(self) -> None:
-        """The primary went on without this replica, which did not answer: it was stopped, perhaps."""
+        """The primary went on without this replica, which did not answer: it was stopped,
+        perhaps.
+        """
         with self._changed:
             if not self._promoted:
-                logger.warning("a replica of a parameter server has missed events while it was stopped, and ends")
+                logger.warning(
+                    "a replica of a parameter server has missed events while it was stopped, and"
+                    " ends"
+                )
                 self._retire()
 
 
@@ -274,7 +311,8 @@ class Client:
 
     def __init__(self, server: ParameterServer, session: Session, scope: str, rank: int) -> None:
         self._server, self._session, self.scope, self.rank = server, session, scope, rank
-        self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}  # for what comes in and goes out
+        # for what comes in and goes out
+        self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}
 
     def answer(self, message: Message) -> bool:
         """True after bye."""
@@ -295,7 +333,9 @@ class Client:
     def _hello(self, name: Name, message: Message) -> None:
         with self._server.changed:
             group: Group = self._server.event(name, message)
-            answer = _refusal(group) or {"give": group.centre is None and group.first() == self.rank}
+            answer = _refusal(group) or {
+                "give": group.centre is None and group.first() == self.rank
+            }
         send(self._session, answer)
 
     def _exchange(self, name: Name, message: Message) -> None:
@@ -318,8 +358,9 @@ class Client:
         send(self._session, answer, outgoing if answer.get("data") else None)
 
     def _receive(self, group: Group, message: Message, into: list[Array]) -> None:
-        """The arrays of a message. Those that a codec has compressed are unpacked here, so that replicas, which are
-        told of ``into``, add up the same."""
+        """The arrays of a message. Those that a codec has compressed are unpacked here, so that
+        replicas, which are told of ``into``, add up the same.
+        """
         coded = message.pop("coded", None)
         payloads = [] if coded is None else group.payloads(coded)
         receive_into(self._session, [*payloads, *into[len(payloads) :]])
@@ -327,11 +368,14 @@ class Client:
             group.unpack(payloads, into)
 
     def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
-        """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any more."""
+        """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any
+        more.
+        """
         server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
         if what == "begin":
             server.event(name, {**message, "data": True}, incoming)
-            self._memory[name] = group.arrays(), self._memory[name][1]  # the centre has kept the other memory
+            # the centre has kept the other memory
+            self._memory[name] = group.arrays(), self._memory[name][1]
             return _refusal(group) or {}
         there = functools.partial(_there, group, rank)
         if not server.until(there, name, self):
@@ -339,7 +383,9 @@ class Client:
         if group.failure is not None or group.centre is None:
             return _refusal(group) or {"give": True}
         decision = Decision(Fate.APPLY)
-        if what == "flush" and not server.until(lambda: group.failure is not None or not group.owes(), name, self):
+        if what == "flush" and not server.until(
+            lambda: group.failure is not None or not group.owes(), name, self
+        ):
             return None
         if what == "push":
             message["late"] = server.is_late(name)
@@ -348,7 +394,9 @@ class Client:
         if what == "push":
             decision = found
             with group.answering(rank):
-                here = server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, self)
+                here = server.until(
+                    lambda: group.failure is not None or group.clocks.ready(rank), name, self
+                )
             server.changed.notify_all()  # flushes hear of it when this thread has copied the centre
             if not here:
                 return None
@@ -362,7 +410,9 @@ def _there(group: Group, rank: int) -> bool:
 
 
 def _refusal(group: Group) -> Message | None:
-    return None if group.failure is None else {"error": group.failure.text, "lost": group.failure.lost}
+    return (
+        None if group.failure is None else {"error": group.failure.text, "lost": group.failure.lost}
+    )
 
 
 def stored_end(store: Any) -> Callable[[str, int], str]:

@@ -1,5 +1,6 @@
-"""What one server holds of a group's tensors, at a rank: memory, the places of the pieces in it, and what a codec makes
-of them."""
+"""What one server holds of a group's tensors, at a rank: memory, the places of the pieces in it,
+and what a codec makes of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Tensor(NamedTuple):
-    """A weight, or with ``still`` a statistic, which nobody trains. ``kind``: its type, as numpy spells it."""
+    """A weight, or with ``still`` a statistic, which nobody trains. ``kind``: its type, as numpy
+    spells it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +32,9 @@ class Tensor(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """A message to a server, with the arrays that follow it (None: none do), and what a codec made of them."""
+    """A message to a server, with the arrays that follow it (None: none do), and what a codec made
+    of them.
+    """
 
     message: Message
     arrays: Sequence[Array] | None = None
@@ -37,17 +42,26 @@ class Sending(NamedTuple):
 
 
 class Share:
-    """Of ``server``. ``parts``: type and length of its arrays, the last ``statistics`` of which are no weights."""
+    """Of ``server``. ``parts``: type and length of its arrays, the last ``statistics`` of which are
+    no weights.
+    """
 
     def __init__(
-        self, server: Server, pieces: Sequence[Piece], tensors: Sequence[Tensor], codec: PushCodec | None
-    ) -> None:  # fmt: skip
+        self,
+        server: Server,
+        pieces: Sequence[Piece],
+        tensors: Sequence[Tensor],
+        codec: PushCodec | None,
+    ) -> None:
         self.server, self._codec = server, codec
         parts = [(kind, still) for still in (False, True) for kind in TYPES]
         of = [(tensor.kind, tensor.still) for tensor in tensors]
         own = {part: [piece for piece in pieces if of[piece.tensor] == part] for part in parts}
         own = {part: found for part, found in own.items() if found}
-        self.parts = [(kind, sum(piece.end - piece.begin for piece in found)) for (kind, _), found in own.items()]
+        self.parts = [
+            (kind, sum(piece.end - piece.begin for piece in found))
+            for (kind, _), found in own.items()
+        ]
         self.statistics = sum(still for _, still in own)
         self.outgoing = [np.zeros(count, dtype=kind) for kind, count in self.parts]
         self.incoming = [np.zeros(count, dtype=kind) for kind, count in self.parts]
@@ -60,8 +74,9 @@ class Share:
         self._coded = self._codec_parts(tensors)
 
     def _codec_parts(self, tensors: Sequence[Tensor]) -> list[list[Part]]:
-        """By type, the pieces of weights as a codec takes them. It keeps what it keeps for each of them, whichever
-        server holds it."""
+        """By type, the pieces of weights as a codec takes them. It keeps what it keeps for each of
+        them, whichever server holds it.
+        """
         keys = keys_of([tensor.name for tensor in tensors])
         found: list[list[Part]] = [[] for _ in self.parts[: len(self.parts) - self.statistics]]
         for piece, place, begin in self._places:
@@ -74,17 +89,23 @@ class Share:
         return found
 
     def sending(self, message: Message, rank: int) -> Sending:
-        """``message`` with what has been packed: with a codec a push is compressed, and a flush brings all that was not
-        sent before."""
+        """``message`` with what has been packed: with a codec a push is compressed, and a flush
+        brings all that was not sent before.
+        """
         if message["do"] == "pull":
             return Sending(message)
         if self._codec is None:
             return Sending(message, self.outgoing)
         whole = message["do"] == "flush"
-        packed = [self._codec.pack_all(parts) if whole else self._codec.pack(parts, rank) for parts in self._coded]
+        packed = [
+            self._codec.pack_all(parts) if whole else self._codec.pack(parts, rank)
+            for parts in self._coded
+        ]
         if not whole:
             message["coded"] = [len(each.payload) for each in packed]
-        return Sending(message, [*(each.payload for each in packed), *self.outgoing[len(packed) :]], packed)
+        return Sending(
+            message, [*(each.payload for each in packed), *self.outgoing[len(packed) :]], packed
+        )
 
     def arrived(self, sending: Sending, taken: bool) -> None:
         """See ``contracts.PushCodec``."""
@@ -102,8 +123,9 @@ class Share:
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
-    """What codecs keep of the pieces of these tensors begins with these keys: the same ones where other tensors come or
-    go; of tensors with one name, each has its own."""
+    """What codecs keep of the pieces of these tensors begins with these keys: the same ones where
+    other tensors come or go; of tensors with one name, each has its own.
+    """
     seen: Counter[str] = Counter()
     keys = []
     for name in names:

@@ -1,7 +1,7 @@
 """What goes between ranks and parameter servers: messages of JSON, and arrays after some of them.
 
-Messages are authenticated as a whole, arrays by their number, length and end, as between ranks. A receiver knows how
-long the arrays are before they come.
+Messages are authenticated as a whole, arrays by their number, length and end, as between ranks. A
+receiver knows how long the arrays are before they come.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ Message = dict[str, Any]
 
 
 def send(
-    session: Session, message: Message, arrays: Sequence[Array] | None = None,
+    session: Session,
+    message: Message,
+    arrays: Sequence[Array] | None = None,
     stalled: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
-    """Raises OSError. ``stalled`` is called when nothing goes for as long as the socket's time limit, and may raise."""
+) -> None:
+    """Raises OSError. ``stalled`` is called when nothing goes for as long as the socket's time
+    limit, and may raise.
+    """
     session.send(json.dumps(message).encode())
     if arrays is not None:
         parts = [as_bytes(array) for array in arrays]
@@ -51,7 +55,9 @@ def _send_all(session: Session, memory: memoryview, stalled: Callable[[], None])
 
 
 def receive(session: Session) -> Message | None:
-    """None if the other end hung up. Raises WireError for what is no message, OSError, PeerLostError."""
+    """None if the other end hung up. Raises WireError for what is no message, OSError,
+    PeerLostError.
+    """
     data = session.receive(LIMIT)
     if data is None:
         return None
@@ -64,8 +70,12 @@ def receive(session: Session) -> Message | None:
     return found
 
 
-def receive_into(session: Session, arrays: Sequence[Array], stalled: Callable[[], None] | None = None) -> None:
-    """The arrays that follow a message. ``stalled``: see ``send``. Raises WireError, OSError, PeerLostError."""
+def receive_into(
+    session: Session, arrays: Sequence[Array], stalled: Callable[[], None] | None = None
+) -> None:
+    """The arrays that follow a message. ``stalled``: see ``send``. Raises WireError, OSError,
+    PeerLostError.
+    """
     parts = [as_bytes(array) for array in arrays]
     expected = session.incoming.envelope(sum(map(len, parts)))
     head, tail = (memoryview(bytearray(size)) for size in (HEAD, TAG))
@@ -74,7 +84,9 @@ def receive_into(session: Session, arrays: Sequence[Array], stalled: Callable[[]
         length = session.incoming.instead(head)
         if length is None:
             raise session.tampered()
-        raise WireError(f"{session.peer} sent {length} bytes where {sum(map(len, parts))} were expected")
+        raise WireError(
+            f"{session.peer} sent {length} bytes where {sum(map(len, parts))} were expected"
+        )
     for part in parts:
         fill(session, part, stalled)
     fill(session, tail, stalled)

@@ -1,7 +1,9 @@
-"""matplotlib's backend in the ranks of a job that a notebook's cell has started: rank 0's figures appear in the cell.
+"""matplotlib's backend in the ranks of a job that a notebook's cell has started: rank 0's figures
+appear in the cell.
 
-``plt.show()`` sends them to the driver as pictures (PNG); those that are open when the function returns follow, as at
-the end of a cell. Other ranks show nothing. The driver names this module in ``MPLBACKEND``.
+``plt.show()`` sends them to the driver as pictures (PNG); those that are open when the function
+returns follow, as at the end of a cell. Other ranks show nothing. The driver names this module in
+``MPLBACKEND``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class FigureManager(FigureManagerBase):
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
-        """Send all open figures, and close them. ``block`` says nothing here: nobody can look at a rank's window."""
+        """Send all open figures, and close them. ``block`` says nothing here: nobody can look at a
+        rank's window.
+        """
         for manager in _pylab_helpers.Gcf.get_all_fig_managers():
             manager.show()
             _pylab_helpers.Gcf.destroy(manager)

@@ -1,5 +1,6 @@
-"""The files that a job writes by its settings. A job that one of its ranks starts inherits the variables that name
-them, and must write others."""
+"""The files that a job writes by its settings. A job that one of its ranks starts inherits the
+variables that name them, and must write others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The keys of the job's store that ranks and driver share. Agents have keys of their own (``launch.agents``)."""
+"""The keys of the job's store that ranks and driver share. Agents have keys of their own
+(``launch.agents``).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ SERVERS_WANTED = "servers/wanted"  # set by a rank that needs the job's paramete
 
 
 def server(scope: str, index: int) -> str:
-    """The address of a parameter server, JSON. ``scope``: of one stay in the job; empty: of the whole job."""
+    """The address of a parameter server, JSON. ``scope``: of one stay in the job; empty: of the
+    whole job.
+    """
     return f"{servers(scope)}/{index}"
 
 

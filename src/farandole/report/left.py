@@ -1,4 +1,6 @@
-"""Says why a rank does not end although its function has returned: Python waits for threads and processes of it."""
+"""Says why a rank does not end although its function has returned: Python waits for threads and
+processes of it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ def watch() -> None:
 
 def left() -> list[str]:
     """The names of threads and child processes that Python waits for at its end."""
-    found = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    found = [
+        each.name
+        for each in threading.enumerate()
+        if not each.daemon and each is not threading.main_thread()
+    ]
     if "multiprocessing" in sys.modules:
         children = sys.modules["multiprocessing"].active_children()
         found += [f"the process {each.name}" for each in children if not each.daemon]
@@ -28,6 +34,7 @@ def _tell() -> None:
     time.sleep(AFTER)
     if names := left():
         sys.stderr.write(
-            "farandole: the function has returned, and this rank waits for the end of what it has started: "
-            f"{', '.join(names)}. Have it end before the function returns (join), or give it daemon=True\n"
+            "farandole: the function has returned, and this rank waits for the end of what it has"
+            f" started: {', '.join(names)}. Have it end before the function returns (join), or give"
+            " it daemon=True\n"
         )

@@ -1,6 +1,7 @@
 """Messages of a rank to the user who watches the job: texts, progress, pictures.
 
-In a rank each message is a value in the job's store that the driver takes as it comes; without a job it is printed.
+In a rank each message is a value in the job's store that the driver takes as it comes; without a
+job it is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _client: tuple[int, StoreClient] | None = None  # the process that opened it, an
 
 
 class Message(NamedTuple):
-    """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture (PNG)."""
+    """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture
+    (PNG).
+    """
 
     rank: int
     text: str = ""
@@ -45,12 +48,19 @@ class Message(NamedTuple):
             return cls(rank, figure=bytes(data))
         if kind != "progress":
             raise ValueError(f"a message is a log, progress or a figure, not {kind!r}")
-        numbers = {name: value for name, value in parsed(data).items() if isinstance(value, int | float)}
-        return cls(rank, progress={name: value for name, value in numbers.items() if -BEYOND < value < BEYOND})
+        numbers = {
+            name: value for name, value in parsed(data).items() if isinstance(value, int | float)
+        }
+        return cls(
+            rank,
+            progress={name: value for name, value in numbers.items() if -BEYOND < value < BEYOND},
+        )
 
 
 def log(message: Any) -> None:
-    """Show ``message`` (made to text, cut after 4,000 characters) where the job was started, while it runs."""
+    """Show ``message`` (made to text, cut after 4,000 characters) where the job was started, while
+    it runs.
+    """
     text = str(message)[:LONGEST]
     if not _send("log", text.encode("utf-8", "replace")):
         sys.stdout.write(text + "\n")
@@ -58,25 +68,31 @@ def log(message: Any) -> None:
 
 
 def progress(**facts: Any) -> None:
-    """Tell the status line how far this rank is, in numbers: ``epoch=2, rate=17.5``. Nothing happens without a job."""
+    """Tell the status line how far this rank is, in numbers: ``epoch=2, rate=17.5``. Nothing
+    happens without a job.
+    """
     _send("progress", json.dumps(facts).encode())
 
 
 def figure(png: bytes) -> None:
-    """Show a picture of rank 0 in the notebook's cell that started the job. Nothing happens on other ranks."""
+    """Show a picture of rank 0 in the notebook's cell that started the job. Nothing happens on
+    other ranks.
+    """
     if Placement.from_env().rank:
         return
     if len(png) > LARGEST_FIGURE:
         log(
-            f"a figure of {len(png) >> 20} MiB is not shown: a cell takes {LARGEST_FIGURE >> 20} MiB; make it smaller "
-            "(figsize, dpi), or save it to a file"
+            f"a figure of {len(png) >> 20} MiB is not shown: a cell takes {LARGEST_FIGURE >> 20}"
+            " MiB; make it smaller (figsize, dpi), or save it to a file"
         )
         return
     _send("figure", png)
 
 
 def _send(kind: str, data: bytes) -> bool:
-    """False when there is no driver, or it has gone: a message is not worth an error in training."""
+    """False when there is no driver, or it has gone: a message is not worth an error in
+    training.
+    """
     connection = Connection.from_env()
     if not connection.store:
         return False

@@ -16,7 +16,8 @@ from farandole.errors import (
 )
 
 _TEXT_LIMIT = 64 << 10
-SILENT = "it does not answer any more: it is down, or the network between"  # of a host, as the driver sees it
+# of a host, as the driver sees it
+SILENT = "it does not answer any more: it is down, or the network between"
 STATUSES = ("ok", "error", "victim")
 _OF_A_VICTIM = PeerLostError, ShutDownError
 
@@ -33,9 +34,11 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class Outcome(NamedTuple):
-    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left); ok with a
-    ``kind``: its program has caught what a victim gets, and its exit code will tell whether it could go on.
-    ``lost``: the rank that left; of an error: that left before it, and the program may have made its error of that."""
+    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another
+    rank left); ok with a ``kind``: its program has caught what a victim gets, and its exit code
+    will tell whether it could go on. ``lost``: the rank that left; of an error: that left before
+    it, and the program may have made its error of that.
+    """
 
     status: str
     kind: str = ""
@@ -68,11 +71,16 @@ class Outcome(NamedTuple):
     def words(self) -> str:
         """The error in one line, as the end of "rank 1 ..."."""
         first = self.message.strip().split("\n", 1)[0]
-        return f"{'was interrupted' if self.interrupted else 'failed'}: {': '.join(filter(None, (self.kind, first)))}"
+        return (
+            f"{'was interrupted' if self.interrupted else 'failed'}:"
+            f" {': '.join(filter(None, (self.kind, first)))}"
+        )
 
     @classmethod
     def of(cls, error: BaseException, skip: int = 0) -> Outcome:
-        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""
+        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of
+        its traceback.
+        """
         import socket
         import traceback  # here: most ranks end well
 
@@ -85,9 +93,13 @@ class Outcome(NamedTuple):
         victims = [link for link in chain if _is_of_a_victim(link)]
         lost = next((_lost(victim) for victim in victims if _lost(victim) >= 0), -1)
         return cls(
-            status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
-            message=_text(error), traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
-        )  # fmt: skip
+            status="victim" if victims and not ended_it else "error",
+            kind=type(error).__name__,
+            message=_text(error),
+            traceback=text[-_TEXT_LIMIT:],
+            lost=lost,
+            host=socket.gethostname(),
+        )
 
     @classmethod
     def without(cls, caught: Sequence[BaseException]) -> Outcome:
@@ -100,7 +112,9 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)[:_TEXT_LIMIT]
     except Exception as mistake:  # the user's own class; what it stands for is still to be told
-        return f"<its text cannot be made: {type(mistake).__name__} in {type(error).__name__}.__str__>"
+        return (
+            f"<its text cannot be made: {type(mistake).__name__} in {type(error).__name__}.__str__>"
+        )
 
 
 def _is_of_a_victim(error: BaseException) -> bool:
@@ -109,12 +123,16 @@ def _is_of_a_victim(error: BaseException) -> bool:
 
 
 def _is_told_by_others(error: BaseException) -> bool:
-    """XLA, TensorFlow, and autograd for its callbacks, make an error of their own of the text of ours."""
+    """XLA, TensorFlow, and autograd for its callbacks, make an error of their own of the text of
+    ours.
+    """
     return not isinstance(error, HorovodInternalError) and tells_of_loss(_text(error))
 
 
 def tells_of_loss(text: str) -> bool:
-    """Does a text, an error's or what a program has printed of one, tell that another rank was lost?"""
+    """Does a text, an error's or what a program has printed of one, tell that another rank was
+    lost?
+    """
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 

@@ -1,7 +1,7 @@
 """How fast this process trains, and how far it is: the content of a watched job's status line.
 
-The training loop counts its steps, which costs an addition. Only rank 0 of a watched job has a thread
-that looks at the counts, and tells the driver once a second.
+The training loop counts its steps, which costs an addition. Only rank 0 of a watched job has a
+thread that looks at the counts, and tells the driver once a second.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Counter:
 
 
 class Epoch(NamedTuple):
-    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it began; ``rows`` of all
-    ranks in a step, ``loss`` of the epoch before it, if they are known."""
+    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it
+    began; ``rows`` of all ranks in a step, ``loss`` of the epoch before it, if they are known.
+    """
 
     number: int
     of: int
@@ -58,7 +59,9 @@ class Pace:
         """Of the optimizer that has taken most: some programs have several."""
         return max((counter.steps for counter in list(self._counters)), default=0)
 
-    def epoch(self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None) -> None:
+    def epoch(
+        self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None
+    ) -> None:
         """An epoch begins: see ``Epoch``; ``of`` may be 0 (unknown), too."""
         self._epoch = Epoch(number, of, steps, self.steps(), rows, loss)
 
@@ -96,9 +99,13 @@ def counter() -> Counter:
     return _pace.counter()
 
 
-def epoch(number: int, of: int = 0, steps: int = 0, rows: float = 0.0, loss: float | None = None) -> None:
-    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if unknown. ``rows`` of
-    all ranks in a step, and ``loss`` of the epoch before, are shown where they are known."""
+def epoch(
+    number: int, of: int = 0, steps: int = 0, rows: float = 0.0, loss: float | None = None
+) -> None:
+    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if
+    unknown. ``rows`` of all ranks in a step, and ``loss`` of the epoch before, are shown where they
+    are known.
+    """
     _pace.epoch(number, of, steps, rows, loss)
 
 

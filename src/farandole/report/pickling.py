@@ -1,4 +1,6 @@
-"""Functions, arguments and results on their way between processes, and the message about one that will not go."""
+"""Functions, arguments and results on their way between processes, and the message about one that
+will not go.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def pack(value: Any, what: str) -> bytes:
 
 
 def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
-    """Pickle a function with its arguments. SettingsError names the variable or argument that cannot be."""
+    """Pickle a function with its arguments. SettingsError names the variable or argument that
+    cannot be.
+    """
     try:
         return _dumps(call)
     except Exception as error:
@@ -30,7 +34,10 @@ def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
 
 def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception) -> str:
     function, args, kwargs = call
-    what = f"the function {getattr(function, '__qualname__', repr(function))!r} cannot be sent to the ranks"
+    what = (
+        f"the function {getattr(function, '__qualname__', repr(function))!r} cannot be sent to the"
+        " ranks"
+    )
     given = [(f"argument {name!r}", part) for name, part in [*enumerate(args), *kwargs.items()]]
     used = (
         [(f"variable {name!r}", part) for name, part in _captured(function)]
@@ -44,10 +51,15 @@ def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error:
             why = _refusal(culprit)
             if why:
                 return f"{what}: the {label}{inner} is {why}"
-            source = "the function uses it from outside" if label.startswith("variable") else "it was passed to it"
+            source = (
+                "the function uses it from outside"
+                if label.startswith("variable")
+                else "it was passed to it"
+            )
             return (
-                f"{what}: the {label}{inner} is a {_name(type(culprit))}, which cannot be pickled ({error}), "
-                f"and {source}. Create it inside the function, and pass plain data (numbers, arrays, state_dicts)"
+                f"{what}: the {label}{inner} is a {_name(type(culprit))}, which cannot be pickled"
+                f" ({error}), and {source}. Create it inside the function, and pass plain data"
+                " (numbers, arrays, state_dicts)"
             )
     return _complaint(function, what, error)
 
@@ -84,11 +96,16 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
     why = _refusal(culprit) or (str(error) if isinstance(error, SettingsError) else "")
     if why:
         return f"{what}: " + (f"its {path} is {why}" if path else f"it holds {why}")
-    where = f": its {path} is a {_name(type(culprit))}, which cannot be pickled" if path else ": it cannot be pickled"
+    where = (
+        f": its {path} is a {_name(type(culprit))}, which cannot be pickled"
+        if path
+        else ": it cannot be pickled"
+    )
     return (
-        f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is pickled, and open files, "
-        "locks, sockets, generators and handles of other libraries cannot be: create them inside the function, "
-        "or return plain data (numbers, arrays, state_dicts)"
+        f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is"
+        " pickled, and open files, locks, sockets, generators and handles of other libraries"
+        " cannot be: create them inside the function, or return plain data (numbers, arrays,"
+        " state_dicts)"
     )
 
 
@@ -96,7 +113,10 @@ def _begun(value: Any) -> str:
     """What to do with a call that has yet to run; empty for all else."""
     if isinstance(value, CoroutineType):
         value.close()  # Python would warn that nobody awaited it
-        return "a coroutine, of which nothing has run: call asyncio.run(...) inside a function that is not async"
+        return (
+            "a coroutine, of which nothing has run: call asyncio.run(...) inside a function that is"
+            " not async"
+        )
     if isinstance(value, GeneratorType):
         return "a generator, which yields its values in its own process alone: use list(...) of it"
     return ""
@@ -130,7 +150,9 @@ def _captured(function: Any) -> list[tuple[str, Any]]:
 
     seen = inspect.getclosurevars(function)
     return [
-        (name, part) for name, part in {**seen.nonlocals, **seen.globals}.items() if not isinstance(part, ModuleType)
+        (name, part)
+        for name, part in {**seen.nonlocals, **seen.globals}.items()
+        if not isinstance(part, ModuleType)
     ]
 
 
@@ -143,7 +165,11 @@ def _picklable(value: Any) -> bool:
 
 
 def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: int) -> str:
@@ -152,9 +178,13 @@ def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: in
     parts = [(f"argument {index}", part) for index, part in enumerate(args)]
     parts += [(f"argument {name!r}", part) for name, part in kwargs.items()]
     parts += [(step.lstrip("."), part) for step, part in _parts(function)]
-    weights = sorted(((_weight(part), name, part) for name, part in parts), key=lambda weighed: -weighed[0])
+    weights = sorted(
+        ((_weight(part), name, part) for name, part in parts), key=lambda weighed: -weighed[0]
+    )
     heavy = [
-        f"{name} ({_name(type(part))}, {_size(weight)})" for weight, name, part in weights[:3] if weight >= size / 20
+        f"{name} ({_name(type(part))}, {_size(weight)})"
+        for weight, name, part in weights[:3]
+        if weight >= size / 20
     ]
     return (
         f"{what} is {_size(size)} pickled, and every rank fetches it"

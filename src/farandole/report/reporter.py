@@ -1,5 +1,6 @@
-"""Tells the driver how this rank ends: of an exception before this process's sockets close, so before any other rank
-can notice."""
+"""Tells the driver how this rank ends: of an exception before this process's sockets close, so
+before any other rank can notice.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class _Reporter:
         from farandole.store import StoreClient
 
         try:
-            client = StoreClient(self.client.address, self.client.secret, timeout=2.0)  # type: ignore[union-attr]
+            client = StoreClient(
+                self.client.address,  # type: ignore[union-attr]
+                self.client.secret,  # type: ignore[union-attr]
+                timeout=2.0,
+            )
             client.set(keys.outcome(self.rank), outcome.to_bytes())
             client.close()
         except (HorovodInternalError, OSError, AttributeError):
@@ -57,7 +62,9 @@ _reporter = _Reporter()
 
 
 def install(client: _Store, rank: int) -> None:
-    """Report this process's end to the driver: an uncaught exception at once, anything else at exit."""
+    """Report this process's end to the driver: an uncaught exception at once, anything else at
+    exit.
+    """
     known = _reporter.client is not None and _reporter.pid == os.getpid()
     _reporter.client, _reporter.rank, _reporter.pid = client, rank, os.getpid()
     if known:
@@ -87,15 +94,18 @@ class _Caller:
 
 
 def install_early() -> None:
-    """Report an uncaught exception of this process also before it has been through ``init()``, if it is a rank: not a
-    child of one, which inherits its variables."""
+    """Report an uncaught exception of this process also before it has been through ``init()``, if
+    it is a rank: not a child of one, which inherits its variables.
+    """
     if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
         connection = Connection.from_env()
         install(_Caller(connection.store, connection.secret), Placement.from_env().rank)
 
 
 def caught(failures: Sequence[BaseException]) -> None:
-    """``failures``: what collectives of this process will have failed with; its program may catch that, and give up."""
+    """``failures``: what collectives of this process will have failed with; its program may catch
+    that, and give up.
+    """
     _reporter.caught = failures
 
 

@@ -1,4 +1,6 @@
-"""``HorovodRunner`` and ``run``: a function on the tasks of a Spark cluster, from a notebook cell or a script."""
+"""``HorovodRunner`` and ``run``: a function on the tasks of a Spark cluster, from a notebook cell
+or a script.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,20 @@ from farandole.spark.logs import LoopLog
 from farandole.spark.run import run, run_elastic
 from farandole.spark.runner import HorovodRunner
 
-__all__ = ["HorovodRunner", "LogCallback", "LoopLog", "get_available_devices", "log_to_driver", "run", "run_elastic"]
+__all__ = [
+    "HorovodRunner",
+    "LogCallback",
+    "LoopLog",
+    "get_available_devices",
+    "log_to_driver",
+    "run",
+    "run_elastic",
+]
 
 
 def get_available_devices() -> list[str]:
-    """Inside a rank: the numbers of its own GPUs, for ``torch.cuda.set_device`` and its like; empty without any.
+    """Inside a rank: the numbers of its own GPUs, for ``torch.cuda.set_device`` and its like; empty
+    without any.
 
     Spark assigned them to the rank's task (``spark.task.resource.gpu.amount``).
     """

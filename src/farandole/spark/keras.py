@@ -1,4 +1,6 @@
-"""``LogCallback``: a Keras callback whose lines appear in the notebook's cell while training runs."""
+"""``LogCallback``: a Keras callback whose lines appear in the notebook's cell while training
+runs.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ else:
 class LogCallback(Callback):  # type: ignore[misc]
     """Rank 0 says when an epoch begins and how it ended; with ``per_batch_log`` also each batch.
 
-    ``model.fit(..., callbacks=[LogCallback()])``. Averages over the ranks are shown if the callback that averages
-    metrics comes before it.
+    ``model.fit(..., callbacks=[LogCallback()])``. Averages over the ranks are shown if the callback
+    that averages metrics comes before it.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:

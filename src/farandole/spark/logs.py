@@ -13,7 +13,8 @@ EVERY = 1.0  # seconds between reports to the status line
 
 
 class LoopLog:
-    """For a plain loop what ``LogCallback`` is for Keras: rank 0 reports, the other ranks stay silent.
+    """For a plain loop what ``LogCallback`` is for Keras: rank 0 reports, the other ranks stay
+    silent.
 
         log = LoopLog()
         for epoch in range(epochs):
@@ -51,7 +52,9 @@ class LoopLog:
         now = time.monotonic()
         if now - when >= EVERY:
             self._reported = (self._steps, now)
-            messages.progress(epoch=self._epoch, step=step, rate=(self._steps - before) / (now - when))
+            messages.progress(
+                epoch=self._epoch, step=step, rate=(self._steps - before) / (now - when)
+            )
 
     def epoch_end(self, epoch: int, **numbers: Any) -> None:
         if not self._speaks:

@@ -18,38 +18,63 @@ from farandole.spark.runner import HEAVY
 
 
 def run(
-    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None, start_timeout: float | None = None, use_mpi: bool | None = None,
-    use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: Mapping[str, str] | None = None,
-    stdout: TextIO | None = None, stderr: TextIO | None = None, verbose: int = 1, nics: Any = None,
-    prefix_output_with_timestamp: bool = False, executable: str | None = None,
-) -> list[Any]:  # fmt: skip
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once; the results, in rank order.
 
-    ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds for all tasks to be running, by
-    default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: variables of the ranks; those of this process are not passed
-    on. ``stdout``, ``stderr``: where their output goes instead of here. ``executable``: their Python, instead of that
-    of Spark's tasks. ``verbose=0``: say nothing about the start. ``use_mpi``, ``use_gloo``, ``extra_mpi_args`` and
-    ``nics`` have no effect: there is one way, and it finds its own.
+    ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds for all tasks
+    to be running, by default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: variables of the ranks;
+    those of this process are not passed on. ``stdout``, ``stderr``: where their output goes instead
+    of here. ``executable``: their Python, instead of that of Spark's tasks. ``verbose=0``: say
+    nothing about the start. ``use_mpi``, ``use_gloo``, ``extra_mpi_args`` and ``nics`` have no
+    effect: there is one way, and it finds its own.
 
-    Raises JobFailedError (a RuntimeError) with the traceback of the rank that failed; RendezvousError when the tasks
-    do not start in time; SettingsError (a ValueError) for impossible requests: no session, too few slots.
+    Raises JobFailedError (a RuntimeError) with the traceback of the rank that failed;
+    RendezvousError when the tasks do not start in time; SettingsError (a ValueError) for impossible
+    requests: no session, too few slots.
     """
     if use_gloo and use_mpi:
         raise SettingsError("Argument use_gloo and use_mpi only allow one set True.")
     unused = {"use_mpi": use_mpi, "extra_mpi_args": extra_mpi_args, "nics": nics}
     if any(unused.values()):
-        logger.info("no effect on Spark tasks: %s", ", ".join(name for name, value in unused.items() if value))
+        logger.info(
+            "no effect on Spark tasks: %s",
+            ", ".join(name for name, value in unused.items() if value),
+        )
     call, settings = check_call(fn, args, kwargs), settings_for(env or {}, {})
-    launcher = Spark(start_timeout=start_timeout, setting="the start_timeout parameter", python=executable or "")
+    launcher = Spark(
+        start_timeout=start_timeout, setting="the start_timeout parameter", python=executable or ""
+    )
     np = check_np(launcher.default_parallelism() if num_proc is None else num_proc)
     job = Job(
-        np=np, call=call, settings=settings, env=env or {}, launcher=launcher, heavy=HEAVY,
+        np=np,
+        call=call,
+        settings=settings,
+        env=env or {},
+        launcher=launcher,
+        heavy=HEAVY,
         display=Display(
-            prefix_timestamp=prefix_output_with_timestamp, verbose=verbose > 1, quiet=not verbose,
-            out=stdout or sys.stdout, err=stderr or sys.stderr,
+            prefix_timestamp=prefix_output_with_timestamp,
+            verbose=verbose > 1,
+            quiet=not verbose,
+            out=stdout or sys.stdout,
+            err=stderr or sys.stderr,
         ),
-    )  # fmt: skip
+    )
     try:
         return driver.run(job)
     except driver.Interrupted as interrupted:
@@ -61,6 +86,6 @@ def run(
 def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
     """Elastic jobs come later."""
     raise NotImplementedError(
-        "horovod.spark.run_elastic is not available: this version of Farandole does not have elastic jobs yet; "
-        "run(...) runs a job of a fixed size"
+        "horovod.spark.run_elastic is not available: this version of Farandole does not have"
+        " elastic jobs yet; run(...) runs a job of a fixed size"
     )

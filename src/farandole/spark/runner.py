@@ -21,30 +21,35 @@ VERBOSITIES = ("all", "log_callback_only")
 
 
 class HorovodRunner:
-    """``HorovodRunner(np=2).run(train, lr=0.1)``: ``train(lr=0.1)`` on two Spark tasks that start together.
+    """``HorovodRunner(np=2).run(train, lr=0.1)``: ``train(lr=0.1)`` on two Spark tasks that start
+    together.
 
-    ``np``: that many Spark tasks; a negative number, as many processes of the driver's machine, whose output appears
-    here; 0, all task slots of the cluster (deprecated).
-    ``driver_log_verbosity``: with "log_callback_only" this process shows messages of ``log_to_driver`` and
-    ``LogCallback``, and all else they print is in the log of the first task; "all" shows that here, too.
+    ``np``: that many Spark tasks; a negative number, as many processes of the driver's machine,
+    whose output appears here; 0, all task slots of the cluster (deprecated).
+    ``driver_log_verbosity``: with "log_callback_only" this process shows messages of
+    ``log_to_driver`` and ``LogCallback``, and all else they print is in the log of the first task;
+    "all" shows that here, too.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise SettingsError(
-                f"np={np!r} is a {type(np).__name__}: it must be a whole number, N for N Spark tasks or -N for N "
-                "processes of this machine"
+                f"np={np!r} is a {type(np).__name__}: it must be a whole number, N for N Spark"
+                " tasks or -N for N processes of this machine"
             )
         if driver_log_verbosity not in VERBOSITIES:
-            raise SettingsError(f"driver_log_verbosity={driver_log_verbosity!r} must be 'all' or 'log_callback_only'")
+            raise SettingsError(
+                f"driver_log_verbosity={driver_log_verbosity!r} must be 'all' or"
+                " 'log_callback_only'"
+            )
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank; rank 0's value.
 
-        Raises JobFailedError with the traceback of the rank that failed; SettingsError if the job cannot start (too
-        few task slots; something that cannot be pickled).
+        Raises JobFailedError with the traceback of the rank that failed; SettingsError if the job
+        cannot start (too few task slots; something that cannot be pickled).
         """
         call = check_call(main, (), kwargs)
         try:
@@ -52,7 +57,8 @@ class HorovodRunner:
         except driver.Interrupted as interrupted:
             number, error = interrupted.signum, interrupted
         except JobFailedError as failure:
-            raise failure.with_traceback(None) from None  # the rank's traceback is in its text; ours would bury it
+            # the rank's traceback is in its text; ours would bury it
+            raise failure.with_traceback(None) from None
         signal.raise_signal(number)  # as if we had not been in between: KeyboardInterrupt
         raise error
 
@@ -60,22 +66,35 @@ class HorovodRunner:
         settings = settings_for({}, {})
         if self.num_processor < 0:
             return Job(
-                np=-self.num_processor, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher="local",
-                display=Display(), env={guard.FILES: session.files()},
-            )  # fmt: skip
+                np=-self.num_processor,
+                call=call,
+                settings=settings,
+                first_only=True,
+                heavy=HEAVY,
+                launcher="local",
+                display=Display(),
+                env={guard.FILES: session.files()},
+            )
         everything = self.driver_log_verbosity == "all"
         launcher = Spark(title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything)
         np = self.num_processor
         if np == 0:
             warnings.warn(
-                "HorovodRunner(np=0) is deprecated: name the number of tasks", DeprecationWarning, stacklevel=3
+                "HorovodRunner(np=0) is deprecated: name the number of tasks",
+                DeprecationWarning,
+                stacklevel=3,
             )
             np = launcher.all_slots()
         log = sys.stdout if everything else cast(TextIO, FirstLog(launcher))
         return Job(
-            np=np, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher=launcher,
+            np=np,
+            call=call,
+            settings=settings,
+            first_only=True,
+            heavy=HEAVY,
+            launcher=launcher,
             display=Display(out=log, err=sys.stderr if everything else log, say=sys.stderr),
-        )  # fmt: skip
+        )
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -1,9 +1,10 @@
 """Rendezvous: a small key-value store that lives in the driver, and the client that every rank has.
 
-Every connection begins with the job's handshake; a stranger is refused, logged once, and costs at most one pending
-place for a few seconds. After it, a request is one frame (verb, seconds, key), followed by a frame with the value
-when the verb is SET or SWAP. Values are opaque bytes: nothing is unpickled here. What a frame may hold is limited by
-what it is for, and its memory grows as it arrives.
+Every connection begins with the job's handshake; a stranger is refused, logged once, and costs at
+most one pending place for a few seconds. After it, a request is one frame (verb, seconds, key),
+followed by a frame with the value when the verb is SET or SWAP. Values are opaque bytes: nothing is
+unpickled here. What a frame may hold is limited by what it is for, and its memory grows as it
+arrives.
 """
 
 from __future__ import annotations
@@ -48,23 +49,27 @@ from farandole.store.frames import (
     swap_parts,
     swapped_value,
     unpacked,
-)  # fmt: skip
+)
 from farandole.store.frames import Value as Value
 
 PURPOSE = "store"
-MAX_PENDING = 256  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
+# strangers (and newcomers) in their handshake; the oldest has to go when one more comes
+MAX_PENDING = 256
 MAX_REQUEST = 64 << 10  # bytes of a verb with its key
 MAX_VALUE = 64 << 20  # bytes of a value, but for
 LARGE = "result/"  # the results of functions may be of any size
 ATTEMPTS = 5
-WORTHWHILE = 5.0  # seconds from which on a link that is out is awaited: who has less has other addresses
+# seconds from which on a link that is out is awaited: who has less has other addresses
+WORTHWHILE = 5.0
 PAUSE = 0.05  # seconds, more after every attempt
 MOST = 1 << 17  # values that one request may gather
 Keys = set[str]
 
 
 class _Wait:
-    """For keys that are not there yet. ``packed``: the answer to those who gather them, once all are there."""
+    """For keys that are not there yet. ``packed``: the answer to those who gather them, once all
+    are there.
+    """
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -75,10 +80,11 @@ class _Wait:
 
 
 class StoreServer:
-    """Keeps the values. ``hooks`` are called with (key, value) after each ``set`` that came over the network; ``lost``
-    with the name of a client that stayed, when its connection ends.
+    """Keeps the values. ``hooks`` are called with (key, value) after each ``set`` that came over
+    the network; ``lost`` with the name of a client that stayed, when its connection ends.
 
-    ``host``: the interface to listen on; ``advertise``: the name under which others reach it, if that is another.
+    ``host``: the interface to listen on; ``advertise``: the name under which others reach it, if
+    that is another.
     """
 
     def __init__(self, secret: str, host: str = "127.0.0.1", advertise: str = "") -> None:
@@ -88,7 +94,8 @@ class StoreServer:
         self._secret = secret
         self._values: dict[str, Value] = {}
         self._changed = threading.Lock()
-        self._awaited: dict[str, list[_Wait]] = {}  # by key: a value wakes those who wait for it, and nobody else
+        # by key: a value wakes those who wait for it, and nobody else
+        self._awaited: dict[str, list[_Wait]] = {}
         self._gathered: dict[str, _Wait] = {}  # by request: all ranks ask for the same
         self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
@@ -98,9 +105,11 @@ class StoreServer:
         name, port = self._listener.getsockname()[:2]
         self.interface, self.address = host, network.joined(advertise or name, port)
         self._acceptor = threading.Thread(
-            target=self.newcomers.accept_all, args=(self._listener, self._serve, "farandole-store-peer"),
-            name="farandole-store", daemon=True,
-        )  # fmt: skip
+            target=self.newcomers.accept_all,
+            args=(self._listener, self._serve, "farandole-store-peer"),
+            name="farandole-store",
+            daemon=True,
+        )
         threads.start(self._acceptor)
 
     def set(self, key: str, value: Value) -> None:
@@ -116,8 +125,9 @@ class StoreServer:
                 wait.ready.set()
 
     def swap(self, key: str, expected: Value, value: Value) -> tuple[bool, Value | None]:
-        """``set``, if the value is the ``expected`` one (empty: also if there is none). Was it, and what is there
-        after it?"""
+        """``set``, if the value is the ``expected`` one (empty: also if there is none). Was it, and
+        what is there after it?
+        """
         with self._changed:
             now = self._values.get(key)
             swapped = (now is None and not expected) or now == expected
@@ -205,7 +215,9 @@ class StoreServer:
             first = not (self._complained or self._closed)
             self._complained = True
         if first:
-            logger.warning("the job's store hung up on a connection, as on all further ones like it: %s", error)
+            logger.warning(
+                "the job's store hung up on a connection, as on all further ones like it: %s", error
+            )
 
     def _answer(self, session: Session) -> bool:
         request = session.receive(MAX_REQUEST)
@@ -221,7 +233,9 @@ class StoreServer:
             return True
         if verb == SWAP:
             both = session.receive(MAX_VALUE)
-            return both is not None and reply(session, swapped_value(*self.swap(key, *swap_parts(both, session))))
+            return both is not None and reply(
+                session, swapped_value(*self.swap(key, *swap_parts(both, session)))
+            )
         if verb == STAY:
             self._keep(session, key)
             return False
@@ -269,10 +283,14 @@ class StoreServer:
                     self._awaited.pop(key, None)
 
     def _gather(self, request: str, seconds: float, session: Session) -> bytes | None:
-        """The values of ``<count> <prefix>``, packed; what is missing after ``seconds`` is marked."""
+        """The values of ``<count> <prefix>``, packed; what is missing after ``seconds`` is
+        marked.
+        """
         number, _, prefix = request.partition(" ")
         if not number.isdecimal() or not 0 < int(number) <= MOST:
-            raise WireError(f"{session.peer} wants to gather {number[:20]!r} values; from 1 to {MOST} can be")
+            raise WireError(
+                f"{session.peer} wants to gather {number[:20]!r} values; from 1 to {MOST} can be"
+            )
         keys = [f"{prefix}/{index}" for index in range(int(number))]
         with self._changed:
             wait = self._gathered.get(request)
@@ -290,8 +308,11 @@ class StoreServer:
 
     def _keep(self, session: Session, name: str) -> None:
         """Until the client hangs up, or we do."""
-        # Keepalive does not ask while this is under way, and nothing more is ever sent: see liveness.
-        session.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * liveness.LOST_SECONDS))
+        # Keepalive does not ask while this is under way, and nothing more is ever sent: see
+        # liveness.
+        session.sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * liveness.LOST_SECONDS)
+        )
         session.send(FOUND)
         with contextlib.suppress(OSError, HorovodInternalError):
             session.receive(0)
@@ -301,8 +322,9 @@ class StoreServer:
 
 
 class StoreClient:
-    """A rank's side. Thread-safe: each call takes an idle connection or opens one, so that a ``get`` that waits does
-    not hold up the ``set`` of another thread."""
+    """A rank's side. Thread-safe: each call takes an idle connection or opens one, so that a
+    ``get`` that waits does not hold up the ``set`` of another thread.
+    """
 
     def __init__(self, address: str, secret: str, timeout: float = 30.0) -> None:
         self.address = address
@@ -318,7 +340,9 @@ class StoreClient:
         self._ask(SET, key, 0.0, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Wait for ``key``; RendezvousError, naming it, when it has not been set after ``timeout`` seconds."""
+        """Wait for ``key``; RendezvousError, naming it, when it has not been set after ``timeout``
+        seconds.
+        """
         found = self._ask(GET, key, timeout)
         if found is None:
             raise RendezvousError(
@@ -328,12 +352,15 @@ class StoreClient:
         return found
 
     def take(self, key: str, timeout: float) -> bytes | None:
-        """Wait for ``key`` and remove it; None when it has not been set after ``timeout`` seconds."""
+        """Wait for ``key`` and remove it; None when it has not been set after ``timeout``
+        seconds.
+        """
         return self._ask(TAKE, key, timeout)
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
-        """The values of ``prefix/0`` to ``prefix/<count-1>`` as soon as all are set, in one answer; None for those that
-        have not been after ``timeout`` seconds."""
+        """The values of ``prefix/0`` to ``prefix/<count-1>`` as soon as all are set, in one answer;
+        None for those that have not been after ``timeout`` seconds.
+        """
         found = self._ask(GATHER, f"{count} {prefix}", timeout)
         assert found is not None
         return unpacked(found)
@@ -342,13 +369,16 @@ class StoreClient:
         return self._ask(TRY, key, 0.0)
 
     def swap(self, key: str, expected: bytes, value: bytes) -> tuple[bool, bytes | None]:
-        """Set ``key`` if its value is the ``expected`` one (empty: also if it has none); no other client comes between.
-        Was it so, and its value after that (None if it has none)?"""
+        """Set ``key`` if its value is the ``expected`` one (empty: also if it has none); no other
+        client comes between. Was it so, and its value after that (None if it has none)?
+        """
         told = self._ask(SWAP, key, 0.0, LENGTH.pack(len(expected)) + expected + value)
         return (False, None) if told is None else (bool(told[0]), told[1:])
 
     def stay(self, name: str) -> None:
-        """Keep a connection open until ``close`` or the end of this process, so that the server sees that end."""
+        """Keep a connection open until ``close`` or the end of this process, so that the server
+        sees that end.
+        """
         session = self._connect()
         self._staying.append(session)
         session.send(HEADER.pack(STAY, 0.0) + name.encode())
@@ -356,7 +386,9 @@ class StoreClient:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
 
     def clock(self) -> tuple[float, str]:
-        """The time on the monotonic clock of the driver's host, and that clock's name (see ``clock_name``)."""
+        """The time on the monotonic clock of the driver's host, and that clock's name (see
+        ``clock_name``).
+        """
         answer = self._ask(CLOCK, "", 0.0)
         assert answer is not None
         return SECONDS.unpack_from(answer)[0], answer[SECONDS.size :].decode()
@@ -399,8 +431,11 @@ class StoreClient:
             self._busy.add(session)
         return session
 
-    def _exchange(self, session: Session, verb: int, key: str, seconds: float, value: bytes | None) -> bytes | None:
-        # A silent driver host must not hold a rank for ever: some seconds more than the server was asked to wait.
+    def _exchange(
+        self, session: Session, verb: int, key: str, seconds: float, value: bytes | None
+    ) -> bytes | None:
+        # A silent driver host must not hold a rank for ever: some seconds more than the server was
+        # asked to wait.
         session.sock.settimeout(seconds + max(self.timeout, 10.0))
         session.send(HEADER.pack(verb, seconds) + key.encode())
         if value is not None:
@@ -411,7 +446,9 @@ class StoreClient:
             return None
         found = session.receive(ANY_SIZE) if answer in (FOUND, REFUSED) else None
         if found is not None and answer == REFUSED:
-            raise WireError(f"the job's store at {self.address} refused what came from here: {found.decode()}")
+            raise WireError(
+                f"the job's store at {self.address} refused what came from here: {found.decode()}"
+            )
         if found is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
         return bytes(found)
@@ -420,7 +457,9 @@ class StoreClient:
         """A new connection. A store under attack may hang up on a newcomer; so it comes again."""
         host, port = network.split(self.address)
         if not host or not port.isdigit():
-            raise RendezvousError(f"the store's address must be host:port, not {self.address!r} (FARANDOLE_STORE)")
+            raise RendezvousError(
+                f"the store's address must be host:port, not {self.address!r} (FARANDOLE_STORE)"
+            )
         for attempt in range(ATTEMPTS):
             time.sleep(PAUSE * attempt)
             with contextlib.suppress(UnfinishedHandshakeError):
@@ -435,7 +474,9 @@ class StoreClient:
             cause = "the driver has ended, or a firewall stands between this host and it"
             if error.errno == errno.ENETUNREACH and network.is_loopback(host):
                 cause = "the loopback interface is down: ip link set lo up"
-            raise RendezvousError(f"no job's store answers at {self.address} ({error}); {cause}") from error
+            raise RendezvousError(
+                f"no job's store answers at {self.address} ({error}); {cause}"
+            ) from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
@@ -449,48 +490,65 @@ class StoreClient:
 
 
 class Door:
-    """The way in for those to whom the secret of ``store`` cannot go unseen. They are told an ``invitation`` instead,
-    which asks for TLS and opens nothing but this; here each of ``seats`` is handed the secret once. When all are in,
-    the door is closed, and the invitation worthless, also to who has captured it and all packets."""
+    """The way in for those to whom the secret of ``store`` cannot go unseen. They are told an
+    ``invitation`` instead, which asks for TLS and opens nothing but this; here each of ``seats`` is
+    handed the secret once. When all are in, the door is closed, and the invitation worthless, also
+    to who has captured it and all packets.
+    """
 
     def __init__(
-        self, store: StoreServer, secret: str, seats: int, host: str = "127.0.0.1", advertise: str = ""
+        self,
+        store: StoreServer,
+        secret: str,
+        seats: int,
+        host: str = "127.0.0.1",
+        advertise: str = "",
     ) -> None:
         self.invitation = new_secret(tls=True)
         self._server = StoreServer(self.invitation, host, advertise)
         self.address = self._server.address
         for seat in range(seats):
-            self._server.set(f"seat/{seat}", f"{store.address.rpartition(':')[2]} {secret}".encode())
+            self._server.set(
+                f"seat/{seat}", f"{store.address.rpartition(':')[2]} {secret}".encode()
+            )
 
     def close(self) -> None:
         self._server.close()
 
 
 def enter(door: StoreClient, seat: int) -> StoreClient:
-    """A client of the store behind the door. Raises AuthenticationError if somebody else has sat down there."""
+    """A client of the store behind the door. Raises AuthenticationError if somebody else has sat
+    down there.
+    """
     handed = door.take(f"seat/{seat}", 0.0)
     door.close()
     if handed is None:
         raise AuthenticationError(
-            f"somebody else has used this job's invitation in the place of number {seat}, and may know its secret: "
-            "who can read what the cluster tells its processes? Start the job again, by ssh (-H) if you do not know"
+            f"somebody else has used this job's invitation in the place of number {seat}, and may"
+            " know its secret: who can read what the cluster tells its processes? Start the job"
+            " again, by ssh (-H) if you do not know"
         )
     port, _, secret = handed.decode().partition(" ")
     return StoreClient(network.joined(network.split(door.address)[0], port), secret, door.timeout)
 
 
 def reach(addresses: Sequence[str], secret: str, *rounds: float) -> StoreClient:
-    """A client of the store, under the first of its addresses at which somebody answers who knows the secret. All are
-    tried for the seconds of each round. Raises the last one's error."""
+    """A client of the store, under the first of its addresses at which somebody answers who knows
+    the secret. All are tried for the seconds of each round. Raises the last one's error.
+    """
     *others, last = [(address, seconds) for seconds in rounds for address in addresses]
     for address, seconds in others:
-        with contextlib.suppress(RendezvousError, AuthenticationError, HorovodInternalError, OSError):
+        with contextlib.suppress(
+            RendezvousError, AuthenticationError, HorovodInternalError, OSError
+        ):
             return StoreClient(address, secret, seconds)
     return StoreClient(last[0], secret, last[1])
 
 
 def clock_name() -> str:
-    """The common trait of processes with the same monotonic clock: the running kernel, and the time namespace in it."""
+    """The common trait of processes with the same monotonic clock: the running kernel, and the time
+    namespace in it.
+    """
     name = ""
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -74,5 +74,7 @@ def parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
     if not GET <= verb <= SWAP:
         raise WireError(f"{session.peer} sent the verb {verb}; the store knows {GET} to {SWAP}")
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise WireError(f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on")
+        raise WireError(
+            f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on"
+        )
     return verb, min(seconds, threading.TIMEOUT_MAX), key

@@ -15,8 +15,9 @@ _TRIES = 20
 def free_port() -> int:
     """A port of this host that nobody listens on.
 
-    It is used seconds later, when PyTorch has been imported. So it is one, if any is free, that the kernel does not
-    give to connections and to who listens on any port: those of this job, and of others that start beside it.
+    It is used seconds later, when PyTorch has been imported. So it is one, if any is free, that the
+    kernel does not give to connections and to who listens on any port: those of this job, and of
+    others that start beside it.
     """
     for port in _aside():
         with contextlib.suppress(OSError):
@@ -31,7 +32,10 @@ def _aside() -> Sequence[int]:
     except (OSError, ValueError):
         return ()
     others = [port for port in _ASIDE if not lowest <= port <= highest]
-    return [others[int.from_bytes(os.urandom(4), "little") % len(others)] for _ in range(_TRIES if others else 0)]
+    return [
+        others[int.from_bytes(os.urandom(4), "little") % len(others)]
+        for _ in range(_TRIES if others else 0)
+    ]
 
 
 def _bound(port: int) -> int:

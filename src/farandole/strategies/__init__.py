@@ -1,17 +1,31 @@
-"""What becomes of gradients and weights: options, reducers, and ways to exchange weights. ``LocalSGD``, ``BMUF``,
-``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``, ``AsyncParameterServer`` and ``SSP`` are for
-``DistributedOptimizer(strategy=...)``."""
+"""What becomes of gradients and weights: options, reducers, and ways to exchange weights.
+``LocalSGD``, ``BMUF``, ``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``,
+``AsyncParameterServer`` and ``SSP`` are for ``DistributedOptimizer(strategy=...)``.
+"""
 
 from __future__ import annotations
 
 from farandole import lazy
 
 __all__ = [
-    "BMUF", "EASGD", "SSP", "AsyncGossip", "AsyncParameterServer", "DiLoCo", "Gossip", "LocalSGD", "ParameterServer",
-]  # fmt: skip
+    "BMUF",
+    "EASGD",
+    "SSP",
+    "AsyncGossip",
+    "AsyncParameterServer",
+    "DiLoCo",
+    "Gossip",
+    "LocalSGD",
+    "ParameterServer",
+]
 
-__getattr__, __dir__ = lazy.names(__name__, {
-    "modes.local_sgd": ("LocalSGD", "BMUF", "DiLoCo"), "modes.easgd": ("EASGD",), "modes.gossip": ("Gossip",),
-    "modes.gossip_async": ("AsyncGossip",),
-    "modes.parameter_server": ("ParameterServer", "AsyncParameterServer", "SSP"),
-})  # fmt: skip
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "modes.local_sgd": ("LocalSGD", "BMUF", "DiLoCo"),
+        "modes.easgd": ("EASGD",),
+        "modes.gossip": ("Gossip",),
+        "modes.gossip_async": ("AsyncGossip",),
+        "modes.parameter_server": ("ParameterServer", "AsyncParameterServer", "SSP"),
+    },
+)

@@ -1,11 +1,13 @@
-"""How the ranks of several optimizers wait for each other's gradients, whichever of them each rank has used.
+"""How the ranks of several optimizers wait for each other's gradients, whichever of them each rank
+has used.
 
-Every optimizer has a ballot of its own, which all ranks must vote in, and then settle what they found in it together. A
-rank votes in those of all the optimizers that it has used before it waits for any, and settles them in the order in
-which they were complete: that is the same on all ranks. If a rank that it waits for waits in another ballot, for an
-optimizer that was not used here, neither would ever come: it votes there, too ("nothing here yet"). It does so as long
-as others have new gradients, and where none of an earlier step are left: whoever steps needs the own word of all ranks,
-and the stall check tells if one does not come.
+Every optimizer has a ballot of its own, which all ranks must vote in, and then settle what they
+found in it together. A rank votes in those of all the optimizers that it has used before it waits
+for any, and settles them in the order in which they were complete: that is the same on all ranks.
+If a rank that it waits for waits in another ballot, for an optimizer that was not used here,
+neither would ever come: it votes there, too ("nothing here yet"). It does so as long as others have
+new gradients, and where none of an earlier step are left: whoever steps needs the own word of all
+ranks, and the stall check tells if one does not come.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from farandole.strategies.options import GradientOptions
 
 
 class Voter(Protocol):
-    """One optimizer's part in it. ``ballot``: the name of the collective. ``lock``: held from the vote to its end.
-    ``due``: gradients wait for it, which ``backward`` (a number) has computed."""
+    """One optimizer's part in it. ``ballot``: the name of the collective. ``lock``: held from the
+    vote to its end. ``due``: gradients wait for it, which ``backward`` (a number) has computed.
+    """
 
     ballot: str
     lock: threading.RLock
@@ -37,8 +40,9 @@ class Voter(Protocol):
         """Get ready to vote idly; False if another thread is at it, or that would not be true."""
 
     def vote(self, told: Callable[[], None] | None = None, *, idle: bool = False) -> None:
-        """Vote, and return at once; ``told`` is called, by any thread, when all have voted. ``idle``: nothing was
-        computed, and more may come."""
+        """Vote, and return at once; ``told`` is called, by any thread, when all have voted.
+        ``idle``: nothing was computed, and more may come.
+        """
 
     def settle(self) -> None:
         """Wait until all have voted, and bring in the gradients. Collective."""
@@ -48,17 +52,26 @@ living: weakref.WeakSet[Voter] = weakref.WeakSet()
 
 
 def settle(due: Sequence[Voter]) -> None:
-    """Vote for the optimizers ``due``, and settle them; others as well that other ranks have used. Collective."""
+    """Vote for the optimizers ``due``, and settle them; others as well that other ranks have used.
+    Collective.
+    """
     # all ranks settle process sets in one order
     due = sorted(due, key=lambda voter: voter.options.process_set.process_set_id or 0)
     engines = list(dict.fromkeys(voter.engine for voter in due))
-    idle = [other for other in tuple(living) if other not in due and other.engine in engines and other.enters()]
+    idle = [
+        other
+        for other in tuple(living)
+        if other not in due and other.engine in engines and other.enters()
+    ]
     if len(due) == 1 and not idle:  # as nearly always
         with due[0].lock:
             due[0].vote()
             due[0].settle()
         return
-    turns = [Turn(engine, {one.ballot: one for one in idle if one.engine is engine}) for engine in engines]
+    turns = [
+        Turn(engine, {one.ballot: one for one in idle if one.engine is engine})
+        for engine in engines
+    ]
     try:
         for voter in due:
             turns[engines.index(voter.engine)].vote(voter)
@@ -66,7 +79,8 @@ def settle(due: Sequence[Voter]) -> None:
         for turn in turns:
             try:
                 turn.end()
-            except Exception as error:  # of the ranks of one set; those of the others wait for this one
+            # of the ranks of one set; those of the others wait for this one
+            except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -76,7 +90,9 @@ def settle(due: Sequence[Voter]) -> None:
 
 
 class Turn:
-    """The ballots that a thread waits for on one engine. ``idle``: by name, those in which it may have to vote."""
+    """The ballots that a thread waits for on one engine. ``idle``: by name, those in which it may
+    have to vote.
+    """
 
     def __init__(self, engine: Engine, idle: Mapping[str, Voter]) -> None:
         self._engine, self._idle = engine, dict(idle)

@@ -1,7 +1,8 @@
 """Which gradient travels in which bucket, the same on all ranks, and the memory of the buckets.
 
-The first layout is in reverse order of the parameters, in the gradients' own memory. The next is in the order in which
-rank 0's gradients came, in memory of the transport. Rank 0's engine may ask for buckets of another size later.
+The first layout is in reverse order of the parameters, in the gradients' own memory. The next is in
+the order in which rank 0's gradients came, in memory of the transport. Rank 0's engine may ask for
+buckets of another size later.
 """
 
 from __future__ import annotations
@@ -16,21 +17,31 @@ from farandole.contracts import Codec
 from farandole.engine import Engine
 from farandole.errors import JoinedError
 from farandole.strategies.alike import extremes
-from farandole.strategies.buckets import Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.buckets import (
+    Bucket,
+    ContiguousBucket,
+    Gradient,
+    GroupedBucket,
+    partition,
+)
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
 
-NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
+# what changes no smallest value: ranks that have joined say this, too
+NO_WORD = np.iinfo(np.int64).max
 _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
 class BucketLayout:
-    """``flat``: the buckets of gradients in the host's memory are pieces of the transport's memory, once final."""
+    """``flat``: the buckets of gradients in the host's memory are pieces of the transport's memory,
+    once final.
+    """
 
     def __init__(self, options: GradientOptions, codec: Codec | None, *, flat: bool) -> None:
         self._options, self._codec, self._flat = options, codec, flat
         self.buckets: list[Bucket] = []
-        self.home: list[tuple[Bucket, int] | None] = []  # by gradient: its bucket, and its place there
+        # by gradient: its bucket, and its place there
+        self.home: list[tuple[Bucket, int] | None] = []
         self.members: list[list[int]] = []  # by bucket
         self.outside: list[int] = []  # in no bucket: not trained when it was laid out, or new
         self.sparse: list[int] = []  # in no bucket: they travel as rows
@@ -64,26 +75,38 @@ class BucketLayout:
         self.home += [None] * count
 
     def plan(
-        self, engine: Engine, name: str, gradients: Sequence[Gradient], current: Callable[[int], Any],
-        order: Iterable[int], *, final: bool,
-    ) -> bool:  # fmt: skip
-        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in. True if they
-        stay for good: if some rank says ``final``, for it has recorded an order, be it before others had data."""
+        self,
+        engine: Engine,
+        name: str,
+        gradients: Sequence[Gradient],
+        current: Callable[[int], Any],
+        order: Iterable[int],
+        *,
+        final: bool,
+    ) -> bool:
+        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is
+        in. True if they stay for good: if some rank says ``final``, for it has recorded an order,
+        be it before others had data.
+        """
         count = len(gradients)
         places, ways = np.full(count + 3, NO_WORD), np.zeros(count, dtype=np.int64)
         if engine.rank == 0:
-            known = list(order) if self._codec is None else []  # a resumed run loses in the same buckets
+            # a resumed run loses in the same buckets
+            known = list(order) if self._codec is None else []
             places[known] = np.arange(len(known))
             places[count] = engine.sizes.bucket_bytes
         if final:
             places[count + 1] = 0
         places[count + 2] = 0 if self._memory is None else len(self._memory)
-        ways[:] = [self._way(index, gradient, current(index)) for index, gradient in enumerate(gradients)]
+        ways[:] = [
+            self._way(index, gradient, current(index)) for index, gradient in enumerate(gradients)
+        ]
         places, ways = extremes(engine, f"{name}.plan", places, ways)
         limit, recorded, self._shared = places[count:].tolist()
         final = recorded != NO_WORD
         self._limit = self.wished = context.settings().bucket_bytes if limit == NO_WORD else limit
-        known = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
+        # the unknown from last to first
+        known = sorted(range(count), key=lambda index: (places[index], -index))
         self.order = [index for index in known if ways[index] == _DENSE]
         self.sparse = [index for index in range(count) if ways[index] == _SPARSE]
         self.members = partition(self.order, gradients, self._limit, self._options.groups)
@@ -101,12 +124,20 @@ class BucketLayout:
             return _SPARSE
         return _DENSE if current is not None or gradient.trainable() else _UNUSED
 
-    def _made(self, engine: Engine, name: str, gradients: Sequence[Gradient], *, flat: bool) -> list[Bucket]:
+    def _made(
+        self, engine: Engine, name: str, gradients: Sequence[Gradient], *, flat: bool
+    ) -> list[Bucket]:
         """The buckets; if ``flat``, those of the host's memory in one piece of the transport's."""
         groups = [[gradients[index] for index in indexes] for indexes in self.members]
-        sizes = [ContiguousBucket.nbytes(group) if flat and group[0].device == "CPU" else 0 for group in groups]
-        most = sum(size + ALIGNMENT * len(group) for group, size in zip(groups, sizes, strict=True) if size)
-        memory = self._room(engine, name, gradients, most) if most else None  # enough for each way to cut buckets
+        sizes = [
+            ContiguousBucket.nbytes(group) if flat and group[0].device == "CPU" else 0
+            for group in groups
+        ]
+        most = sum(
+            size + ALIGNMENT * len(group) for group, size in zip(groups, sizes, strict=True) if size
+        )
+        # enough for each way to cut buckets
+        memory = self._room(engine, name, gradients, most) if most else None
         buckets: list[Bucket] = []
         begin = 0
         for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
@@ -114,12 +145,16 @@ class BucketLayout:
             if memory is None or not size:
                 buckets.append(GroupedBucket(title, group, self._options, self._codec))
             else:
-                buckets.append(ContiguousBucket(title, group, self._options, memory[begin : begin + size]))
+                buckets.append(
+                    ContiguousBucket(title, group, self._options, memory[begin : begin + size])
+                )
                 begin += -(-size // ALIGNMENT) * ALIGNMENT
         return buckets
 
     def _room(self, engine: Engine, name: str, gradients: Sequence[Gradient], nbytes: int) -> Any:
-        """At least so much memory of the transport. It is used again when buckets are laid out anew."""
+        """At least so much memory of the transport. It is used again when buckets are laid out
+        anew.
+        """
         if self._shared < nbytes:  # on some rank
             try:
                 self._memory = engine.allocate(nbytes, name)

@@ -1,14 +1,16 @@
-"""Every step ends with the same gradients on all ranks: buckets, reduced while backward still computes.
+"""Every step ends with the same gradients on all ranks: buckets, reduced while backward still
+computes.
 
-A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its predecessor is
-launched, so the order is the same on all ranks (where there is no core to spare: when backward ends). When backward
-ends, the ranks tell each other how many buckets they filled (``ballots``); one that somebody could not fill (a
-parameter without a gradient) is filled with zeros, and all wait: gradients are final when ``backward()`` returns. If a
-gradient comes after that (a second loss), a further round brings it in: averaging what is already average
-changes nothing.
+A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its
+predecessor is launched, so the order is the same on all ranks (where there is no core to spare:
+when backward ends). When backward ends, the ranks tell each other how many buckets they filled
+(``ballots``); one that somebody could not fill (a parameter without a gradient) is filled with
+zeros, and all wait: gradients are final when ``backward()`` returns. If a gradient comes after that
+(a second loss), a further round brings it in: averaging what is already average changes nothing.
 
-In the first step, the order in which gradients come is recorded, and the buckets are laid out in it for good
-(``bucket_layout``). Sparse gradients travel as rows and are in no bucket: they are exchanged at the end of each round.
+In the first step, the order in which gradients come is recorded, and the buckets are laid out in it
+for good (``bucket_layout``). Sparse gradients travel as rows and are in no bucket: they are
+exchanged at the end of each round.
 """
 
 from __future__ import annotations
@@ -40,12 +42,18 @@ _WORDS = 8  # of a ballot
 
 
 class BucketReducer:
-    """Reduces gradients that come one by one. ``flat=False`` keeps them in their own memory, as codecs and GPUs do."""
+    """Reduces gradients that come one by one. ``flat=False`` keeps them in their own memory, as
+    codecs and GPUs do.
+    """
 
     def __init__(
-        self, gradients: Sequence[Gradient], options: GradientOptions, *, flat: bool = True,
+        self,
+        gradients: Sequence[Gradient],
+        options: GradientOptions,
+        *,
+        flat: bool = True,
         replica: Replica | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``options.groups``: their number, or the indexes of their members among ``gradients``."""
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
@@ -57,7 +65,8 @@ class BucketReducer:
         self.backward = -1  # the one that it heard of last
         self._engine: Engine | None = None
         self._layout = BucketLayout(options, self.codec, flat=flat and self.codec is None)
-        self._order: dict[int, None] | None = None  # the order in which gradients came, while it is being recorded
+        # the order in which gradients came, while it is being recorded
+        self._order: dict[int, None] | None = None
         self._rounds = self._joins = 0
         self._overlap = False
         self._dirty = False
@@ -65,7 +74,8 @@ class BucketReducer:
         self._asked = False  # some rank wants one
         self._steps = self._spread = 0  # of this rank; by how much ranks differ in them
         self._vote: Handle | None = None  # under way
-        self.unfit: int | None = None  # a gradient of this rank that is not finite, of the latest round
+        # a gradient of this rank that is not finite, of the latest round
+        self.unfit: int | None = None
         self._begin()
         ballots.living.add(self)
 
@@ -83,12 +93,14 @@ class BucketReducer:
                 self._enter()
                 self._skip_frozen()
             if self._idled and self._in[index] and not self.gradients[index].holds(gradient):
-                raise AssertionError(TAKEN)  # the program threw them away, without a word to this optimizer
+                # the program threw them away, without a word to this optimizer
+                raise AssertionError(TAKEN)
             if not self._left[index]:
                 if not self._closed or self.gradients[index].holds(gradient):
                     name = self.gradients[index].identity[0]
                     raise AssertionError(TOO_MANY.format(name=name, passes=self._passes + 1))
-                self._begin()  # the reduced gradients were thrown away (a step was skipped): start over
+                # the reduced gradients were thrown away (a step was skipped): start over
+                self._begin()
             self._left[index] -= 1
             self._dirty = True
             if self._left[index]:
@@ -113,10 +125,13 @@ class BucketReducer:
                 self._launch()
 
     def end_of_backward(self) -> None:
-        """Backward pass ``backward`` is over. Makes gradients final, also those of others that it has computed, if this
-        was the last pass of the step for some of them."""
+        """Backward pass ``backward`` is over. Makes gradients final, also those of others that it
+        has computed, if this was the last pass of the step for some of them.
+        """
         if self.due:
-            ballots.settle([one for one in tuple(ballots.living) if one.due and one.backward == self.backward])
+            ballots.settle(
+                [one for one in tuple(ballots.living) if one.due and one.backward == self.backward]
+            )
 
     def before_step(self) -> None:
         """All gradients are final when this returns, also those that were never computed."""
@@ -144,7 +159,9 @@ class BucketReducer:
         return self._counted() == 0
 
     def check_droppable(self) -> None:
-        """Raise AssertionError if gradients cannot be thrown away now; if they can, expect new ones."""
+        """Raise AssertionError if gradients cannot be thrown away now; if they can, expect new
+        ones.
+        """
         if self._dirty:
             raise AssertionError(DROPPED)
         if self._idled:
@@ -153,8 +170,10 @@ class BucketReducer:
             self._begin()
 
     def start_over(self) -> None:
-        """Expect a step's gradients, whatever came of them: the program goes back to an earlier state. Buckets that are
-        under way, for backward raised, stay so: other ranks may wait for them."""
+        """Expect a step's gradients, whatever came of them: the program goes back to an earlier
+        state. Buckets that are under way, for backward raised, stay so: other ranks may wait for
+        them.
+        """
         with self.lock:
             if self._closed or not self._next or (self._engine is not None and self._engine.ended):
                 self._begin()
@@ -170,13 +189,17 @@ class BucketReducer:
         self.gradients += gradients
         self._in += [False] * len(gradients)
         self._left += [self._passes] * len(gradients)
-        self._tight = False  # they may have a gradient, of the backward pass that was before they came
+        # they may have a gradient, of the backward pass that was before they came
+        self._tight = False
 
     def clear(self) -> None:
         """Forget all parameters: others come in their place, with ``extend``."""
-        if self._closed and self.options.op is ReduceOp.SUM:  # what is a sum already will be summed up once more
+        # what is a sum already will be summed up once more
+        if self._closed and self.options.op is ReduceOp.SUM:
             for index, gradient in enumerate(self.gradients):
-                if (self._in[index] or index in self._layout.sparse) and self._current(index) is not None:
+                if (self._in[index] or index in self._layout.sparse) and self._current(
+                    index
+                ) is not None:
                     gradient.amplify(1 / self.engine.size, None)
         self.gradients, self._engine = [], None
         self._layout.clear()
@@ -189,14 +212,16 @@ class BucketReducer:
         count = len(self.gradients)
         self._left = [self._passes] * count  # backward passes to come
         self._in = [False] * count  # sent in this round, or brought by other ranks
-        self._sums: dict[int, Any] = {}  # what is reduced already of gradients that may grow yet (op=Sum)
+        # what is reduced already of gradients that may grow yet (op=Sum)
+        self._sums: dict[int, Any] = {}
         self._frozen: set[int] = set()  # in a bucket, but without hope of a gradient
         self._closed = False  # the round is over: gradients are final, unless more come
         self._tight = False  # ... and no more can come, on no rank
         self._dirty = False  # gradients were computed since the round began, or ended
         self.due = False
         self._idled: bool = False  # has gradients of others, for which it has voted idly
-        self._vain: bool = False  # ... and no more came: a step of others needs this rank's own word
+        # ... and no more came: a step of others needs this rank's own word
+        self._vain: bool = False
         self._misplaced = False  # a sparse gradient came that is in a bucket
         self._sampling = self._agreement is not None and self._agreement.soon()
         self._samples: dict[int, int] = {}  # digests of this rank's own gradients
@@ -238,8 +263,11 @@ class BucketReducer:
             return False  # its own thread is there
         try:
             self._enter()
-            fresh = self._dirty or self._closed  # or are gradients there, they are of the step before
-            return not self._vain and (fresh or all(gradient.current() is None for gradient in self.gradients))
+            # or are gradients there, they are of the step before
+            fresh = self._dirty or self._closed
+            return not self._vain and (
+                fresh or all(gradient.current() is None for gradient in self.gradients)
+            )
         finally:
             self.lock.release()
 
@@ -292,22 +320,31 @@ class BucketReducer:
         self._tight = agreed == everything
 
     def _filled(self) -> int:
-        """This rank's word to the others: the number of buckets that it filled with no gradient missing."""
+        """This rank's word to the others: the number of buckets that it filled with no gradient
+        missing.
+        """
         if not self._layout.common:
             return _UNOPENED
         if self._misplaced:
             return _UNPLANNED
-        if any(self.gradients[index].current() is not None for index in (*self._layout.outside, *self._frozen)):
+        if any(
+            self.gradients[index].current() is not None
+            for index in (*self._layout.outside, *self._frozen)
+        ):
             return _UNPLANNED
         if self._closed and not self._dirty:
             return self._everything()
-        if any(self._left) and any(left and self._has_rows(index) for index, left in enumerate(self._left)):
+        if any(self._left) and any(
+            left and self._has_rows(index) for index, left in enumerate(self._left)
+        ):
             return _UNPLANNED  # of fewer passes than announced, or the program's own
         if self._closed:
             return 0
         buckets = self._layout.buckets
         full = next((place for place, bucket in enumerate(buckets) if bucket.left), len(buckets))
-        late = any(self._left[index] and self.gradients[index].trainable() for index in self._layout.sparse)
+        late = any(
+            self._left[index] and self.gradients[index].trainable() for index in self._layout.sparse
+        )
         return self._everything() if full == len(buckets) and not late else full
 
     def _has_rows(self, index: int) -> bool:
@@ -318,19 +355,30 @@ class BucketReducer:
         return gradient is not None and self.gradients[index].is_sparse(gradient)
 
     def _set_aside(self) -> dict[int, Any]:
-        """This rank's sparse gradients that have places in buckets. Where other ranks have dense ones, the mean of
-        those comes in their place."""
-        return {index: self.gradients[index].take() for index in range(len(self.gradients)) if self._has_rows(index)}
+        """This rank's sparse gradients that have places in buckets. Where other ranks have dense
+        ones, the mean of those comes in their place.
+        """
+        return {
+            index: self.gradients[index].take()
+            for index in range(len(self.gradients))
+            if self._has_rows(index)
+        }
 
     def _bring_back(self, rows: Mapping[int, Any], new: Sequence[int]) -> None:
-        """``rows`` on top of what is reduced already. ``new``: those that travel as rows from now on, on all ranks."""
+        """``rows`` on top of what is reduced already. ``new``: those that travel as rows from now
+        on, on all ranks.
+        """
         if self.options.op is ReduceOp.SUM:
-            self._sums.update({index: self.gradients[index].copy() for index in new if self._in[index]})
+            self._sums.update(
+                {index: self.gradients[index].copy() for index in new if self._in[index]}
+            )
         for index, gradient in rows.items():
             self.gradients[index].add(gradient)
 
     def _everything(self) -> int:
-        """The word of a rank whose gradients are all in: the number of buckets, and one for all sparse ones."""
+        """The word of a rank whose gradients are all in: the number of buckets, and one for all
+        sparse ones.
+        """
         return len(self._layout.buckets) + bool(self._layout.sparse)
 
     def _fill(self, *, again: bool) -> None:
@@ -349,14 +397,22 @@ class BucketReducer:
         self._launch(again=again, soon=True)
 
     def _coded_alone(self, index: int) -> bool:
-        """In a round after the first: does its first gradient come now, and by a codec, where others are reduced?"""
+        """In a round after the first: does its first gradient come now, and by a codec, where
+        others are reduced?
+        """
         return self.codec is not None and not self._in[index]
 
     def _prepare_sums(self) -> None:
-        """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
+        """What is new counts ``size`` times: from the mean of these comes the sum of what is
+        new.
+        """
         for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
-            if home is not None and (index in self._sums or not self._in[index]) and not self._coded_alone(index):
+            if (
+                home is not None
+                and (index in self._sums or not self._in[index])
+                and not self._coded_alone(index)
+            ):
                 current = self._current(index)
                 if current is not None and not gradient.is_sparse(current):
                     gradient.amplify(self.engine.size, self._sums.get(index))
@@ -368,12 +424,16 @@ class BucketReducer:
                 self._in[index] = slot not in empty
         if self.options.op is ReduceOp.SUM:
             due = (index for index, left in enumerate(self._left) if left and self._in[index])
-            kept = {index: self._sums[index] for index in self._layout.sparse if index in self._sums}
+            kept = {
+                index: self._sums[index] for index in self._layout.sparse if index in self._sums
+            }
             self._sums = kept | {index: self.gradients[index].copy() for index in due}
 
     def _reduce_sparse(self, *, again: bool) -> None:
-        """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again. Those
-        that were in a bucket of this round have been reduced, as far as they were dense."""
+        """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are
+        exchanged again. Those that were in a bucket of this round have been reduced, as far as they
+        were dense.
+        """
         summing = self.options.op is ReduceOp.SUM
         if self._layout.sparse:
             self._add_unsent()
@@ -387,36 +447,53 @@ class BucketReducer:
                 self._sums[index] = gradient.copy()
 
     def _add_unsent(self) -> None:
-        """What the codec has not sent of gradients while they were dense goes with their rows: it sees them no more."""
+        """What the codec has not sent of gradients while they were dense goes with their rows: it
+        sees them no more.
+        """
         if not isinstance(self.codec, HandingOver):
             return
         self.scaled.follow(self.gradients)
         for index in self._layout.sparse:
             gradient = self.gradients[index]
             unsent = self.codec.hand_over(gradient.identity[0]) if gradient.trainable() else None
-            if unsent is not None and len(unsent) == gradient.count:  # it may be a checkpoint's, of another model
+            # it may be a checkpoint's, of another model
+            if unsent is not None and len(unsent) == gradient.count:
                 gradient.add_flat(unsent)
 
     def _current(self, index: int) -> Any:
         """A gradient of this step counts, also if its parameter was frozen since."""
-        return self.gradients[index].current(frozen=self._in[index] or self._left[index] < self._passes)
+        return self.gradients[index].current(
+            frozen=self._in[index] or self._left[index] < self._passes
+        )
 
     # Agreement.
 
     def _fill_in(self, value: int) -> None:
-        """A ballot, with this rank's ``value``. On the way, everybody hears what rank 0 wants of buckets, and whether
-        some rank wants to look at all replicas."""
-        due = self._agreement is not None and self._layout.common and self._agreement.due()  # an exchange, not a layout
+        """A ballot, with this rank's ``value``. On the way, everybody hears what rank 0 wants of
+        buckets, and whether some rank wants to look at all replicas.
+        """
+        # an exchange, not a layout
+        due = self._agreement is not None and self._layout.common and self._agreement.due()
         limit = self.engine.sizes.bucket_bytes if self.engine.rank == 0 else NO_WORD
         news = -int(self._dirty)
-        self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread, news
+        self._word[:] = (
+            value,
+            limit,
+            -int(due),
+            self._steps,
+            -self._steps,
+            self._spread,
+            -self._spread,
+            news,
+        )
 
     def _counted(self) -> int:
         """The smallest value of all ranks."""
         value, self._layout.wished, wanted, least, most, *before, news = self._word.tolist()
         self._vain = self._idled and not news
         self._spread = -most - least
-        # ranks that had joined know an older spread: what it was is agreed upon, too, or some would look alone
+        # ranks that had joined know an older spread: what it was is agreed upon, too, or some would
+        # look alone
         self._asked = self._asked or wanted < 0 or before != [self._spread, -self._spread]
         return int(value)
 
@@ -429,12 +506,15 @@ class BucketReducer:
         self._agreement.look(combined(own) if any(own) else None, self._steps)
 
     def _enter(self) -> None:
-        """Forget the buckets, if they are not of the engine of today, or a join has ended since: others may have laid
-        them out anew meanwhile, or a rank that had no data begins now. The next ballot lays them out."""
+        """Forget the buckets, if they are not of the engine of today, or a join has ended since:
+        others may have laid them out anew meanwhile, or a rank that had no data begins now. The
+        next ballot lays them out.
+        """
         engine = context.engine(self.options.process_set)
         if engine is self._engine and (engine.joins == self._joins or self._dirty):
             return
-        # Between two passes of a step nothing was sent yet: after ``init()`` anew, the passes before it count.
+        # Between two passes of a step nothing was sent yet: after ``init()`` anew, the passes
+        # before it count.
         passed = self._left if self._dirty and not self._closed and not self._next else None
         if engine is not self._engine:
             self._meet(engine)
@@ -452,14 +532,19 @@ class BucketReducer:
 
     def _meet(self, engine: Engine) -> None:
         self._engine, self._rounds, self._vote = engine, 0, None
-        on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
+        # to launch there costs no core
+        on_device = any(gradient.device != "CPU" for gradient in self.gradients)
         settings = context.settings()
-        self._overlap = spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
+        self._overlap = spare_cores(settings, context.local_size()) or (
+            on_device and settings.overlap != "off"
+        )
         self._name = f"optimizer.{self._number.name_on(engine)}"
         self.ballot = f"{self._name}.filled"
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)
-        self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
+        self._agreement = (
+            Agreement(self._replica, engine, self._name) if self._replica is not None else None
+        )
         self._layout.leave_engine()
         self._order = {}
 
@@ -482,7 +567,9 @@ class BucketReducer:
         def current(index: int) -> Any:
             return self._current(index) if aside is None or index not in aside else aside[index]
 
-        if self._layout.plan(self.engine, self._name, self.gradients, current, order, final=recorded):
+        if self._layout.plan(
+            self.engine, self._name, self.gradients, current, order, final=recorded
+        ):
             self._order = None
         self._frozen.clear()
         self._reopen()

@@ -1,9 +1,10 @@
 """Gradients that travel together.
 
-``ContiguousBucket``: the gradients are views of one piece of memory that the transport reduces where it stands.
-``GroupedBucket``: each gradient stays where its framework put it (or is made smaller first), and all are submitted as a
-group; on a GPU that is how all go. Both carry a flag per gradient, so that after the reduction every rank knows which
-parameters were used by nobody: those keep what they had, as they would on one rank.
+``ContiguousBucket``: the gradients are views of one piece of memory that the transport reduces
+where it stands. ``GroupedBucket``: each gradient stays where its framework put it (or is made
+smaller first), and all are submitted as a group; on a GPU that is how all go. Both carry a flag per
+gradient, so that after the reduction every rank knows which parameters were used by nobody: those
+keep what they had, as they would on one rank.
 """
 
 from __future__ import annotations
@@ -35,26 +36,36 @@ class Gradient(Protocol):
 
     @property
     def device(self) -> str:
-        """CPU, or GPU: from where it travels (what is copied to the host for that counts as CPU)."""
+        """CPU, or GPU: from where it travels (what is copied to the host for that counts as
+        CPU).
+        """
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The facts that must be the same on all ranks: name, shape, layout, type (and that it is on a GPU)."""
+        """The facts that must be the same on all ranks: name, shape, layout, type (and that it is
+        on a GPU).
+        """
 
     def trainable(self) -> bool:
         """May a gradient come?"""
 
     def current(self, *, frozen: bool = False) -> Any:
-        """The gradient as it stands; None if there is none, or it is frozen (but for ``frozen``)."""
+        """The gradient as it stands; None if there is none, or it is frozen (but for
+        ``frozen``).
+        """
 
     def digest(self, gradient: Any) -> int:
-        """A digest of ``gradient``, to compare with other ranks'; 0 if it is all zeros, not finite, or sparse."""
+        """A digest of ``gradient``, to compare with other ranks'; 0 if it is all zeros, not finite,
+        or sparse.
+        """
 
     def place(self, array: Array) -> None:
         """From now on the gradient travels in ``array``."""
 
     def store(self, gradient: Any) -> None:
-        """Copy ``gradient`` to its place; where possible the place becomes the parameter's gradient."""
+        """Copy ``gradient`` to its place; where possible the place becomes the parameter's
+        gradient.
+        """
 
     def load(self) -> None:
         """The contents of the place become the parameter's gradient."""
@@ -75,7 +86,9 @@ class Gradient(Protocol):
         """Is this a sparse gradient?"""
 
     def reduce_sparse(self, name: str, options: GradientOptions) -> None:
-        """Reduce a sparse gradient: everybody gets everybody's rows. Collective; a missing gradient has none."""
+        """Reduce a sparse gradient: everybody gets everybody's rows. Collective; a missing gradient
+        has none.
+        """
 
     def take(self) -> Any:
         """The parameter's gradient, which it has no more."""
@@ -90,12 +103,15 @@ class Gradient(Protocol):
         """A copy of the parameter's gradient."""
 
     def amplify(self, factor: float, old: Any) -> None:
-        """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by ``factor``."""
+        """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by
+        ``factor``.
+        """
 
 
 class Bucket:
-    """Some gradients, on their way to a step. ``left``: how many of them are not in yet; ``fresh``: those that have not
-    been reduced, where others have."""
+    """Some gradients, on their way to a step. ``left``: how many of them are not in yet; ``fresh``:
+    those that have not been reduced, where others have.
+    """
 
     def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
         self.name, self.gradients, self.options = name, gradients, options
@@ -119,11 +135,15 @@ class Bucket:
         self._take(slot, gradient)
 
     def unfit(self) -> int | None:
-        """The slot of a gradient of this rank that begins with NaN or an infinity, as far as a glance shows it."""
+        """The slot of a gradient of this rank that begins with NaN or an infinity, as far as a
+        glance shows it.
+        """
         return None
 
     def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
-        """Send what is in. ``again``: most of it has been reduced already. ``soon``: ``finish`` comes at once."""
+        """Send what is in. ``again``: most of it has been reduced already. ``soon``: ``finish``
+        comes at once.
+        """
         self._handle = engine.submit(self._entries(again), soon=soon)
 
     def finish(self) -> list[int]:
@@ -145,7 +165,9 @@ class Bucket:
 
 
 class ContiguousBucket(Bucket):
-    def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions, memory: Array) -> None:
+    def __init__(
+        self, name: str, gradients: Sequence[Gradient], options: GradientOptions, memory: Array
+    ) -> None:
         """``memory``: uint8, ``nbytes(gradients)`` long."""
         super().__init__(name, gradients, options)
         dtype = gradients[0].dtype
@@ -206,9 +228,15 @@ class ContiguousBucket(Bucket):
 
 class GroupedBucket(Bucket):
     def __init__(
-        self, name: str, gradients: Sequence[Gradient], options: GradientOptions, codec: Codec | None = None
-    ) -> None:  # fmt: skip
-        """``codec``: the one that ``options`` name; what it keeps is of one gradient, by its name."""
+        self,
+        name: str,
+        gradients: Sequence[Gradient],
+        options: GradientOptions,
+        codec: Codec | None = None,
+    ) -> None:
+        """``codec``: the one that ``options`` name; what it keeps is of one gradient, by its
+        name.
+        """
         super().__init__(name, gradients, options)
         self._codec = codec if gradients[0].dtype.is_float else None
         self._buffers: list[Buffer | None] = [None] * len(gradients)
@@ -234,9 +262,16 @@ class GroupedBucket(Bucket):
         for slot, buffer in enumerate(buffers):
             first = self._first_time(slot)
             request = Request(
-                f"{self.name}_{slot + 1}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
-                *_order(self.options if first else reduced), (), self.name, self._members, buffer.device,
-            )  # fmt: skip
+                f"{self.name}_{slot + 1}of{self._members}",
+                Kind.ALLREDUCE,
+                buffer.dtype,
+                buffer.data.shape,
+                *_order(self.options if first else reduced),
+                (),
+                self.name,
+                self._members,
+                buffer.device,
+            )
             entry = Entry(request, buffer)
             if self._codec is not None and first and slot < len(self.gradients):
                 entry = self._coded(entry, slot, self._codec)
@@ -244,13 +279,17 @@ class GroupedBucket(Bucket):
         return entries
 
     def _first_time(self, slot: int) -> bool:
-        """Has it not been reduced yet? What has is the same on all ranks, and no codec makes it smaller."""
+        """Has it not been reduced yet? What has is the same on all ranks, and no codec makes it
+        smaller.
+        """
         return not self._again or slot in self.fresh
 
     def _coded(self, entry: Entry, slot: int, codec: Codec) -> Entry:
         name, shape = self.gradients[slot].identity[:2]
         request = entry.request._replace(shape=shape, codec=codec.spec)
-        return entry._replace(request=request, codec=codec, key=name, given=slot not in self._missing)
+        return entry._replace(
+            request=request, codec=codec, key=name, given=slot not in self._missing
+        )
 
     def _give(self, missing: Sequence[int]) -> list[int]:
         empty = [slot for slot in missing if not self._flags[slot]]
@@ -265,8 +304,10 @@ class GroupedBucket(Bucket):
 
 
 def _begins(gradients: Sequence[Gradient]) -> list[int]:
-    """Where in one array each gradient begins, and what is behind the last: at multiples of ``ALIGNMENT``. Processors
-    copy a large array to a place that is not aligned as it is itself 15 to 40 % more slowly."""
+    """Where in one array each gradient begins, and what is behind the last: at multiples of
+    ``ALIGNMENT``. Processors copy a large array to a place that is not aligned as it is itself 15
+    to 40 % more slowly.
+    """
     unit = ALIGNMENT // gradients[0].dtype.itemsize
     return [0, *accumulate(-(-gradient.count // unit) * unit for gradient in gradients)]
 
@@ -276,7 +317,9 @@ def _order(options: GradientOptions) -> tuple[ReduceOp, int, float, float]:
     return options.op, 0, options.prescale, options.postscale
 
 
-def groups_of(order: Sequence[int], groups: int | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+def groups_of(
+    order: Sequence[int], groups: int | Sequence[Sequence[int]]
+) -> Sequence[Sequence[int]]:
     """``groups``, or ``order`` cut into so many."""
     if not isinstance(groups, int):
         return groups
@@ -285,14 +328,20 @@ def groups_of(order: Sequence[int], groups: int | Sequence[Sequence[int]]) -> Se
 
 
 def partition(
-    order: Sequence[int], gradients: Sequence[Gradient], limit: int, groups: int | Sequence[Sequence[int]]
+    order: Sequence[int],
+    gradients: Sequence[Gradient],
+    limit: int,
+    groups: int | Sequence[Sequence[int]],
 ) -> list[list[int]]:
-    """Deal ``order`` to buckets of about ``limit`` bytes, of one type on one device each, filled in this order.
+    """Deal ``order`` to buckets of about ``limit`` bytes, of one type on one device each, filled in
+    this order.
 
-    ``groups`` (or so many) stay together whatever their size. Buckets are sorted by their last member: that is when
-    they are full.
+    ``groups`` (or so many) stay together whatever their size. Buckets are sorted by their last
+    member: that is when they are full.
     """
-    bucket_of = {index: number for number, group in enumerate(groups_of(order, groups)) for index in group}
+    bucket_of = {
+        index: number for number, group in enumerate(groups_of(order, groups)) for index in group
+    }
     closed: list[list[int]] = []
     open_ones: dict[Any, list[int]] = {}
     for index in order:
@@ -300,7 +349,10 @@ def partition(
         key = (dtype, gradients[index].device, bucket_of.get(index))
         bucket = open_ones.setdefault(key, [])
         bucket.append(index)
-        if index not in bucket_of and sum(gradients[member].count for member in bucket) * dtype.itemsize >= limit:
+        if (
+            index not in bucket_of
+            and sum(gradients[member].count for member in bucket) * dtype.itemsize >= limit
+        ):
             closed.append(open_ones.pop(key))
     position = {index: place for place, index in enumerate(order)}
     return sorted([*closed, *open_ones.values()], key=lambda bucket: position[bucket[-1]])

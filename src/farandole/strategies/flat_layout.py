@@ -1,4 +1,5 @@
-"""Arrays of one list in a few flat buffers, one per type: where each stands, and the way in and out.
+"""Arrays of one list in a few flat buffers, one per type: where each stands, and the way in and
+out.
 
 Large arrays that may be written to travel for themselves, without a copy.
 """
@@ -25,12 +26,15 @@ LARGE = 1 << 16  # bytes
 
 
 class FlatLayout(NamedTuple):
-    """The places of the arrays of one list. ``digest``: a number that differs for other lists, nearly always."""
+    """The places of the arrays of one list. ``digest``: a number that differs for other lists,
+    nearly always.
+    """
 
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, type
     sizes: list[tuple[DType, int]]  # elements per flat buffer
-    places: list[tuple[int, int, int] | None]  # per array: its buffer, where it begins, its elements; None: for itself
+    # per array: its buffer, where it begins, its elements; None: for itself
+    places: list[tuple[int, int, int] | None]
     gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
     keys: list[str]  # per array: what tells it from the others of the list, whichever these are
 
@@ -50,7 +54,9 @@ class FlatLayout(NamedTuple):
             begin = end
         return flats
 
-    def place(self, number: int, flats: Sequence[Array], arrays: Sequence[Array]) -> tuple[DType, Array]:
+    def place(
+        self, number: int, flats: Sequence[Array], arrays: Sequence[Array]
+    ) -> tuple[DType, Array]:
         """The flat memory in which an array travels, and its type there."""
         found = self.places[number]
         if found is None:
@@ -68,21 +74,32 @@ class FlatLayout(NamedTuple):
             flats[number][begin:end] = 0
 
     def unpack(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-        """The buffers' contents, as views of the shapes and types of ``arrays``; those alone are in ``arrays``."""
+        """The buffers' contents, as views of the shapes and types of ``arrays``; those alone are in
+        ``arrays``.
+        """
         results = []
         for array, place in zip(arrays, self.places, strict=True):
             if place is None:
                 results.append(array)
             else:
                 number, begin, count = place
-                results.append(_get(flats[number][begin : begin + count], array, self.sizes[number][0]))
+                results.append(
+                    _get(flats[number][begin : begin + count], array, self.sizes[number][0])
+                )
         return results
 
 
-def flat_layout(arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool) -> FlatLayout:
-    """``wire``: the 16-bit type that wider floats travel as. Raises RequestError for a type that cannot be reduced."""
+def flat_layout(
+    arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool
+) -> FlatLayout:
+    """``wire``: the 16-bit type that wider floats travel as. Raises RequestError for a type that
+    cannot be reduced.
+    """
     labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
-    table = [(label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)]
+    table = [
+        (label, array.shape, _dtype(array, label).value)
+        for label, array in zip(labels, arrays, strict=True)
+    ]
     numbers: dict[DType, int] = {}
     counts: list[int] = []
     places: list[tuple[int, int, int] | None] = []
@@ -105,7 +122,12 @@ def flat_layout(arrays: Sequence[Array], names: Sequence[str] | None, wire: DTyp
     digest = hashlib.sha256(repr(table).encode()).digest()
     sizes = list(zip(numbers, counts, strict=True))
     return FlatLayout(
-        int.from_bytes(digest[:7], "big"), table, sizes, places, gaps, numbered(name for name, _, _ in table)
+        int.from_bytes(digest[:7], "big"),
+        table,
+        sizes,
+        places,
+        gaps,
+        numbered(name for name, _, _ in table),
     )
 
 
@@ -126,8 +148,9 @@ def memory_of(array: Array) -> Array:
 
 
 def separate(arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, with copies of those that cannot be reduced where they stand: because they are not contiguous, or
-    stand where another one does (autograd may give a gradient twice)."""
+    """``arrays``, with copies of those that cannot be reduced where they stand: because they are
+    not contiguous, or stand where another one does (autograd may give a gradient twice).
+    """
     seen: set[int] = set()
     results = []
     for array in arrays:
@@ -157,8 +180,14 @@ def _dtype(array: Array, label: str) -> DType:
     except ValueError:
         known = ", ".join(dtype.value for dtype in DType)
         complex_too = array.dtype.kind == "c"
-        cure = "Keep its real and imaginary parts as two arrays" if complex_too else "Cast it first, to float32 say"
-        raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}. {cure}") from None
+        cure = (
+            "Keep its real and imaginary parts as two arrays"
+            if complex_too
+            else "Cast it first, to float32 say"
+        )
+        raise RequestError(
+            f"array {label!r} has type {array.dtype}, which is none of {known}. {cure}"
+        ) from None
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:

@@ -1,9 +1,10 @@
 """The gradients of a step, all at once: for frameworks that hand them over as a list of arrays.
 
-All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands; the results are
-views of it, and while somebody holds one of them, other memory is used. If the arrays themselves may be written to, the
-large ones are spared the copies. With them goes a digest of what the list holds, so that ranks with different models
-are told so, rather than given sums of what does not belong together.
+All arrays of one type travel as one flat buffer, in memory that the transport reduces where it
+stands; the results are views of it, and while somebody holds one of them, other memory is used. If
+the arrays themselves may be written to, the large ones are spared the copies. With them goes a
+digest of what the list holds, so that ranks with different models are told so, rather than given
+sums of what does not belong together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from farandole.observe.replicas import combined, gradient_digest
 from farandole.report import pace
 from farandole.strategies.buffer_pool import BufferPool
 from farandole.strategies.codecs import claim, codec
-from farandole.strategies.flat_layout import FlatLayout, flat_layout, memory_of, separate, write_back
+from farandole.strategies.flat_layout import (
+    FlatLayout,
+    flat_layout,
+    memory_of,
+    separate,
+    write_back,
+)
 from farandole.strategies.options import AVERAGE, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -38,14 +45,21 @@ _LOOK = 4  # ... and whether some rank wants to compare replicas
 
 
 class GradientListReducer:
-    """Reduces a list of arrays over all ranks, over and over: ``results = reducer(arrays, names)``."""
+    """Reduces a list of arrays over all ranks, over and over: ``results = reducer(arrays,
+    names)``.
+    """
 
     def __init__(
-        self, name: str, options: GradientOptions = AVERAGE, replica: Replica | None = None, scope: str = ""
-    ) -> None:  # fmt: skip
-        """``name``: what the ranks agree by, so it must be the same on all of them and not in use elsewhere.
-        ``options``: floats wider than its ``wire`` are sent so; its ``compressor`` is the caller's to use.
-        ``replica``: what the gradients are of, to compare. ``scope``: in front of names, for what a codec keeps.
+        self,
+        name: str,
+        options: GradientOptions = AVERAGE,
+        replica: Replica | None = None,
+        scope: str = "",
+    ) -> None:
+        """``name``: what the ranks agree by, so it must be the same on all of them and not in use
+        elsewhere. ``options``: floats wider than its ``wire`` are sent so; its ``compressor`` is
+        the caller's to use. ``replica``: what the gradients are of, to compare. ``scope``: in front
+        of names, for what a codec keeps.
         """
         self.name, self.options, self._scope = name, options, scope
         self.codec = codec(options.codec)
@@ -59,28 +73,41 @@ class GradientListReducer:
         self._agreements: dict[Any, Agreement] = {}  # by names: several models may take turns
 
     def __call__(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
+        self,
+        arrays: Sequence[Array],
+        names: Sequence[str] | None = None,
+        *,
+        in_place: bool = False,
         replica: Replica | None = None,
-    ) -> list[Array]:  # fmt: skip
-        """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes. Whoever keeps one of
-        them keeps the memory of all. See ``start`` for ``in_place`` and for what is raised."""
+    ) -> list[Array]:
+        """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes.
+        Whoever keeps one of them keeps the memory of all. See ``start`` for ``in_place`` and for
+        what is raised.
+        """
         return self.start(arrays, names, in_place=in_place, replica=replica)()
 
     def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
-        replica: Replica | None = None, lacking: Collection[int] = (),
-    ) -> Callable[[], list[Array]]:  # fmt: skip
-        """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
+        self,
+        arrays: Sequence[Array],
+        names: Sequence[str] | None = None,
+        *,
+        in_place: bool = False,
+        replica: Replica | None = None,
+        lacking: Collection[int] = (),
+    ) -> Callable[[], list[Array]]:
+        """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__``
+        gives.
 
-        ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
-        one whose dtype has that name. ``names`` are for messages.
-        ``in_place``, alike on all ranks: results are put where ``arrays`` stand (nobody else may look at them
-        meanwhile), and these are given back. The large ones are not copied, if they are contiguous and there only once.
-        Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
-        ``replica``: what these gradients are of, if it is not always the same. What the ranks hold is compared now and
-        then (see ``agreement``), which raises RanksDifferError with ``--check raise``.
-        ``lacking``: the numbers of those that this rank has not computed, and zeros count; see ``take_back``.
-        A second start waits for the end of the first.
+        ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A
+        bfloat16 array is one whose dtype has that name. ``names`` are for messages. ``in_place``,
+        alike on all ranks: results are put where ``arrays`` stand (nobody else may look at them
+        meanwhile), and these are given back. The large ones are not copied, if they are contiguous
+        and there only once. Raises ValueError on all ranks, naming rank and array, when the lists
+        differ or a type cannot be reduced. ``replica``: what these gradients are of, if it is not
+        always the same. What the ranks hold is compared now and then (see ``agreement``), which
+        raises RanksDifferError with ``--check raise``. ``lacking``: the numbers of those that this
+        rank has not computed, and zeros count; see ``take_back``. A second start waits for the end
+        of the first.
         """
         layout = self._layout(arrays, names, in_place)
         claim(self.codec, self.options.owner, layout.keys if self.codec is not None else ())
@@ -135,22 +162,25 @@ class GradientListReducer:
         return results
 
     def take_back(self, names: Sequence[str]) -> None:
-        """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent, for nobody will use
-        it. ``names``: those of the call, in which each was there once."""
+        """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent,
+        for nobody will use it. ``names``: those of the call, in which each was there once.
+        """
         if isinstance(self.codec, TakingBack) and names:
             self.codec.take_back([self._scope + name for name in names])
 
     def compare(self, replica: Replica) -> None:
         """Compare the ranks' replicas now. Collective."""
         engine = self._open()
-        agreement = next(iter(self._agreements.values()), None) or self._agreement(engine, replica, None)
+        agreement = next(iter(self._agreements.values()), None) or self._agreement(
+            engine, replica, None
+        )
         if agreement is not None:
             agreement.replica = replica
             agreement.look()
 
     def _agreement(
         self, engine: Engine, replica: Replica | None, names: Sequence[str] | None
-    ) -> Agreement | None:  # fmt: skip
+    ) -> Agreement | None:
         if replica is None or engine.size == 1:
             return None
         key = tuple(names or ())
@@ -162,7 +192,9 @@ class GradientListReducer:
 
     # What travels, and in what memory.
 
-    def _layout(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> FlatLayout:
+    def _layout(
+        self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool
+    ) -> FlatLayout:
         shapes = tuple([(array.shape, array.dtype) for array in arrays])
         key = (shapes, tuple(names) if names is not None else None, in_place)
         layout = self._layouts.get(key)
@@ -171,15 +203,22 @@ class GradientListReducer:
         return layout
 
     def _entries(
-        self, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array], lacking: Collection[int]
-    ) -> list[Entry]:  # fmt: skip
+        self,
+        layout: FlatLayout,
+        flats: list[Array],
+        words: Array,
+        arrays: Sequence[Array],
+        lacking: Collection[int],
+    ) -> list[Entry]:
         """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
         alone = layout.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
         if self.codec is not None:
             return self._coded(self.codec, layout, flats, words, arrays, lacking)
-        digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
+        digest = Request(
+            f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of
+        )
 
         def entry(label: str, dtype: DType, flat: Array) -> Entry:
             name = f"{self.name}.{label}"
@@ -188,27 +227,45 @@ class GradientListReducer:
 
         return [
             Entry(digest, Buffer(words, words, DType.INT64)),
-            *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(layout.sizes, flats, strict=True)),
-            *(entry(str(number), DType(layout.table[number][2]), memory_of(arrays[number])) for number in alone),
+            *(
+                entry(dtype.value, dtype, flat)
+                for (dtype, _), flat in zip(layout.sizes, flats, strict=True)
+            ),
+            *(
+                entry(str(number), DType(layout.table[number][2]), memory_of(arrays[number]))
+                for number in alone
+            ),
         ]
 
     def _coded(
-        self, codec: Codec, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array],
+        self,
+        codec: Codec,
+        layout: FlatLayout,
+        flats: list[Array],
+        words: Array,
+        arrays: Sequence[Array],
         lacking: Collection[int],
-    ) -> list[Entry]:  # fmt: skip
-        """The digest, and each array where it stands: what a codec keeps is of one array, whose shape it may use."""
+    ) -> list[Entry]:
+        """The digest, and each array where it stands: what a codec keeps is of one array, whose
+        shape it may use.
+        """
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(arrays)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
-        digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
+        digest = Request(
+            f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of
+        )
         entries = [Entry(digest, Buffer(words, words, DType.INT64))]
         for number, (_, shape, _) in enumerate(layout.table):
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
             name = f"{self.name}.{number}"
-            key = self._scope + layout.keys[number]  # not the name: a resumed run may number its optimizers anew
+            # not the name: a resumed run may number its optimizers anew
+            key = self._scope + layout.keys[number]
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             of_codec = codec if spec else None
-            entries.append(Entry(request, Buffer(flat, flat, dtype), 0, of_codec, key, number not in lacking))
+            entries.append(
+                Entry(request, Buffer(flat, flat, dtype), 0, of_codec, key, number not in lacking)
+            )
         return entries
 
     def _open(self) -> Engine:
@@ -220,7 +277,9 @@ class GradientListReducer:
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
-        """Memory of the transport for the calls to come. All ranks are here: somebody had told that it lacks some."""
+        """Memory of the transport for the calls to come. All ranks are here: somebody had told that
+        it lacks some.
+        """
         with suppress(JoinedError):
             self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
 
@@ -233,13 +292,15 @@ class GradientListReducer:
         if not what:
             return
         raise ValueError(
-            f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}. Build the same model "
-            "on all ranks, and compute the same gradients in each step"
+            f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}."
+            " Build the same model on all ranks, and compute the same gradients in each step"
         ) from error
 
 
 def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, int]:
-    """A digest of what this rank's data gave, if it may be asked for, and whether this rank wants to compare."""
+    """A digest of what this rank's data gave, if it may be asked for, and whether this rank wants
+    to compare.
+    """
     if agreement is None:
         return None, 0
     known = len(agreement.replica.names())  # what else travels with gradients stands behind them

@@ -1,10 +1,12 @@
-"""What neighbours know of each other's weights where a codec sends differences: CHOCO-SGD (Koloskova, Stich & Jaggi,
-"Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication", 2019).
+"""What neighbours know of each other's weights where a codec sends differences: CHOCO-SGD
+(Koloskova, Stich & Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with
+Compressed Communication", 2019).
 
-A rank and its neighbours keep a copy of its weights, as far as it has sent them. What it sends next is the codec's of
-how far it has gone from that copy, and they all add it there, so what a codec leaves out is still in the next
-difference. Ranks then go some of the way (``gamma``) towards the copies of their neighbours, counted from their own:
-the mean over all ranks stays, whatever the codec leaves out.
+A rank and its neighbours keep a copy of its weights, as far as it has sent them. What it sends next
+is the codec's of how far it has gone from that copy, and they all add it there, so what a codec
+leaves out is still in the next difference. Ranks then go some of the way (``gamma``) towards the
+copies of their neighbours, counted from their own: the mean over all ranks stays, whatever the
+codec leaves out.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _GAMMA = 0.1  # for codecs that say nothing
-_HEAD = 3  # int64: are the copies sent whole, first? The bytes of the differences in float32, and in float64
+# int64: are the copies sent whole, first? The bytes of the differences in float32, and in float64
+_HEAD = 3
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Copies:
-    """Of one optimizer's weights, on one rank: those of neighbours are kept here; its own one belongs to the caller."""
+    """Of one optimizer's weights, on one rank: those of neighbours are kept here; its own one
+    belongs to the caller.
+    """
 
     def __init__(self, codec: PushCodec, rank: int) -> None:
         self._codec, self._rank = codec, rank
@@ -40,13 +45,20 @@ class Copies:
     def gamma(self, weights: Sequence[Array]) -> float:
         """How much of the way a rank goes, for weights like these."""
         codec = self._codec
-        return codec.consensus_step([weight.shape for weight in weights]) if isinstance(codec, Consensus) else _GAMMA
+        return (
+            codec.consensus_step([weight.shape for weight in weights])
+            if isinstance(codec, Consensus)
+            else _GAMMA
+        )
 
-    def message(self, weights: Sequence[Array], own: Sequence[Array], keys: Sequence[str], times: int) -> Array:
-        """What goes to ``times`` neighbours, as uint8. Brings the own copy forward, as it will be there.
+    def message(
+        self, weights: Sequence[Array], own: Sequence[Array], keys: Sequence[str], times: int
+    ) -> Array:
+        """What goes to ``times`` neighbours, as uint8. Brings the own copy forward, as it will be
+        there.
 
-        A copy that is not what they have (it is new, or of a checkpoint) goes whole, first. ``keys``: of the weights,
-        for what the codec keeps.
+        A copy that is not what they have (it is new, or of a checkpoint) goes whole, first.
+        ``keys``: of the weights, for what the codec keeps.
         """
         for weight, copy in zip(weights, own, strict=True):
             if not _finite(copy):  # no difference brings it back
@@ -73,12 +85,15 @@ class Copies:
         self._known = 0
 
     def read(self, rank: int, message: Array, like: Sequence[Array]) -> list[Array]:
-        """The copy of ``rank``'s weights, with what it has sent now. It stays here, and is not to be written to.
+        """The copy of ``rank``'s weights, with what it has sent now. It stays here, and is not to
+        be written to.
 
         ``like``: weights of these shapes and types. ValueError for a message of other weights.
         """
         begin = _HEAD * 8
-        is_whole, *sizes = message[:begin].copy().view(np.int64).tolist() if len(message) >= begin else [0, -1, -1]
+        is_whole, *sizes = (
+            message[:begin].copy().view(np.int64).tolist() if len(message) >= begin else [0, -1, -1]
+        )
         nbytes = sum(array.nbytes for array in like) if is_whole else 0
         if len(message) != begin + nbytes + sum(sizes) or (rank not in self._of and not is_whole):
             raise ValueError(f"a message of {len(message)} bytes does not fit")
@@ -92,9 +107,16 @@ class Copies:
         return copy
 
     def _packed(
-        self, changes: Sequence[Array], kind: DType, keys: Sequence[str], places: Sequence[int], times: int
-    ) -> Array:  # fmt: skip
-        """What was left out before is in ``changes`` already: the codec's own residuals are not kept."""
+        self,
+        changes: Sequence[Array],
+        kind: DType,
+        keys: Sequence[str],
+        places: Sequence[int],
+        times: int,
+    ) -> Array:
+        """What was left out before is in ``changes`` already: the codec's own residuals are not
+        kept.
+        """
         parts = []
         for place, change in zip(places, changes, strict=True):
             flat = np.ascontiguousarray(change).reshape(-1)
@@ -102,7 +124,9 @@ class Copies:
         if not sum(change.size for change in changes):
             return _NOTHING
         packed = self._codec.pack(parts, self._rank)
-        kept = {name: array for name, array in packed.kept.items() if name.partition("/")[0] not in KEPT}
+        kept = {
+            name: array for name, array in packed.kept.items() if name.partition("/")[0] not in KEPT
+        }
         for _ in range(times):
             self._codec.arrived(packed._replace(kept=kept), taken=True)
         return packed.payload

@@ -12,12 +12,12 @@ from farandole.errors import NotInitializedError, RequestError
 
 
 class OptimizerNumber:
-    """The number of an optimizer among those of its process set, from 1, taken when it is made: ranks make their
-    optimizers in one order, but may not use them in one. It stays the same after another ``init()``, where numbers
-    begin again: its name then tells in which stay it was made.
+    """The number of an optimizer among those of its process set, from 1, taken when it is made:
+    ranks make their optimizers in one order, but may not use them in one. It stays the same after
+    another ``init()``, where numbers begin again: its name then tells in which stay it was made.
 
-    Nothing here depends on which optimizers live: ranks drop one at different times, as their garbage is collected.
-    Raises what ``context.engine`` raises.
+    Nothing here depends on which optimizers live: ranks drop one at different times, as their
+    garbage is collected. Raises what ``context.engine`` raises.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -34,5 +34,9 @@ class OptimizerNumber:
         return self._engine
 
     def name_on(self, engine: Engine) -> str:
-        """The same on all ranks, and no other optimizer's, on ``engine``: that of its process set today."""
-        return f"{self._number}" if self._made_on() is engine else f"{self._number}.of.{self._made_in}"
+        """The same on all ranks, and no other optimizer's, on ``engine``: that of its process set
+        today.
+        """
+        return (
+            f"{self._number}" if self._made_on() is engine else f"{self._number}.of.{self._made_in}"
+        )

@@ -1,4 +1,6 @@
-"""How the gradients of one optimizer are reduced: the arguments that all frameworks have in common, checked once."""
+"""How the gradients of one optimizer are reduced: the arguments that all frameworks have in common,
+checked once.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,27 @@ from farandole.strategies.specs import ADASUM, strategy_of, unfit
 from farandole.types import DType, ReduceOp
 
 TOO_MANY = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient in pass {passes} of a step. "
-    "Two losses can be added up for one backward(); checkpoints that compute gradients twice need use_reentrant=False; "
-    "after a step that was skipped, say by a GradScaler, or that is none of this optimizer's (SAM's first_step), it is "
-    "optimizer.zero_grad() that begins anew: gradients that model.zero_grad(set_to_none=False) or the program set to "
-    "zero look like ones that grow)"
+    "Gradients were computed more than backward_passes_per_step times before call to step()."
+    " Increase backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient"
+    " in pass {passes} of a step. Two losses can be added up for one backward(); checkpoints that"
+    " compute gradients twice need use_reentrant=False; after a step that was skipped, say by a"
+    " GradScaler, or that is none of this optimizer's (SAM's first_step), it is"
+    " optimizer.zero_grad() that begins anew: gradients that model.zero_grad(set_to_none=False) or"
+    " the program set to zero look like ones that grow)"
 )
 DROPPED = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This is prohibited as it can cause a race condition. (After a backward pass that raised, call "
-    "optimizer.synchronize() on all ranks, and then zero_grad(). Where another model's loss goes through this one, as "
-    "that of a GAN's generator through the discriminator, freeze this one meanwhile: model.requires_grad_(False).)"
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
+    " optimizer.synchronize(). This is prohibited as it can cause a race condition. (After a"
+    " backward pass that raised, call optimizer.synchronize() on all ranks, and then zero_grad()."
+    " Where another model's loss goes through this one, as that of a GAN's generator through the"
+    " discriminator, freeze this one meanwhile: model.requires_grad_(False).)"
 )
 TAKEN = (
-    "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw them away: other "
-    "ranks computed this model first, while this rank was in the backward pass of another one. Where ranks compute "
-    "models in different orders, call zero_grad() of all optimizers before the first loss.backward(); where threads "
-    "compute them, let one go backward after the other."
+    "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw"
+    " them away: other ranks computed this model first, while this rank was in the backward pass of"
+    " another one. Where ranks compute models in different orders, call zero_grad() of all"
+    " optimizers before the first loss.backward(); where threads compute them, let one go backward"
+    " after the other."
 )
 LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
 
@@ -50,18 +55,26 @@ class GradientOptions(NamedTuple):
     compression: Any = NoneCompressor  # a Compressor, of each tensor before it travels
     passes: int = 1  # backward passes whose gradients are added up before they are reduced
     average_passes: bool = False  # ... and divided by their number
-    groups: int | Sequence[Sequence[Any]] = ()  # that travel together: their number, or their members
+    # that travel together: their number, or their members
+    groups: int | Sequence[Sequence[Any]] = ()
     sparse_as_dense: bool = False  # sparse gradients travel as dense ones
-    scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
-    strategy: Strategy | None = None  # ranks step with gradients of their own, and exchange weights; None: gradients
+    # gradients of variables that are left to each rank are divided by the number of ranks
+    scale_local: bool = True
+    # ranks step with gradients of their own, and exchange weights; None: gradients
+    strategy: Strategy | None = None
     codec: str | Codec = ""  # by which all ranks' gradients (or changes of weights) are added up
     owner: Any = None  # stands for the optimizer, if the program has made the codec
 
     @property
     def wire(self) -> DType | None:
-        """The 16-bit type of ``compression``, if it casts to one: flat buffers are cast at once, not every tensor."""
+        """The 16-bit type of ``compression``, if it casts to one: flat buffers are cast at once,
+        not every tensor.
+        """
         casts = isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
-        own = casts and any(name in self.compression.__dict__ for name in ("compress", "decompress"))  # a user's
+        # a user's
+        own = casts and any(
+            name in self.compression.__dict__ for name in ("compress", "decompress")
+        )
         return self.compression.dtype if casts and not own else None
 
     @property
@@ -78,25 +91,40 @@ AVERAGE = GradientOptions()
 
 
 def gradient_options(
-    op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0, *, compression: Any = NoneCompressor,
-    backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False, num_groups: int = 0,
-    groups: Any = None, sparse_as_dense: bool = False, scale_local_gradients: bool = True,
-    process_set: ProcessSet = WORLD, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
-    instead: str = "", epochs: bool = True, ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
-    tensor: str = "tf.Variable", stacklevel: int = 3,
-) -> GradientOptions:  # fmt: skip
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    *,
+    compression: Any = NoneCompressor,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    scale_local_gradients: bool = True,
+    process_set: ProcessSet = WORLD,
+    strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
+    instead: str = "",
+    epochs: bool = True,
+    ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
+    tensor: str = "tf.Variable",
+    stacklevel: int = 3,
+) -> GradientOptions:
     """The arguments of an optimizer or a tape, under Horovod's names, as options.
 
-    ``strategy``, ``codec``: None is the job's, ``--strategy`` and (where it fits in) ``--codec``. ``instead``: what to
-    use with a strategy of weights where there are none at hand. ``epochs``: does anybody tell of the end of an epoch?
-    ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
-    ``stacklevel``: from here to the program, for warnings.
-    Raises ValueError for arguments that make no sense, alone or together.
+    ``strategy``, ``codec``: None is the job's, ``--strategy`` and (where it fits in) ``--codec``.
+    ``instead``: what to use with a strategy of weights where there are none at hand. ``epochs``:
+    does anybody tell of the end of an epoch? ``ops``: those that make sense there. ``tensor``: the
+    type of what ``groups`` may list, for messages. ``stacklevel``: from here to the program, for
+    warnings. Raises ValueError for arguments that make no sense, alone or together.
     """
     op = ReduceOp.given(op)
     check_process_set(process_set)
     if not hasattr(compression, "compress"):
-        raise ValueError(f"compression={compression!r} is no compressor: use hvd.Compression.fp16, .bf16 or .none")
+        raise ValueError(
+            f"compression={compression!r} is no compressor: use hvd.Compression.fp16, .bf16 or"
+            " .none"
+        )
     factors = predivided(op, gradient_predivide_factor)
     chosen = strategy_of(_of_job() if strategy is None else strategy)
     if chosen == ADASUM and op == ReduceOp.AVERAGE:
@@ -105,14 +133,19 @@ def gradient_options(
         _check_weights(chosen, op, compression, instead)
         if chosen.epochs and not epochs:
             raise ValueError(
-                f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, and nobody tells this optimizer "
-                "of it: give a number of steps, like 'local_sgd:100'"
+                f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, and nobody"
+                " tells this optimizer of it: give a number of steps, like 'local_sgd:100'"
             )
     if op not in ops:
         names = [_name(known) for known in ops]
-        cure = "; PyTorch, JAX and the tapes of TensorFlow have Adasum" if op == ReduceOp.ADASUM else ""
+        cure = (
+            "; PyTorch, JAX and the tapes of TensorFlow have Adasum"
+            if op == ReduceOp.ADASUM
+            else ""
+        )
         raise ValueError(
-            f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)}){cure}"
+            f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got"
+            f" op={_name(op)}){cure}"
         )
     if op == ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
@@ -123,10 +156,19 @@ def gradient_options(
     check_groups(groups, tensor)
     check_passes(backward_passes_per_step)
     return GradientOptions(
-        op, *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
-        groups or (), sparse_as_dense, scale_local_gradients, None if isinstance(chosen, str) else chosen,
-        _codec(codec, op, compression, chosen), None if instead or isinstance(codec, str | None) else object(),
-    )  # fmt: skip
+        op,
+        *factors,
+        process_set,
+        compression,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups or (),
+        sparse_as_dense,
+        scale_local_gradients,
+        None if isinstance(chosen, str) else chosen,
+        _codec(codec, op, compression, chosen),
+        None if instead or isinstance(codec, str | None) else object(),
+    )
 
 
 def _of_job() -> str:
@@ -142,19 +184,24 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
     """Of gradients nothing is exchanged: what is said of their exchange makes no sense."""
     if instead:
         raise ValueError(
-            f"strategy={strategy.spec!r} exchanges weights, and there are none here, only gradients: use {instead}, or "
-            "strategy='allreduce'"
+            f"strategy={strategy.spec!r} exchanges weights, and there are none here, only"
+            f" gradients: use {instead}, or strategy='allreduce'"
         )
-    for argument, value, default in (("op", _name(op), "Average"), ("compression", compression, NoneCompressor)):
+    for argument, value, default in (
+        ("op", _name(op), "Average"),
+        ("compression", compression, NoneCompressor),
+    ):
         if value not in (default, ReduceOp.AVERAGE):
             shown = getattr(value, "__name__", value)
             raise ValueError(
-                f"{argument}={shown} is of gradients, but with strategy={strategy.spec!r} ranks exchange weights: "
-                f"leave out {argument}, or the strategy"
+                f"{argument}={shown} is of gradients, but with strategy={strategy.spec!r} ranks"
+                f" exchange weights: leave out {argument}, or the strategy"
             )
 
 
-def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str | Strategy) -> str | Codec:
+def _codec(
+    codec: str | Codec | None, op: int, compression: Any, strategy: str | Strategy
+) -> str | Codec:
     """The codec, checked; empty for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
     if codec is None:
@@ -167,7 +214,9 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
     if made and not isinstance(strategy, str) and (why := unfit(strategy, made)):
         raise ValueError(f"{told} {why}")
     if op not in LINEAR:
-        raise ValueError(f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out")
+        raise ValueError(
+            f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out"
+        )
     if not plain:
         raise ValueError(f"{told} and compression do the same: leave one of them out")
     return codec
@@ -176,13 +225,17 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
 def check_groups(groups: Any, tensor: str) -> None:
     """Raise ValueError if ``groups`` is neither None, a number, nor a list of lists."""
     counted = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
-    listed = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+    listed = isinstance(groups, (list, tuple)) and all(
+        isinstance(group, (list, tuple)) for group in groups
+    )
     if groups is None or counted or listed:
         return
     several = isinstance(groups, (list, tuple))
     kinds = ", ".join(sorted({type(group).__name__ for group in groups})) if several else ""
     got = f"a list of {kinds}" if several else repr(groups)
-    raise ValueError(f"groups should be a non-negative integer or a list of list of {tensor}. (got {got})")
+    raise ValueError(
+        f"groups should be a non-negative integer or a list of list of {tensor}. (got {got})"
+    )
 
 
 def check_passes(passes: int) -> None:
@@ -194,12 +247,15 @@ def check_passes(passes: int) -> None:
     if not whole:
         raise ValueError(f"backward_passes_per_step must be a whole number, not {passes!r}")
     if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every pass")
+        raise ValueError(
+            f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every"
+            " pass"
+        )
 
 
 def predivided(op: int, factor: float) -> tuple[float, float]:
-    """``gradient_predivide_factor`` as factors before and after an average: 1 / factor, and factor. So an average is
-    divided partly before it is summed, and sums of small types stay in range.
+    """``gradient_predivide_factor`` as factors before and after an average: 1 / factor, and factor.
+    So an average is divided partly before it is summed, and sums of small types stay in range.
 
     Raises ValueError if ``factor`` is not positive, or if it is not 1 and ``op`` is not Average.
     """
@@ -208,11 +264,14 @@ def predivided(op: int, factor: float) -> tuple[float, float]:
         return 1.0, 1.0
     if op != ReduceOp.AVERAGE:
         raise ValueError(
-            f"gradient_predivide_factor not supported with op != Average (gradient_predivide_factor={factor}, "
-            f"op={_name(op)}): leave the factor out, or use op=hvd.Average"
+            "gradient_predivide_factor not supported with op != Average"
+            f" (gradient_predivide_factor={factor}, op={_name(op)}): leave the factor out, or use"
+            " op=hvd.Average"
         )
     if not factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be > 0, not {factor}: 1.0 divides after the sum alone")
+        raise ValueError(
+            f"gradient_predivide_factor must be > 0, not {factor}: 1.0 divides after the sum alone"
+        )
     return 1.0 / factor, factor
 
 

@@ -1,9 +1,10 @@
-"""Averages in pairs by a codec: CHOCO-SGD (Koloskova, Stich & Jaggi, 2019; see ``neighbours``) between two ranks at a
-time, as they meet.
+"""Averages in pairs by a codec: CHOCO-SGD (Koloskova, Stich & Jaggi, 2019; see ``neighbours``)
+between two ranks at a time, as they meet.
 
-Two ranks that average keep copies of each other's weights and of their own, as far as these were sent to that partner.
-Each sends the codec's of how far it has gone from its copy, and goes half of the way between the two copies, times
-``gamma``: what one of them gains the other one loses, so the sum stays, whatever the codec leaves out.
+Two ranks that average keep copies of each other's weights and of their own, as far as these were
+sent to that partner. Each sends the codec's of how far it has gone from its copy, and goes half of
+the way between the two copies, times ``gamma``: what one of them gains the other one loses, so the
+sum stays, whatever the codec leaves out.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from farandole.strategies.neighbours import Copies
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_ROOM = 4  # a message is no longer than so many times the weights, and as many bytes for each of them
+# a message is no longer than so many times the weights, and as many bytes for each of them
+_ROOM = 4
 _EACH = 1 << 12
 
 
 class _Pair:
-    """``own``: this rank's weights as the partner knows them. ``sent``, ``heard``: messages to it, and of it."""
+    """``own``: this rank's weights as the partner knows them. ``sent``, ``heard``: messages to it,
+    and of it.
+    """
 
     def __init__(self, codec: PushCodec, rank: int) -> None:
         self.copies = Copies(codec, rank)
@@ -37,13 +41,19 @@ class _Pair:
 class CodedAverages:
     """See ``ps.pairs.Averages``. Statistics travel whole.
 
-    ``codec``: its bytes are counted there; what it keeps is kept here, for it works in the background. ``keys``: of the
-    weights; ``rank``: this rank's number in the job; ``gamma``: None is what suits the codec.
+    ``codec``: its bytes are counted there; what it keeps is kept here, for it works in the
+    background. ``keys``: of the weights; ``rank``: this rank's number in the job; ``gamma``: None
+    is what suits the codec.
     """
 
     def __init__(
-        self, shared: SharedWeights, codec: PushCodec, keys: Sequence[str], rank: int, gamma: float | None = None
-    ) -> None:  # fmt: skip
+        self,
+        shared: SharedWeights,
+        codec: PushCodec,
+        keys: Sequence[str],
+        rank: int,
+        gamma: float | None = None,
+    ) -> None:
         self._shared, self._keys, self._rank, self._gamma = shared, keys, rank, gamma
         self._told, self._codec = codec, copy.deepcopy(codec)
         self._codec.sent = self._codec.saved = 0
@@ -63,16 +73,24 @@ class CodedAverages:
         return [self._message(rank), *map(np.copy, self._shared.statistics)]
 
     def room(self, sizes: Sequence[int]) -> Sequence[Array]:
-        most = _ROOM * sum(array.nbytes for array in self._shared.trained) + _EACH * (len(self._keys) + 1)
+        most = _ROOM * sum(array.nbytes for array in self._shared.trained) + _EACH * (
+            len(self._keys) + 1
+        )
         statistics = self._shared.statistics
-        if not sizes or not 0 <= sizes[0] <= most or [*sizes[1:]] != [array.nbytes for array in statistics]:
+        if (
+            not sizes
+            or not 0 <= sizes[0] <= most
+            or [*sizes[1:]] != [array.nbytes for array in statistics]
+        ):
             raise ValueError(f"a message of {sizes} bytes does not fit")
         return [np.empty(sizes[0], np.uint8), *map(np.empty_like, statistics)]
 
     def halve(self, rank: int, lent: Sequence[Array]) -> Sequence[Array]:
         theirs = self._heard(rank, lent[0])
         answer = self._message(rank)  # first: the partner's way begins at what this rank has sent
-        rest = [(other - own) / 2 for own, other in zip(self._shared.statistics, lent[1:], strict=True)]
+        rest = [
+            (other - own) / 2 for own, other in zip(self._shared.statistics, lent[1:], strict=True)
+        ]
         self._ways = self._ways_to(rank, theirs), rest
         self._shared.go(*self._ways)
         return [answer, *(-way for way in rest)]
@@ -110,8 +128,8 @@ class CodedAverages:
             theirs = pair.copies.read(rank, message, self._shared.trained)
         except (ValueError, IndexError) as error:
             raise ValueError(
-                f"rank {self._rank} cannot read what rank {rank} sent of its weights ({error}): all ranks must train "
-                "the same model, with the same codec"
+                f"rank {self._rank} cannot read what rank {rank} sent of its weights ({error}): all"
+                " ranks must train the same model, with the same codec"
             ) from error
         pair.heard += 1
         return theirs
@@ -120,4 +138,7 @@ class CodedAverages:
         """Towards a partner, half of the way between the copies at most."""
         pair = self._pair(rank)
         half = (pair.copies.gamma(self._shared.trained) if self._gamma is None else self._gamma) / 2
-        return [own.dtype.type(half) * (other - own) for own, other in zip(pair.own, theirs, strict=True)]
+        return [
+            own.dtype.type(half) * (other - own)
+            for own, other in zip(pair.own, theirs, strict=True)
+        ]

@@ -1,4 +1,6 @@
-"""Averages in pairs, in the background: one optimizer's weights on this rank, and how it finds the other ranks."""
+"""Averages in pairs, in the background: one optimizer's weights on this rank, and how it finds the
+other ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's; ``tell``:
-    an activity that is over, its begin and its end; on any thread. ``codec``: None, or what compresses averages;
-    ``gamma``: how much of the way two ranks go, None: all of it, or what suits the codec."""
+    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the
+    engine's; ``tell``: an activity that is over, its begin and its end; on any thread. ``codec``:
+    None, or what compresses averages; ``gamma``: how much of the way two ranks go, None: all of it,
+    or what suits the codec.
+    """
 
     def __init__(
-        self, engine: Engine, name: str, ranks: Sequence[int], tell: Callable[[str, float, float], None],
-        codec: PushCodec | None = None, gamma: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        name: str,
+        ranks: Sequence[int],
+        tell: Callable[[str, float, float], None],
+        codec: PushCodec | None = None,
+        gamma: float | None = None,
+    ) -> None:
         self._codec, self._gamma = codec, gamma
         self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
         self._group: PeerGroup | None = None
@@ -36,12 +45,16 @@ class Pairs:
         self._addresses: list[str] = []
         self._joins = -1  # of the engine, when addresses were exchanged
 
-    def group(self, weights: Sequence[Array], statistics: Sequence[Array], names: Sequence[str]) -> PeerGroup:
-        """What this rank shows; it begins with these. Collective at first, and when a rank that had joined is here for
-        the first time. Raises ValueError on all ranks if they have other weights.
+    def group(
+        self, weights: Sequence[Array], statistics: Sequence[Array], names: Sequence[str]
+    ) -> PeerGroup:
+        """What this rank shows; it begins with these. Collective at first, and when a rank that had
+        joined is here for the first time. Raises ValueError on all ranks if they have other
+        weights.
 
-        Where there were others before, those that stay (the same arrays) keep what averages have brought them since
-        the last exchange: partners have gone their part of the way already."""
+        Where there were others before, those that stay (the same arrays) keep what averages have
+        brought them since the last exchange: partners have gone their part of the way already.
+        """
         if not self._addresses or ("" in self._addresses and self._joins != self._engine.joins):
             self._meet(weights, names)
         held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
@@ -54,16 +67,27 @@ class Pairs:
             first = [*(shown.get(id(weight), weight) for weight in weights), *statistics]
             server = context.peer_server()
             self._group = PeerGroup(
-                server, name, self._addresses, self._ranks, first, len(statistics), self._tell, self._averages(names),
+                server,
+                name,
+                self._addresses,
+                self._ranks,
+                first,
+                len(statistics),
+                self._tell,
+                self._averages(names),
                 digest=digest_of_text(described(weights, names)),
-            )  # fmt: skip
+            )
         return self._group
 
     def _ended(self) -> dict[int, Array]:
         """By the id of what they began with, the weights as they were shown in the end."""
         group = self._group
         self.close()
-        return {} if group is None else {id(one): view for one, view in zip(self._begun, group.trained, strict=True)}
+        return (
+            {}
+            if group is None
+            else {id(one): view for one, view in zip(self._begun, group.trained, strict=True)}
+        )
 
     def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
         from farandole.ps.pairs import WholeAverages
@@ -88,7 +112,9 @@ class Pairs:
     def _meet(self, weights: Sequence[Array], names: Sequence[str]) -> None:
         check_same_weights(self._engine, self._name, self._ranks, weights, names)
         mine = context.peer_server().address.encode()
-        self._addresses = [text.decode() for text in gathered(self._engine, f"{self._name}.pairs", mine)]
+        self._addresses = [
+            text.decode() for text in gathered(self._engine, f"{self._name}.pairs", mine)
+        ]
         self._joins = self._engine.joins
         if self._group is not None:
             self._group.meet(self._addresses)

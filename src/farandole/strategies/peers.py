@@ -1,4 +1,6 @@
-"""The ranks of one optimizer, as a strategy calls them: over their engine, at parameter servers, in pairs."""
+"""The ranks of one optimizer, as a strategy calls them: over their engine, at parameter servers, in
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,20 @@ class EnginePeers:
     """See ``contracts.Peers``: over the engine of a process set."""
 
     names: Sequence[str] | None = None  # of the arrays, for messages
-    near: Sequence[Array] = ()  # what ranks have in common: a codec sends how far away from it they are
+    # what ranks have in common: a codec sends how far away from it they are
+    near: Sequence[Array] = ()
     sent: Sequence[Array] = ()  # this rank's weights as its neighbours know them, by a codec
     statistics: Sequence[Array] = ()  # they go with the weights that are pushed
 
     def __init__(
-        self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str, scope: str
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        name: str,
+        options: GradientOptions,
+        codec: Codec | None,
+        spec: str,
+        scope: str,
+    ) -> None:
         """``scope``: in front of names, for what a codec keeps of averages."""
         self.rank, self.size = engine.rank, engine.size
         self.engine, self.name, self._spec = engine, name, spec
@@ -56,12 +65,19 @@ class EnginePeers:
         self._reducer = GradientListReducer(name, summed)
         self._coded: GradientListReducer | None = None
         if codec is not None:
-            self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec), scope=scope)
+            self._coded = GradientListReducer(
+                f"{name}.coded", summed._replace(codec=codec), scope=scope
+            )
         self._of_pushes = codec if isinstance(codec, PushCodec) else None
-        self._scope, self._copies = scope, None if self._of_pushes is None else Copies(self._of_pushes, self.rank)
+        self._scope, self._copies = (
+            scope,
+            None if self._of_pushes is None else Copies(self._of_pushes, self.rank),
+        )
 
     def average(self, arrays: Sequence[Array]) -> None:
-        if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
+        if self._coded is None or [array.shape for array in arrays] != [
+            array.shape for array in self.near
+        ]:
             self._average(self._reducer, arrays)
             return
         for array, near in zip(arrays, self.near, strict=True):
@@ -93,7 +109,11 @@ class EnginePeers:
         return {rank: cut(message, arrays) for rank, message in heard.items()}
 
     def average_with(
-        self, arrays: Sequence[Array], to: Sequence[int], ever: Sequence[int] = (), gamma: float | None = None
+        self,
+        arrays: Sequence[Array],
+        to: Sequence[int],
+        ever: Sequence[int] = (),
+        gamma: float | None = None,
     ) -> None:
         own, way = arrays, 1.0
         if self._copies is not None and len(self.sent) == len(arrays):
@@ -113,7 +133,9 @@ class EnginePeers:
                 away = sum((other - own[number] for other in others), np.zeros_like(array))
                 array += array.dtype.type(way / (len(others) + 1)) * away
 
-    def _swap_coded(self, copies: Copies, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+    def _swap_coded(
+        self, copies: Copies, arrays: Sequence[Array], to: Sequence[int]
+    ) -> dict[int, list[Array]]:
         """By rank, what is known here of the weights of those that send to this one."""
         self._compare(arrays)
         keys = [f"{self._scope}{name}" for name in self.names_of(arrays)]
@@ -127,8 +149,8 @@ class EnginePeers:
             return {rank: copies.read(rank, message, arrays) for rank, message in heard.items()}
         except (ValueError, IndexError) as error:
             raise ValueError(
-                f"{self.name}: rank {self._ranks[self.rank]} cannot read what a neighbour sent ({error}): add weights "
-                "on all ranks in the same step"
+                f"{self.name}: rank {self._ranks[self.rank]} cannot read what a neighbour sent"
+                f" ({error}): add weights on all ranks in the same step"
             ) from error
 
     def _compare(self, arrays: Sequence[Array]) -> None:
@@ -136,19 +158,27 @@ class EnginePeers:
             self._compared = True
             check_same_weights(self.engine, self.name, self._ranks, arrays, self.names_of(arrays))
 
-    def _messages(self, mine: Array, to: Sequence[int], arrays: Sequence[Array]) -> dict[int, Array]:
-        """Send ``mine`` (uint8), of the weights ``arrays``, to the ranks ``to``; by rank, what was sent to this one.
-        Raises ValueError for what is of other weights."""
+    def _messages(
+        self, mine: Array, to: Sequence[int], arrays: Sequence[Array]
+    ) -> dict[int, Array]:
+        """Send ``mine`` (uint8), of the weights ``arrays``, to the ranks ``to``; by rank, what was
+        sent to this one. Raises ValueError for what is of other weights.
+        """
         head = self._digest(arrays)
         flat = np.tile(np.concatenate([head, mine]), len(to))
         splits = tuple(head.size + mine.size if rank in to else 0 for rank in range(self.size))
-        request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
+        request = Request(
+            f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits
+        )
         try:
-            ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+            ((received, counts),) = self.engine.run(
+                [Entry(request, Buffer(flat, flat, DType.UINT8))]
+            )
         except JoinedError:
             raise JoinedError(
-                f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its weights. Give all "
-                "ranks as many steps, or take local_sgd, easgd, ps or gossip_async, which go on without it"
+                f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its"
+                " weights. Give all ranks as many steps, or take local_sgd, easgd, ps or"
+                " gossip_async, which go on without it"
             ) from None
         found = {}
         for rank, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
@@ -157,9 +187,10 @@ class EnginePeers:
             begin = end - count + head.size
             if not np.array_equal(received[end - count : begin], head):
                 raise ValueError(
-                    f"{label_of(self.name)}: all ranks must train the same weights, but rank {self._ranks[rank]} sent "
-                    f"others than rank {self._ranks[self.rank]} has: {_listed(self.names_of(arrays))}. Add, freeze and "
-                    "unfreeze parameters on all ranks in the same step"
+                    f"{label_of(self.name)}: all ranks must train the same weights, but rank"
+                    f" {self._ranks[rank]} sent others than rank {self._ranks[self.rank]} has:"
+                    f" {_listed(self.names_of(arrays))}. Add, freeze and unfreeze parameters on all"
+                    " ranks in the same step"
                 )
             found[rank] = received[begin:end]
         return found
@@ -169,10 +200,15 @@ class EnginePeers:
         names = self.names_of(arrays)
         key = tuple(names), tuple((array.shape, array.dtype) for array in arrays)
         if self._digested is None or self._digested[0] != key:
-            self._digested = key, np.array([digest_of_text(described(arrays, names))]).view(np.uint8)
+            self._digested = (
+                key,
+                np.array([digest_of_text(described(arrays, names))]).view(np.uint8),
+            )
         return self._digested[1]
 
-    def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
+    def push(
+        self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True
+    ) -> Pushed:
         statistics, self.statistics = self.statistics, ()
         self._pushed = statistics
         centre = self._group(rule, anchors, statistics)
@@ -196,9 +232,14 @@ class EnginePeers:
             self._centre.pull([*into, *self._pushed])
 
     def average_async(
-        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False,
+        self,
+        anchors: Sequence[Array],
+        changes: Sequence[Array],
+        others: Sequence[int],
+        *,
+        damp: bool = False,
         gamma: float | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         statistics, self.statistics = self.statistics, ()
         group = self._shown(anchors, statistics, gamma)
         stale = group.take([*changes, *statistics], damp)
@@ -207,7 +248,7 @@ class EnginePeers:
 
     def average_shown(
         self, anchors: Sequence[Array], changes: Sequence[Array], *, gamma: float | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         statistics, self.statistics = self.statistics, ()
         group = self._shown(anchors, statistics, gamma)
         group.take([*changes, *statistics])
@@ -221,7 +262,8 @@ class EnginePeers:
         self.average(means)
         self.names = names
         count = len(changes)
-        # A rank that has gone on may have averaged with this one meanwhile: its next exchange counts that.
+        # A rank that has gone on may have averaged with this one meanwhile: its next exchange
+        # counts that.
         group.correct(ways_of(means[:count], own[:count]), means[count:])
         for array, mean in zip((*changes, *statistics), means, strict=True):
             np.copyto(array, mean)  # as all have it: what is shown was rounded
@@ -236,9 +278,12 @@ class EnginePeers:
         if self._pairs is not None:
             self._pairs.other_weights()
 
-    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array], gamma: float | None) -> PeerGroup:
+    def _shown(
+        self, anchors: Sequence[Array], statistics: Sequence[Array], gamma: float | None
+    ) -> PeerGroup:
         if self._pairs is None:
-            changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
+            # a process set that is made anew has the same numbers
+            changes = context.changes_before(self._set)
             name = f"{self.name}.{changes}"
             self._pairs = Pairs(self.engine, name, self._ranks, self._tell, self._of_pushes, gamma)
         return self._pairs.group(anchors, statistics, self.names_of(anchors))
@@ -249,14 +294,22 @@ class EnginePeers:
 
     def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
         held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
-        if self._centre is None or held != self._held:  # weights were added: another centre, of all of them
+        # weights were added: another centre, of all of them
+        if self._centre is None or held != self._held:
             self._held, self._centres = held, self._centres + 1
             # servers outlive a process set, and its engine's numbers
             name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
             self._centre = context.servers().group(
-                name, self._ranks, rule, self._spec, anchors, self.names_of(anchors), statistics, self._of_pushes,
+                name,
+                self._ranks,
+                rule,
+                self._spec,
+                anchors,
+                self.names_of(anchors),
+                statistics,
+                self._of_pushes,
                 after=self._centre,
-            )  # fmt: skip
+            )
         return self._centre
 
 

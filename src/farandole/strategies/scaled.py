@@ -1,4 +1,6 @@
-"""Losses that are scaled: what a codec keeps is in units of scaled gradients, and follows the scale."""
+"""Losses that are scaled: what a codec keeps is in units of scaled gradients, and follows the
+scale.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ from farandole.strategies.buckets import Gradient
 
 
 class Scaled:
-    """Of one optimizer. ``scale``: gives that of the next gradients (0: nobody knows); None: nobody scales."""
+    """Of one optimizer. ``scale``: gives that of the next gradients (0: nobody knows); None: nobody
+    scales.
+    """
 
     def __init__(self, codec: Codec | None) -> None:
         self._codec = codec
         self.scale: Callable[[], float] | None = None
-        self._last = 0.0  # of what the codec keeps; 0: that of the next gradients, which nobody has asked for
+        # of what the codec keeps; 0: that of the next gradients, which nobody has asked for
+        self._last = 0.0
 
     def follow(self, gradients: Sequence[Gradient]) -> None:
         """What is kept of these comes to the scale of now."""

@@ -15,13 +15,20 @@ ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients
 
 
 def strategy_of(given: str | Strategy) -> Strategy | str:
-    """What ``given`` says: a Strategy, or ALLREDUCE or ADASUM. Raises ValueError for what is none."""
+    """What ``given`` says: a Strategy, or ALLREDUCE or ADASUM. Raises ValueError for what is
+    none.
+    """
     if not isinstance(given, str):
-        lacks = [name for name in ("spec", "epochs", "common", "slots", "due", "exchange") if not hasattr(given, name)]
+        lacks = [
+            name
+            for name in ("spec", "epochs", "common", "slots", "due", "exchange")
+            if not hasattr(given, name)
+        ]
         if lacks or isinstance(given, type):
             raise ValueError(
-                f"strategy={given!r} is no strategy: give a name ({', '.join(known())}), or an object like "
-                f"LocalSGD(every=8). {'(It is a class: call it)' if isinstance(given, type) else _lacks(lacks)}"
+                f"strategy={given!r} is no strategy: give a name ({', '.join(known())}), or an"
+                " object like LocalSGD(every=8)."
+                f" {'(It is a class: call it)' if isinstance(given, type) else _lacks(lacks)}"
             )
         return given
     name, colon, argument = given.partition(":")
@@ -32,7 +39,10 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
             refuse(name, "strategy", given, f"{name}, which takes nothing after a colon")
         return name
     if name not in known():
-        raise ValueError(f"there is no strategy {name!r} (known: {', '.join(known())}){did_you_mean(name, known())}")
+        raise ValueError(
+            f"there is no strategy {name!r} (known:"
+            f" {', '.join(known())}){did_you_mean(name, known())}"
+        )
     found: Strategy = registry.load("strategy", name).parse(argument)
     return found
 
@@ -42,17 +52,24 @@ def known() -> Sequence[str]:
 
 
 def unfit(strategy: Strategy, codec: Codec) -> str:
-    """Why this codec has nothing to do in exchanges of this strategy, and the cure; empty if it has."""
+    """Why this codec has nothing to do in exchanges of this strategy, and the cure; empty if it
+    has.
+    """
     if not strategy.common:
         return (
-            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of their own: leave "
-            "one of them out, or take local_sgd, bmuf, diloco, easgd, ps, ps_async, ssp, gossip or gossip_async"
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
+            " their own: leave one of them out, or take local_sgd, bmuf, diloco, easgd, ps,"
+            " ps_async, ssp, gossip or gossip_async"
         )
     if strategy.common in ("centre", "neighbours", "pairs") and not isinstance(codec, PushCodec):
-        what = "each pushes by itself" if strategy.common == "centre" else "each sends to its neighbours alone"
+        what = (
+            "each pushes by itself"
+            if strategy.common == "centre"
+            else "each sends to its neighbours alone"
+        )
         return (
-            f"adds up what all ranks have, but with strategy={strategy.spec!r} {what}: leave one of "
-            "them out, or take int8, onebit, topk or another codec that compresses pushes"
+            f"adds up what all ranks have, but with strategy={strategy.spec!r} {what}: leave one of"
+            " them out, or take int8, onebit, topk or another codec that compresses pushes"
         )
     if (
         strategy.common in ("weights", "slot")
@@ -60,8 +77,9 @@ def unfit(strategy: Strategy, codec: Codec) -> str:
         and not getattr(strategy, "outer", None)
     ):
         return (
-            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would move by that much in "
-            "each exchange: leave one of them out, or take int8, onebit, topk or another codec that sends sizes"
+            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would"
+            " move by that much in each exchange: leave one of them out, or take int8, onebit,"
+            " topk or another codec that sends sizes"
         )
     return ""
 
@@ -88,7 +106,11 @@ def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], 
 
 def share(strategy: str, option: str, value: Any) -> float | None:
     """A part of the way: more than 0 and at most 1; or None."""
-    return None if value is None else real(strategy, option, value, lambda it: 0 < it <= 1, "more than 0 and at most 1")
+    return (
+        None
+        if value is None
+        else real(strategy, option, value, lambda it: 0 < it <= 1, "more than 0 and at most 1")
+    )
 
 
 def of_way(gamma: float | None) -> str:
@@ -103,7 +125,9 @@ def switch(strategy: str, option: str, value: bool | str) -> bool:
 
 
 def parsed(kind: type[Made], argument: str, example: str) -> Made:
-    """``kind``, which has a ``name``, of what stands after its colon: the first argument, then others by name."""
+    """``kind``, which has a ``name``, of what stands after its colon: the first argument, then
+    others by name.
+    """
     name = str(getattr(kind, "name", kind.__name__))
     words = [word.partition("=") for word in argument.split(",") if word]
     first = [word for word, equals, _ in words if not equals]

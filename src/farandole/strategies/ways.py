@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class Staleness:
-    """What one rank has seen: pushes, how many of them came too late to count, and how often others had changed what
-    it pushed to since it set out: the mean and the largest number."""
+    """What one rank has seen: pushes, how many of them came too late to count, and how often others
+    had changed what it pushed to since it set out: the mean and the largest number.
+    """
 
     def __init__(self) -> None:
         self.pushes = self.dropped = self.maximum = self._sum = 0

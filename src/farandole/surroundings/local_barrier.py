@@ -1,7 +1,8 @@
-"""A barrier of the ranks of one host, before they call what waits for all ranks without a word, as MPI_Init does.
+"""A barrier of the ranks of one host, before they call what waits for all ranks without a word, as
+MPI_Init does.
 
-Each rank listens on an abstract Unix socket, and tells those that listen already that it is there. Of any two ranks the
-one that listens later reaches the other, so nobody asks twice.
+Each rank listens on an abstract Unix socket, and tells those that listen already that it is there.
+Of any two ranks the one that listens later reaches the other, so nobody asks twice.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from farandole.surroundings.siblings import LOOK, Siblings
 
 _RANK = struct.Struct("<I")
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
-_SAY = 10.0  # seconds in which who has connected must say who it is: on a busy machine a rank may stand still meanwhile
+# seconds in which who has connected must say who it is: on a busy machine a rank may stand still
+# meanwhile
+_SAY = 10.0
 
 
 def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
-    """Until all ranks of this host are here. ``siblings``: those, by local rank. No barrier where they cannot be seen:
-    each rank may be in a container of its own.
+    """Until all ranks of this host are here. ``siblings``: those, by local rank. No barrier where
+    they cannot be seen: each rank may be in a container of its own.
 
     Raises RendezvousError naming those that have ended, or do not come within ``timeout`` seconds.
     """
@@ -48,7 +51,8 @@ def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
 
 
 def _name(job: str, rank: int) -> str:
-    return f"\0farandole-{blake2s(f'{os.geteuid()}|{job}|{rank}'.encode(), digest_size=16).hexdigest()}"
+    place = f"{os.geteuid()}|{job}|{rank}".encode()
+    return f"\0farandole-{blake2s(place, digest_size=16).hexdigest()}"
 
 
 def _listener(job: str, placement: Placement) -> socket.socket:

@@ -1,7 +1,7 @@
 """A client of PMI-1, the process manager's interface of MPICH, Intel MPI and ``srun --mpi=pmi2``.
 
-The process manager hands each process a socket (``PMI_FD``). On it go lines of ``name=value`` words: the values that a
-process puts can be got by all others after a barrier.
+The process manager hands each process a socket (``PMI_FD``). On it go lines of ``name=value``
+words: the values that a process puts can be got by all others after a barrier.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ from farandole.surroundings.variables import PMI
 _KEY = "farandole"
 _LONGEST = 1 << 16  # bytes of an answer
 _DRAIN = 2.0  # s
-_FORWARD = 1.0  # s; what the daemons have read goes on to mpirun or srun, which reads no more once ranks are killed
+# s; what the daemons have read goes on to mpirun or srun, which reads no more once ranks are killed
+_FORWARD = 1.0
 
 
-def broadcast(placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY) -> str:
-    """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a process."""
+def broadcast(
+    placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY
+) -> str:
+    """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a
+    process.
+    """
     manager = Manager(int(os.environ[PMI]), timeout, siblings)
     try:
         manager.init()
@@ -49,23 +54,26 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float, sib
     except TimeoutError:
         abort_at_exit()
         raise RendezvousError(
-            f"rank {placement.rank}: not all {placement.size} ranks reached init() within {timeout:g} s. Every rank "
-            "must call init(); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)."
+            f"rank {placement.rank}: not all {placement.size} ranks reached init() within"
+            f" {timeout:g} s. Every rank must call init(); if starting takes longer, raise"
+            " --start-timeout (FARANDOLE_START_TIMEOUT)."
         ) from None
     except RendezvousError:
         abort_at_exit()
         raise
     except OSError as error:
         raise HorovodInternalError(
-            f"mpirun's process manager hung up (PMI_FD): {error}. It serves one program of each rank: of those that a "
-            "script runs one after the other, only one may call init()"
+            f"mpirun's process manager hung up (PMI_FD): {error}. It serves one program of each"
+            " rank: of those that a script runs one after the other, only one may call init()"
         ) from error
     finally:
         manager.close()
 
 
 def abort_at_exit() -> None:
-    """The process manager ends all ranks, also those that do not know why, when this one has said it."""
+    """The process manager ends all ranks, also those that do not know why, when this one has said
+    it.
+    """
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):
             atexit.register(_abort, Manager(int(os.environ[PMI]), LOOK))
@@ -81,8 +89,9 @@ def _abort(manager: Manager) -> None:
 
 
 def wait_until_read(fds: Sequence[int], timeout: float) -> None:
-    """Until nobody has left to read what was written to these pipes. Hydra looks at an abort before it looks at
-    output, and loses what it has not read by then: the traceback that says why."""
+    """Until nobody has left to read what was written to these pipes. Hydra looks at an abort before
+    it looks at output, and loses what it has not read by then: the traceback that says why.
+    """
     deadline = time.monotonic() + timeout
     while any(map(_unread, fds)) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -106,7 +115,8 @@ class Manager:
         self.longest_value = 0
         self._space = ""
         self._text = b""
-        self._sock = socket.socket(fileno=os.dup(fd))  # the descriptor itself stays open for an MPI library
+        # the descriptor itself stays open for an MPI library
+        self._sock = socket.socket(fileno=os.dup(fd))
         self._sock.settimeout(min(LOOK, timeout))
         self._timeout, self._siblings = timeout, siblings
 
@@ -157,7 +167,9 @@ class Manager:
                     raise
                 continue
             if not data or len(self._text) > _LONGEST:
-                raise ConnectionError("it has closed the connection" if not data else "its answer has no end")
+                raise ConnectionError(
+                    "it has closed the connection" if not data else "its answer has no end"
+                )
             self._text += data
         line, _, self._text = self._text.partition(b"\n")
         return line.decode(errors="replace")

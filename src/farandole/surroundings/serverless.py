@@ -1,4 +1,6 @@
-"""A job without a driver: its ranks agree on a store, which lives in rank 0 until the others have left."""
+"""A job without a driver: its ranks agree on a store, which lives in rank 0 until the others have
+left.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from farandole import network
 from farandole.config import ORIGIN, Connection, Placement, Settings, torch_variables, variables
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
 from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
     from farandole.surroundings import Cluster
 
 PATIENCE = 10.0  # seconds in which the others end after a failure; what is left then is ended
-REACH = 5.0  # seconds for each address of rank 0's host, if it has several, before one is waited for longer
+# seconds for each address of rank 0's host, if it has several, before one is waited for longer
+REACH = 5.0
 SLACK = 5.0  # seconds that the word on who is missing may take
 _LOOPBACK = "127.0.0.1"
 _NODE = "node/"  # where a rank is, and the size that it was told
@@ -52,23 +60,28 @@ class _Stay:
 _stay: _Stay | None = None
 
 
-def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Placement, Connection]:
-    """Agree on a store with all ranks of ``cluster``. Collective. The environment says afterwards what a launcher's
-    would, and torch.distributed's variables are in it.
+def join(
+    cluster: Cluster, placement: Placement, settings: Settings
+) -> tuple[Placement, Connection]:
+    """Agree on a store with all ranks of ``cluster``. Collective. The environment says afterwards
+    what a launcher's would, and torch.distributed's variables are in it.
 
-    Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds."""
+    Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds.
+    """
     global _stay
     timeout = settings.start_timeout
     host = Host(placement, settings) if placement.rank == 0 else None
     client: StoreClient | None = None
     try:
         siblings = cluster.siblings(placement, os.environ)
-        told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout, siblings)
+        told = cluster.broadcast(
+            placement, lambda: host.invitation() if host else "", timeout, siblings
+        )
         *addresses, secret = told.split(",")
         if encrypted(secret) != settings.tls:
             raise SettingsError(
-                f"rank {placement.rank} was started with FARANDOLE_TLS={int(settings.tls)}, rank 0 with "
-                f"FARANDOLE_TLS={int(encrypted(secret))}: set it for all ranks, or for none"
+                f"rank {placement.rank} was started with FARANDOLE_TLS={int(settings.tls)}, rank 0"
+                f" with FARANDOLE_TLS={int(encrypted(secret))}: set it for all ranks, or for none"
             )
         client = reach(addresses, secret, *[REACH] * (len(addresses) > 1), timeout)
         if settings.tls:  # what the cluster has carried is an invitation
@@ -97,15 +110,24 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     os.environ.update(environment(placement, connection))
     os.environ[ORIGIN] = origin(os.environ)
     os.environ[FILES] = files(settings)
-    for name, text in torch_variables(placement, network.split(client.address)[0], facts["port"]).items():
+    for name, text in torch_variables(
+        placement, network.split(client.address)[0], facts["port"]
+    ).items():
         os.environ.setdefault(name, text)
-    logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,
-                client.address)  # fmt: skip
+    logger.info(
+        "rank %d of %d, started by %s: the store is at %s",
+        placement.rank,
+        placement.size,
+        cluster.name,
+        client.address,
+    )
     return placement, connection
 
 
 def _facts(client: StoreClient, rank: int, timeout: float, siblings: Siblings) -> dict[str, Any]:
-    """What rank 0 says of the job, as ``Host.deal`` writes it; it is told meanwhile who has ended here."""
+    """What rank 0 says of the job, as ``Host.deal`` writes it; it is told meanwhile who has ended
+    here.
+    """
     deadline = time.monotonic() + timeout
     while True:
         with contextlib.suppress(*() if time.monotonic() > deadline else (RendezvousError,)):
@@ -116,13 +138,16 @@ def _facts(client: StoreClient, rank: int, timeout: float, siblings: Siblings) -
 
 
 def cluster() -> Cluster | None:
-    """What started the ranks of the job without a driver that this process is in; None if it is in none."""
+    """What started the ranks of the job without a driver that this process is in; None if it is in
+    none.
+    """
     return None if _stay is None else _stay.cluster
 
 
 def leave(failed: bool) -> None:
-    """The end of this process, which is the end of the store if it is rank 0's. A process that was forked off is no
-    rank."""
+    """The end of this process, which is the end of the store if it is rank 0's. A process that was
+    forked off is no rank.
+    """
     global _stay
     stay, _stay = _stay, None
     if stay is None or stay.pid != os.getpid():
@@ -134,7 +159,9 @@ def leave(failed: bool) -> None:
         stay.cluster.abort()
     if stay.host is None:
         # Said, because a process that was forked off, and lives on, holds the connection open.
-        with contextlib.suppress(HorovodInternalError, RendezvousError, AuthenticationError, OSError):
+        with contextlib.suppress(
+            HorovodInternalError, RendezvousError, AuthenticationError, OSError
+        ):
             stay.client.set(f"{_LEFT}{stay.placement.rank}", b"")
     stay.client.close()
 
@@ -162,7 +189,8 @@ def environment(placement: Placement, connection: Connection) -> dict[str, str]:
 def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
     """Who all ranks are, from the host's name and the local rank of each. Pure.
 
-    Two nodes may have one name (containers): the second rank of a name with the same local rank is on another node.
+    Two nodes may have one name (containers): the second rank of a name with the same local rank is
+    on another node.
     """
     seen: Counter[tuple[str, int]] = Counter()
     members: dict[tuple[str, int], list[int]] = {}
@@ -174,10 +202,15 @@ def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
         for local_rank, rank in enumerate(ranks):
             hosts = [others for others in members.values() if len(others) > local_rank]
             found[rank] = Placement(
-                rank=rank, size=len(nodes), local_rank=local_rank, local_size=len(ranks), hostname=name,
-                cross_rank=hosts.index(ranks), cross_size=len(hosts),
+                rank=rank,
+                size=len(nodes),
+                local_rank=local_rank,
+                local_size=len(ranks),
+                hostname=name,
+                cross_rank=hosts.index(ranks),
+                cross_size=len(hosts),
                 homogeneous=len({len(others) for others in members.values()}) == 1,
-            )  # fmt: skip
+            )
     return [found[rank] for rank in range(len(nodes))]
 
 
@@ -195,7 +228,9 @@ class Host:
         self._nodes: list[tuple[str, int]] = []
         listen = network.EVERYWHERE if self._everywhere else _LOOPBACK
         self.server = StoreServer(self._secret, host=listen)
-        self._door = Door(self.server, self._secret, placement.size, listen) if settings.tls else None
+        self._door = (
+            Door(self.server, self._secret, placement.size, listen) if settings.tls else None
+        )
         self.server.lost.append(self._lost)
         self.server.hooks.append(self._heard)
 
@@ -212,8 +247,9 @@ class Host:
         return ",".join([*(network.joined(host, port) for host in hosts), secret])
 
     def deal(self, siblings: Siblings = NOBODY, settled: Callable[[], None] = lambda: None) -> None:
-        """Wait for the other ranks, and tell all of them who they are, or who is missing, has ended, or was told
-        another size. ``settled`` is called before any of them goes on."""
+        """Wait for the other ranks, and tell all of them who they are, or who is missing, has
+        ended, or was told another size. ``settled`` is called before any of them goes on.
+        """
         deadline = time.monotonic() + self._timeout
         names = [f"{_NODE}{rank}" for rank in range(self._size)]
         ended: list[int] = []
@@ -227,7 +263,9 @@ class Host:
             ended = sorted(gone | set(missing).intersection(siblings.ended()))
         ended = [rank for rank in ended if rank in missing]
         found = [json.loads(self.server.get(name) or b"null") for name in names]
-        self._unlike |= {rank: node[2] for rank, node in enumerate(found) if node and node[2] != self._size}
+        self._unlike |= {
+            rank: node[2] for rank, node in enumerate(found) if node and node[2] != self._size
+        }
         if self._unlike:
             self._refuse()
         if self._door is not None:
@@ -236,19 +274,28 @@ class Host:
         if not missing:
             self._nodes = [(name, local_rank) for name, local_rank, _ in found]
         port = free_port()
-        who = placements(self._nodes) or [Placement(rank=rank, size=self._size) for rank in range(self._size)]
+        who = placements(self._nodes) or [
+            Placement(rank=rank, size=self._size) for rank in range(self._size)
+        ]
         for placement in who:
-            told = {"placement": vars(placement), "missing": missing, "ended": ended, "port": port, "unlike": ""}
+            told = {
+                "placement": vars(placement),
+                "missing": missing,
+                "ended": ended,
+                "port": port,
+                "unlike": "",
+            }
             if not self._unlike:
                 self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
 
     def _refuse(self) -> None:
-        """Tell all ranks that they were not told the same size, and wait until they have heard it; those, too, that
-        are about to come."""
+        """Tell all ranks that they were not told the same size, and wait until they have heard it;
+        those, too, that are about to come.
+        """
         rank, size = min(self._unlike.items())
         text = (
-            f"rank {rank} was started as one of {size} ranks, rank 0 as one of {self._size}: whatever starts them must "
-            "tell all ranks the same number"
+            f"rank {rank} was started as one of {size} ranks, rank 0 as one of {self._size}:"
+            " whatever starts them must tell all ranks the same number"
         )
         for number in range(max(self._size, *self._unlike.values())):
             self.server.set(f"placement/{number}", json.dumps({"unlike": text}).encode())
@@ -261,7 +308,9 @@ class Host:
             return set(self._present)
 
     def close(self, seconds: float | None) -> None:
-        """Wait for the other ranks to end (None: as long as that takes), and say how those ended that failed."""
+        """Wait for the other ranks to end (None: as long as that takes), and say how those ended
+        that failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._present, seconds)
         for line in self._story():
@@ -270,7 +319,9 @@ class Host:
 
     def dismiss(self, seconds: float) -> None:
         """Hang up when those that came have heard why they have to go: within these seconds."""
-        came = {rank for rank in range(1, self._size) if self.server.get(f"{_NODE}{rank}") is not None}
+        came = {
+            rank for rank in range(1, self._size) if self.server.get(f"{_NODE}{rank}") is not None
+        }
         with self._changed:
             self._changed.wait_for(lambda: not came & self._present, seconds)
         self.hang_up()

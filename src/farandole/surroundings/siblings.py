@@ -1,8 +1,9 @@
 """Which ranks of this host have ended, of those that a cluster's own command has started.
 
-Who waits in ``init()`` for a rank that ended before it waits in vain, and nobody else says so. The processes of a rank,
-and of what it runs in, are those with its number among their variables. Where processes of the job cannot be seen (a
-container for each rank, another user's), no rank is said to have ended.
+Who waits in ``init()`` for a rank that ended before it waits in vain, and nobody else says so. The
+processes of a rank, and of what it runs in, are those with its number among their variables. Where
+processes of the job cannot be seen (a container for each rank, another user's), no rank is said to
+have ended.
 """
 
 from __future__ import annotations
@@ -12,27 +13,39 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-GONE = 1.0  # seconds for which nothing of a rank must have been there: all start at once, but not in one moment
+# seconds for which nothing of a rank must have been there: all start at once, but not in one moment
+GONE = 1.0
 LOOK = 0.5  # seconds between looks of those who wait
-REMOTE = ("ssh", "rsh", "srun", "qrsh")  # children of daemons that are no ranks: they start daemons on other hosts
+# children of daemons that are no ranks: they start daemons on other hosts
+REMOTE = ("ssh", "rsh", "srun", "qrsh")
 
 
 class Siblings:
-    """The ranks ``ranks`` of this host. ``number``: the variable with a rank's number; ``marks``: variables that are
-    the same in all processes of the job, though not always in this one alone; ``daemons``: names of the programs that
-    start ranks here."""
+    """The ranks ``ranks`` of this host. ``number``: the variable with a rank's number; ``marks``:
+    variables that are the same in all processes of the job, though not always in this one alone;
+    ``daemons``: names of the programs that start ranks here.
+    """
 
     def __init__(
-        self, env: Mapping[str, str], ranks: Sequence[int], number: str, marks: Sequence[str], daemons: Sequence[str],
+        self,
+        env: Mapping[str, str],
+        ranks: Sequence[int],
+        number: str,
+        marks: Sequence[str],
+        daemons: Sequence[str],
         proc: Path = Path("/proc"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ranks, self._number, self._proc = ranks, number.encode(), proc
         self._marks = {f"{name}={env[name]}".encode() for name in marks if name in env}
         self._missed: dict[int, float] = {}  # since when nothing of a rank has been there
         self._daemons = daemons
         self.daemon = self._daemon_above(os.getpid()) if ranks else 0
         # Tells the jobs of a host apart; empty where processes of this one cannot be seen.
-        self.job = "-".join([str(self.daemon), *(env[name] for name in marks if name in env)]) if self.daemon else ""
+        self.job = (
+            "-".join([str(self.daemon), *(env[name] for name in marks if name in env)])
+            if self.daemon
+            else ""
+        )
 
     def ended(self) -> list[int]:
         """The ranks of which nothing has been left for a while."""
@@ -40,7 +53,9 @@ class Siblings:
         if alive is None:
             return []
         now = time.monotonic()
-        self._missed = {rank: self._missed.get(rank, now) for rank in self._ranks if rank not in alive}
+        self._missed = {
+            rank: self._missed.get(rank, now) for rank in self._ranks if rank not in alive
+        }
         return [rank for rank, since in self._missed.items() if now - since >= GONE]
 
     def _alive(self) -> set[int] | None:
@@ -57,8 +72,16 @@ class Siblings:
                 continue
             except OSError:  # it has ended
                 continue
-            numbers = [value for name, _, value in (word.partition(b"=") for word in words) if name == self._number]
-            if numbers and self._marks <= set(words) and self._daemon_above(int(entry.name)) in (0, self.daemon):
+            numbers = [
+                value
+                for name, _, value in (word.partition(b"=") for word in words)
+                if name == self._number
+            ]
+            if (
+                numbers
+                and self._marks <= set(words)
+                and self._daemon_above(int(entry.name)) in (0, self.daemon)
+            ):
                 found |= {int(value) for value in numbers if value.isdigit()}
             if not numbers and self._begins(int(entry.name)):
                 return None
@@ -70,7 +93,9 @@ class Siblings:
         return parent == self.daemon and state not in "ZX" and name not in REMOTE
 
     def _daemon_above(self, pid: int) -> int:
-        """The nearest ancestor that is one of the daemons; 0 if there is none. All that it starts can be seen here."""
+        """The nearest ancestor that is one of the daemons; 0 if there is none. All that it starts
+        can be seen here.
+        """
         while pid:
             name, _, parent = self._stat(pid)
             if name in self._daemons:
@@ -81,7 +106,9 @@ class Siblings:
     def _stat(self, pid: int) -> tuple[str, str, int]:
         """Name, state, parent."""
         try:
-            name, _, rest = (self._proc / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
+            name, _, rest = (
+                (self._proc / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")
+            )
         except OSError:
             return "", "X", 0
         return name, rest.split()[0], int(rest.split()[1])

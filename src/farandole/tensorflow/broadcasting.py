@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     "init",
     "set",
     "root",
-    "ValueError, on all ranks: their variables differ in number, shape or type; the first difference is named.",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the first"
+    " difference is named.",
     variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
     inplace="has no effect; Horovod's programs give it.",
     example="hvd.broadcast_variables(model.variables, root_rank=0)",
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
 ) -> Any:
-    """Give all ranks ``root_rank``'s values of ``variables``. In a graph: an operation that does."""
+    """Give all ranks ``root_rank``'s values of ``variables``. In a graph: an operation that
+    does.
+    """
     variables = [variable for variable in tf.nest.flatten(list(variables)) if variable is not None]
     if tf.executing_eagerly():
         _assign(variables, root_rank, process_set)
@@ -45,12 +48,16 @@ def broadcast_variables(
     "init",
     "set",
     "root",
-    "ValueError, on all ranks: their variables differ in number, shape or type; the first difference is named.",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the first"
+    " difference is named.",
     variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
     name="has no effect; Horovod's programs give it.",
 )
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> list[Any]:
     """``broadcast_variables`` that returns the new values."""
     variables = list(variables)
@@ -71,13 +78,20 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
     else:
 
         def start(*arrays: Array) -> graph.Call:
-            made = [np.array(array, object) if isinstance(array, bytes) else array for array in arrays]  # one string
+            # one string
+            made = [
+                np.array(array, object) if isinstance(array, bytes) else array for array in arrays
+            ]
             return graph.Call(lambda: broadcast_arrays(made, names, root_rank, process_set))
 
         forms = [(value.dtype, value.shape) for value in values]
         results = graph.run("hvd.broadcast_variables", start, values, forms, in_order=True)
     assigned = [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
-    return [] if tf.executing_eagerly() else [operation for operation in assigned if operation is not None]
+    return (
+        []
+        if tf.executing_eagerly()
+        else [operation for operation in assigned if operation is not None]
+    )
 
 
 def _read(variable: Any) -> Array:
@@ -96,8 +110,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or restored. ``device`` has no
-    effect."""
+    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or
+    restored. ``device`` has no effect.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -121,7 +136,11 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     example="options = hvd.broadcast_object(options, root_rank=0)",
 )
 def broadcast_object(
-    obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> Any:
     """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -129,7 +148,10 @@ def broadcast_object(
 
 @documented(session="has no effect; Horovod's programs give it.")
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> Callable[[Any], Any]:
     """``broadcast_object`` as a function of the object alone."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)

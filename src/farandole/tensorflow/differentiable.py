@@ -1,7 +1,8 @@
 """The collectives that gradients go through.
 
-Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers count: gradients of
-allgather and broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/tensorflow.md).
+Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers
+count: gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter
+are not divided (docs/tensorflow.md).
 """
 
 from __future__ import annotations
@@ -25,52 +26,91 @@ from farandole.types import ReduceOp
 
 @collective("op", example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks")
 def allreduce(
-    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = WORLD,
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
     ignore_name_scope: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The reduction of every rank's ``tensor``, as a new tensor of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
-    summed in float32, and rounded once. Gradients pass through it.
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
+    and bfloat16 are summed in float32, and rounded once. Gradients pass through it.
 
-    Of tf.IndexedSlices all ranks' rows are gathered (Average divides them); the result is tf.IndexedSlices.
+    Of tf.IndexedSlices all ranks' rows are gathered (Average divides them); the result is
+    tf.IndexedSlices.
     """
     chosen = reduce_op(average, op)
     if is_slices(tensor):
         names = Names("Allreduce", name, ignore_name_scope)
-        return allreduce_slices(tensor, chosen, prescale_factor, postscale_factor, compression, names, process_set)
+        return allreduce_slices(
+            tensor, chosen, prescale_factor, postscale_factor, compression, names, process_set
+        )
     (total,) = _reduced(
-        [tensor], chosen, prescale_factor, postscale_factor, compression, Names("Allreduce", name, ignore_name_scope),
-        process_set, grouped=False,
-    )  # fmt: skip
+        [tensor],
+        chosen,
+        prescale_factor,
+        postscale_factor,
+        compression,
+        Names("Allreduce", name, ignore_name_scope),
+        process_set,
+        grouped=False,
+    )
     return total
 
 
-@collective("op", tensors="this rank's tensors: as many on all ranks, in the same order. None stays None.")
+@collective(
+    "op", tensors="this rank's tensors: as many on all ranks, in the same order. None stays None."
+)
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+    ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[Any]:  # fmt: skip
-    """``allreduce`` of several tensors as one unit. None stays None, tf.IndexedSlices go for themselves."""
+) -> list[Any]:
+    """``allreduce`` of several tensors as one unit. None stays None, tf.IndexedSlices go for
+    themselves.
+    """
     chosen = reduce_op(average, op)
     results = list(tensors)
     if any(map(is_slices, results)):
         check_slices(chosen, prescale_factor, postscale_factor)
-    dense = [place for place, tensor in enumerate(results) if tensor is not None and not is_slices(tensor)]
+    dense = [
+        place
+        for place, tensor in enumerate(results)
+        if tensor is not None and not is_slices(tensor)
+    ]
     if dense:
         totals = _reduced(
-            [results[place] for place in dense], chosen, prescale_factor, postscale_factor, compression,
-            Names("GroupedAllreduce", name, ignore_name_scope), process_set, grouped=True,
-        )  # fmt: skip
+            [results[place] for place in dense],
+            chosen,
+            prescale_factor,
+            postscale_factor,
+            compression,
+            Names("GroupedAllreduce", name, ignore_name_scope),
+            process_set,
+            grouped=True,
+        )
         for place, total in zip(dense, totals, strict=True):
             results[place] = total
     for place, tensor in enumerate(results):
         if is_slices(tensor):
-            names = Names("Allreduce", None if name is None else f"{name}_{place}", ignore_name_scope)
+            names = Names(
+                "Allreduce", None if name is None else f"{name}_{place}", ignore_name_scope
+            )
             results[place] = allreduce_slices(
                 tensor, chosen, prescale_factor, postscale_factor, compression, names, process_set
             )
@@ -78,46 +118,81 @@ def grouped_allreduce(
 
 
 def _reduced(
-    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, compression: Any, names: Names,
-    process_set: ProcessSet, *, grouped: bool,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    pre: float,
+    post: float,
+    compression: Any,
+    names: Names,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+) -> list[Any]:
     pairs = [compression.compress(tensor_of(tensor)) for tensor in tensors]
-    totals = reductions.reduced([small for small, _ in pairs], op, pre, post, names, process_set, grouped)
-    return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
+    totals = reductions.reduced(
+        [small for small, _ in pairs], op, pre, post, names, process_set, grouped
+    )
+    return [
+        compression.decompress(total, token)
+        for total, (_, token) in zip(totals, pairs, strict=True)
+    ]
 
 
-@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
+@collective(
+    "rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)"
+)
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = WORLD,
 ) -> Any:
     """Every rank's ``tensor``, one below the other in rank order, as a new tensor.
 
     At least one dimension. The first may differ from rank to rank, the others and the type may not.
     """
-    return _gathered([tensor], Names("Allgather", name, ignore_name_scope), process_set, grouped=False)[0]
+    return _gathered(
+        [tensor], Names("Allgather", name, ignore_name_scope), process_set, grouped=False
+    )[0]
 
 
 @collective("rows")
 def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = WORLD,
 ) -> list[Any]:
     """``allgather`` of several tensors as one unit."""
     if not tensors:
         return []
-    return _gathered(tensors, Names("GroupedAllgather", name, ignore_name_scope), process_set, grouped=True)
+    return _gathered(
+        tensors, Names("GroupedAllgather", name, ignore_name_scope), process_set, grouped=True
+    )
 
 
-def _gathered(values: Sequence[Any], names: Names, process_set: ProcessSet, *, grouped: bool) -> list[Any]:
+def _gathered(
+    values: Sequence[Any], names: Names, process_set: ProcessSet, *, grouped: bool
+) -> list[Any]:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(*tensors: Any) -> Any:
         def gradient(*upstream: Any) -> Any:
             rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in tensors])[None]
             means = reductions.reduced(
-                dense(upstream), ReduceOp.AVERAGE, 1.0, 1.0, names.and_("_gradient"), process_set, grouped
+                dense(upstream),
+                ReduceOp.AVERAGE,
+                1.0,
+                1.0,
+                names.and_("_gradient"),
+                process_set,
+                grouped,
             )
             (every,) = functions.gather([rows], names.and_("_rows"), process_set, False)
             before = tf.reduce_sum(every[: context.engine(process_set).rank], axis=0)
-            return [mean[before[place] : before[place] + rows[0, place]] for place, mean in enumerate(means)]
+            return [
+                mean[before[place] : before[place] + rows[0, place]]
+                for place, mean in enumerate(means)
+            ]
 
         return functions.gather(tensors, names, process_set, grouped), gradient
 
@@ -126,17 +201,28 @@ def _gathered(values: Sequence[Any], names: Names, process_set: ProcessSet, *, g
 
 @collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
-    """``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be the same on all ranks."""
+) -> Any:
+    """``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be the same on
+    all ranks.
+    """
     names = Names("Broadcast", name, ignore_name_scope)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def spread(tensor: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             (mean,) = reductions.reduced(
-                dense([upstream]), ReduceOp.AVERAGE, 1.0, 1.0, names.and_("_gradient"), process_set, False
+                dense([upstream]),
+                ReduceOp.AVERAGE,
+                1.0,
+                1.0,
+                names.and_("_gradient"),
+                process_set,
+                False,
             )
             if context.rank() == root_rank:
                 return mean
@@ -149,16 +235,25 @@ def broadcast(
 
 
 @collective(
-    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    "rows",
+    "splits",
+    example=(
+        "received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+    ),
 )
 def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows came from each rank
-    (int32). Dimensions but the first, and the type, must be the same on all ranks.
+    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows
+    came from each rank (int32). Dimensions but the first, and the type, must be the same on all
+    ranks.
     """
     names = Names("Alltoall", name, ignore_name_scope)
 
@@ -168,7 +263,9 @@ def alltoall(
 
         def gradient(upstream: Any, *_: Any) -> Any:
             (gradient,) = dense([upstream])
-            back = alltoall(gradient, both[1], names.and_("_gradient").name, names.ignore, process_set)[0]
+            back = alltoall(
+                gradient, both[1], names.and_("_gradient").name, names.ignore, process_set
+            )[0]
             return (back, None) if splits else back
 
         return both, gradient
@@ -189,42 +286,68 @@ gather = gather_by(alltoall, lambda tensor: tf.shape(tensor)[0])
     example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
 )
 def reducescatter(
-    tensor: Any, device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
-    name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = NoneCompressor,
+    op: int | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
     """This rank's rows of the reduction, as a new tensor.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
-    the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
+    goes one row each to the first ranks.
     """
     names = Names("Reducescatter", name, ignore_name_scope)
     factors = (prescale_factor, postscale_factor)
-    return _scattered([tensor], compression, reduce_op(None, op), factors, names, process_set, grouped=False)[0]
+    return _scattered(
+        [tensor], compression, reduce_op(None, op), factors, names, process_set, grouped=False
+    )[0]
 
 
 @collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
-    tensors: Sequence[Any], device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
-    name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = NoneCompressor,
+    op: int | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
     """``reducescatter`` of several tensors as one unit."""
     if not tensors:
         return []
     names = Names("GroupedReducescatter", name, ignore_name_scope)
     factors = (prescale_factor, postscale_factor)
-    return _scattered(tensors, compression, reduce_op(None, op), factors, names, process_set, grouped=True)
+    return _scattered(
+        tensors, compression, reduce_op(None, op), factors, names, process_set, grouped=True
+    )
 
 
 def _scattered(
-    values: Sequence[Any], compression: Any, op: ReduceOp, factors: tuple[float, float], names: Names,
-    process_set: ProcessSet, *, grouped: bool,
-) -> list[Any]:  # fmt: skip
+    values: Sequence[Any],
+    compression: Any,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    names: Names,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+) -> list[Any]:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def scatter(*tensors: Any) -> Any:
         def gradient(*upstream: Any) -> Any:
-            factor = factors[0] * factors[1] * (context.engine(process_set).size if op is ReduceOp.SUM else 1)
+            factor = (
+                factors[0]
+                * factors[1]
+                * (context.engine(process_set).size if op is ReduceOp.SUM else 1)
+            )
             scaled = [tensor * factor for tensor in dense(upstream)]
             return _gathered(scaled, names.and_("_gradient"), process_set, grouped=grouped)
 
@@ -232,7 +355,9 @@ def _scattered(
 
     pairs = [compression.compress(tensor_of(value)) for value in values]
     parts = scatter(*[small for small, _ in pairs])
-    return [compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)]
+    return [
+        compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)
+    ]
 
 
 dense = reductions.dense

@@ -1,5 +1,6 @@
-"""A thread of ours that waits for what graphs start: the engine works at once for whoever waits, and only after a
-while for those that do not."""
+"""A thread of ours that waits for what graphs start: the engine works at once for whoever waits,
+and only after a while for those that do not.
+"""
 
 from __future__ import annotations
 

@@ -26,16 +26,20 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 class TensorFlowState(ObjectState):
     """Variables, and plain values as attributes (``epoch=0, batch=0``).
 
-    ``variables``: by default the global variables of the graph. ``session``: where v1 variables live; by default the
-    default session. Nothing is sent before ``sync()``.
+    ``variables``: by default the global variables of the graph. ``session``: where v1 variables
+    live; by default the default session. Nothing is sent before ``sync()``.
     """
 
-    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         in_graph = not tf.executing_eagerly()
         self.session = session or (tf.compat.v1.get_default_session() if in_graph else None)
         if in_graph and self.session is None:
-            raise ValueError("there is no default session: give TensorFlowState(session=...), or call it in one")
+            raise ValueError(
+                "there is no default session: give TensorFlowState(session=...), or call it in one"
+            )
         self._copies: list[Array] = []
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._save_variables()
@@ -71,7 +75,9 @@ class TensorFlowState(ObjectState):
                 variable.assign(value)
 
 
-def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> Any:
+def TensorFlowKerasState(
+    model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+) -> Any:
     """A model, its optimizer and plain values: see ``farandole.keras.elastic.KerasState``.
 
     Raises ValueError if the model is not built.

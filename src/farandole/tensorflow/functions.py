@@ -1,4 +1,6 @@
-"""The collectives on tensors: at once in eager mode, as operations in a graph. No gradients here."""
+"""The collectives on tensors: at once in eager mode, as operations in a graph. No gradients
+here.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _casts: Any = _Casts()
 
 
 class Compression:
-    """How tensors travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+    """How tensors travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your
+    own.
+    """
 
     Compressor = Compressor
     none = NoneCompressor
@@ -60,13 +64,14 @@ class Names:
         self.kind, self.name, self.ignore = kind, name, ignore_name_scope
 
     def of(self, tensor: Any, process_set: ProcessSet) -> str | None:
-        """The name by which the ranks of ``process_set`` agree; None for an unnamed call in eager mode: those are
-        counted.
+        """The name by which the ranks of ``process_set`` agree; None for an unnamed call in eager
+        mode: those are counted.
 
-        In a graph an unnamed one is named for its tensor, and a name that the process set has already gets a number, so
-        the name is the same on all ranks that build the same graph, however often. The functions in a function are of
-        one graph here: two of one name may run at the same time. Each process set counts for itself: a rank may be in
-        several, whose other ranks do not build what is not theirs.
+        In a graph an unnamed one is named for its tensor, and a name that the process set has
+        already gets a number, so the name is the same on all ranks that build the same graph,
+        however often. The functions in a function are of one graph here: two of one name may run at
+        the same time. Each process set counts for itself: a rank may be in several, whose other
+        ranks do not build what is not theirs.
         """
         if tf.executing_eagerly():
             return self.name
@@ -74,7 +79,8 @@ class Names:
         name = self.name or f"Horovod{self.kind}_{_plain(tensor.name)}"
         scope = "" if self.ignore else current.get_name_scope()
         full = f"{scope}/{name}" if scope else name
-        function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")  # numbers count what this process made
+        # numbers count what this process made
+        function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")
         if function and not self.ignore:
             full = f"{function}/{full}"
         return _unused(_outermost(current), process_set, full)
@@ -88,14 +94,18 @@ _used: WeakKeyDictionary[Any, dict[tuple[int, ...], set[str]]] = WeakKeyDictiona
 
 
 def _outermost(current: Any) -> Any:
-    """The graph of the function that eager code calls, if ``current`` is that of a function in it."""
+    """The graph of the function that eager code calls, if ``current`` is that of a function
+    in it.
+    """
     while hasattr(outer := getattr(current, "outer_graph", None), "outer_graph"):
         current = outer
     return current
 
 
 def _unused(current: Any, process_set: ProcessSet, name: str) -> str:
-    """``name``, or the first of ``name_1``, ``name_2``, ... that no call of ``process_set`` has in this graph."""
+    """``name``, or the first of ``name_1``, ``name_2``, ... that no call of ``process_set`` has in
+    this graph.
+    """
     used = _used.setdefault(current, {}).setdefault(tuple(process_set.ranks or ()), set())
     numbered = (f"{name}_{number}" for number in count(1))
     unused = next(each for each in chain([name], numbered) if each not in used)
@@ -122,13 +132,21 @@ class _Running:
 
 
 def _run(
-    operation: str, tensors: Sequence[Any], forms: Sequence[graph.Form], *, names: Names, process_set: ProcessSet,
-    grouped: bool = False, moves: bool = False, complete: Callable[[Array], list[Any]] | None = None, **options: Any,
-) -> list[Any]:  # fmt: skip
+    operation: str,
+    tensors: Sequence[Any],
+    forms: Sequence[graph.Form],
+    *,
+    names: Names,
+    process_set: ProcessSet,
+    grouped: bool = False,
+    moves: bool = False,
+    complete: Callable[[Array], list[Any]] | None = None,
+    **options: Any,
+) -> list[Any]:
     """The tensors, of ``forms``, that an operation of ``collectives`` gives.
 
-    ``moves``: nothing is computed, so any type of fixed size will do. ``complete``: the arguments of the operation,
-    from a single array.
+    ``moves``: nothing is computed, so any type of fixed size will do. ``complete``: the arguments
+    of the operation, from a single array.
     """
     dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
     options |= {"name": names.of(tensors[0], process_set), "process_set": process_set}
@@ -181,7 +199,9 @@ def barrier(process_set: ProcessSet) -> Any:
         collectives.barrier(process_set)
         return [np.bool_(True)]
 
-    return graph.run("hvd.barrier", lambda: graph.Call(meet), [], [(tf.bool, [])], in_order=True)[0].op
+    return graph.run("hvd.barrier", lambda: graph.Call(meet), [], [(tf.bool, [])], in_order=True)[
+        0
+    ].op
 
 
 def _alike(tensors: Sequence[Any]) -> list[graph.Form]:
@@ -191,43 +211,81 @@ def _alike(tensors: Sequence[Any]) -> list[graph.Form]:
 def _other_rows(tensors: Sequence[Any]) -> list[graph.Form]:
     """How many rows there will be, nobody knows beforehand."""
     return [
-        (tensor.dtype, tensor.shape if tensor.shape.rank in (None, 0) else [None, *tensor.shape[1:]])
+        (
+            tensor.dtype,
+            tensor.shape if tensor.shape.rank in (None, 0) else [None, *tensor.shape[1:]],
+        )
         for tensor in tensors
     ]
 
 
 def reduce(
-    tensors: Sequence[Any], op: ReduceOp, prescale: float, postscale: float, names: Names, process_set: ProcessSet,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    names: Names,
+    process_set: ProcessSet,
     grouped: bool,
-) -> list[Any]:  # fmt: skip
-    """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a unit."""
+) -> list[Any]:
+    """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a
+    unit.
+    """
     return _run(
-        "grouped_allreduce" if grouped else "allreduce", tensors, _alike(tensors), grouped=grouped,
-        names=names, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
-    )  # fmt: skip
+        "grouped_allreduce" if grouped else "allreduce",
+        tensors,
+        _alike(tensors),
+        grouped=grouped,
+        names=names,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        process_set=process_set,
+    )
 
 
-def gather(tensors: Sequence[Any], names: Names, process_set: ProcessSet, grouped: bool) -> list[Any]:
+def gather(
+    tensors: Sequence[Any], names: Names, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
     """Allgather: see ``reduce``."""
     return _run(
-        "grouped_allgather" if grouped else "allgather", tensors, _other_rows(tensors), grouped=grouped, moves=True,
-        names=names, process_set=process_set,
-    )  # fmt: skip
+        "grouped_allgather" if grouped else "allgather",
+        tensors,
+        _other_rows(tensors),
+        grouped=grouped,
+        moves=True,
+        names=names,
+        process_set=process_set,
+    )
 
 
-def gather_rows(tensors: Sequence[Any], dense_shape: Sequence[int], names: Names, process_set: ProcessSet) -> list[Any]:
+def gather_rows(
+    tensors: Sequence[Any], dense_shape: Sequence[int], names: Names, process_set: ProcessSet
+) -> list[Any]:
     """The parts of a sparse tensor: see ``Collectives.gather_rows``."""
     return _run(
-        "gather_rows", tensors, _other_rows(tensors), grouped=True, moves=True, names=names, process_set=process_set,
+        "gather_rows",
+        tensors,
+        _other_rows(tensors),
+        grouped=True,
+        moves=True,
+        names=names,
+        process_set=process_set,
         dense_shape=dense_shape,
-    )  # fmt: skip
+    )
 
 
 def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
     """Broadcast: ``root``'s tensor."""
     (copy,) = _run(
-        "broadcast", [tensor], _alike([tensor]), moves=True, names=names, root_rank=root, process_set=process_set,
-    )  # fmt: skip
+        "broadcast",
+        [tensor],
+        _alike([tensor]),
+        moves=True,
+        names=names,
+        root_rank=root,
+        process_set=process_set,
+    )
     return copy
 
 
@@ -242,15 +300,35 @@ def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> lis
 
     inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
     forms = [*_other_rows([tensor]), (tf.int32, [None])]
-    return _run("alltoall", inputs, forms, moves=True, complete=complete, names=names, process_set=process_set)
+    return _run(
+        "alltoall",
+        inputs,
+        forms,
+        moves=True,
+        complete=complete,
+        names=names,
+        process_set=process_set,
+    )
 
 
 def scatter(
-    tensors: Sequence[Any], op: ReduceOp, prescale: float, postscale: float, names: Names, process_set: ProcessSet,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    names: Names,
+    process_set: ProcessSet,
     grouped: bool,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Reducescatter: see ``reduce``."""
     return _run(
-        "grouped_reducescatter" if grouped else "reducescatter", tensors, _other_rows(tensors), grouped=grouped,
-        names=names, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
-    )  # fmt: skip
+        "grouped_reducescatter" if grouped else "reducescatter",
+        tensors,
+        _other_rows(tensors),
+        grouped=grouped,
+        names=names,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        process_set=process_set,
+    )

@@ -14,23 +14,32 @@ from farandole.tensorflow.sparse import is_slices
 
 
 class LocalGradientAggregationHelper:
-    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``; ``allreduce_func``, a function
-    of gradients and variables, reduces the sums in the last one, and only then does ``apply_gradients`` apply anything.
+    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``;
+    ``allreduce_func``, a function of gradients and variables, reduces the sums in the last one, and
+    only then does ``apply_gradients`` apply anything.
 
-    In v1 graphs its variables must be initialised with the others. ``average_aggregated_gradients``: divide by the
-    number of passes. ``sparse_as_dense``: take tf.IndexedSlices, too, as dense tensors; without it they are a
-    ValueError. ``scale_local_gradients``: divide the gradients of variables given to ``register_local_var`` by the
-    number of ranks in ``process_set``. ``rank``, ``optimizer_type`` and ``name`` have no effect; Horovod's programs
-    give them.
+    In v1 graphs its variables must be initialised with the others.
+    ``average_aggregated_gradients``: divide by the number of passes. ``sparse_as_dense``: take
+    tf.IndexedSlices, too, as dense tensors; without it they are a ValueError.
+    ``scale_local_gradients``: divide the gradients of variables given to ``register_local_var`` by
+    the number of ranks in ``process_set``. ``rank``, ``optimizer_type`` and ``name`` have no
+    effect; Horovod's programs give them.
     """
 
     _OPTIMIZER_TYPE_KERAS, _OPTIMIZER_TYPE_LEGACY = "optimizer_type_keras", "optimizer_type_legacy"
 
     def __init__(
-        self, backward_passes_per_step: int, allreduce_func: Callable[..., Sequence[Any]],
-        sparse_as_dense: bool = False, average_aggregated_gradients: bool = False, rank: int = 0,
-        optimizer_type: str = "", process_set: ProcessSet = WORLD, scale_local_gradients: bool = True, name: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool = False,
+        average_aggregated_gradients: bool = False,
+        rank: int = 0,
+        optimizer_type: str = "",
+        process_set: ProcessSet = WORLD,
+        scale_local_gradients: bool = True,
+        name: str = "",
+    ) -> None:
         if backward_passes_per_step <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.backward_passes_per_step = backward_passes_per_step
@@ -52,34 +61,50 @@ class LocalGradientAggregationHelper:
         return [] if self.counter is None else [self.counter, *self._sums.values()]
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays None."""
+        """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays
+        None.
+        """
         if self.backward_passes_per_step == 1:
             return self._exchanged(grads, vars)
-        there = [  # a variable that an earlier pass had a gradient for, and this one has not: what was added up counts
-            place for place, gradient in enumerate(grads) if gradient is not None or key_of(vars[place]) in self._sums
+        # a variable that an earlier pass had a gradient for, and this one has not: what was added
+        # up counts
+        there = [
+            place
+            for place, gradient in enumerate(grads)
+            if gradient is not None or key_of(vars[place]) in self._sums
         ]
         dense = [self._dense(grads[place]) for place in there]
         of = [vars[place] for place in there]
         sums, passes = self._sums_of(of), self.backward_passes_per_step
-        number = tf.convert_to_tensor(self.counter) % passes + 1  # the counter is ``passes`` if a step was skipped
-        with tf.control_dependencies(_operations([self.counter.assign(number), *self._add(number, of, dense)])):
+        # the counter is ``passes`` if a step was skipped
+        number = tf.convert_to_tensor(self.counter) % passes + 1
+        with tf.control_dependencies(
+            _operations([self.counter.assign(number), *self._add(number, of, dense)])
+        ):
             reduced = tf.cond(
-                tf.equal(number, passes), lambda: self._reduced(sums, of),
+                tf.equal(number, passes),
+                lambda: self._reduced(sums, of),
                 lambda: [tf.zeros_like(total) for total in sums],
-            )  # fmt: skip
+            )
         results = list(grads)
         for place, gradient in zip(there, reduced, strict=True):
             results[place] = gradient
         return results
 
-    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(
+        self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """``apply_grads_closure()``, if this was the last pass.
 
-        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``: with Horovod,
-        learning rates that decay with them, and the ends of trainings, were chosen so."""
+        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``:
+        with Horovod, learning rates that decay with them, and the ends of trainings, were chosen
+        so.
+        """
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
-        gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]
+        gradients = [
+            gradient for gradient, _ in kwargs.get("grads_and_vars") or (args[0] if args else ())
+        ]
         with tf.control_dependencies(_operations(gradients)):
             full = tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
         counters = [getattr(optimizer, "_iterations", None), kwargs.get("global_step")]
@@ -93,8 +118,9 @@ class LocalGradientAggregationHelper:
             return tf.group(*_operations([self.counter.assign(0)]))
 
     def _add(self, number: Any, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Add ``gradients`` to the sums, which pass 1 begins: whether the last ones were applied does not matter. (A
-        LossScaleOptimizer skips steps with overflows.)"""
+        """Add ``gradients`` to the sums, which pass 1 begins: whether the last ones were applied
+        does not matter. (A LossScaleOptimizer skips steps with overflows.)
+        """
         found: dict[Any, Any] = {}
         for variable, gradient in zip(variables, gradients, strict=True):
             key = key_of(variable)
@@ -103,11 +129,18 @@ class LocalGradientAggregationHelper:
 
         def begin() -> Any:
             sums = self._sums.items()
-            first = [total.assign(found[key] if key in found else tf.zeros_like(total)) for key, total in sums]
+            first = [
+                total.assign(found[key] if key in found else tf.zeros_like(total))
+                for key, total in sums
+            ]
             return tf.group(*_operations(first))
 
         def go_on() -> Any:
-            return tf.group(*_operations([self._sums[key].assign_add(gradient) for key, gradient in found.items()]))
+            return tf.group(
+                *_operations(
+                    [self._sums[key].assign_add(gradient) for key, gradient in found.items()]
+                )
+            )
 
         return [tf.cond(tf.equal(number, 1), begin, go_on)]
 
@@ -120,12 +153,16 @@ class LocalGradientAggregationHelper:
     def _exchanged(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """``gradients`` with the places of shared variables reduced."""
         local = {key_of(variable) for variable in self._local}
-        shared = [place for place, variable in enumerate(variables) if key_of(variable) not in local]
+        shared = [
+            place for place, variable in enumerate(variables) if key_of(variable) not in local
+        ]
         results = list(gradients)
         if local and self._scale_local:
             for place in set(range(len(results))) - set(shared):
                 results[place] = divided(results[place], self._process_set.size())
-        totals = self._allreduce([gradients[place] for place in shared], [variables[place] for place in shared])
+        totals = self._allreduce(
+            [gradients[place] for place in shared], [variables[place] for place in shared]
+        )
         for place, total in zip(shared, totals, strict=True):
             results[place] = total
         return results
@@ -135,20 +172,29 @@ class LocalGradientAggregationHelper:
             return gradient
         if not self._as_dense:
             raise ValueError(
-                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and"
+                " `sparse_as_dense` is False."
             )
         return tf.convert_to_tensor(gradient)
 
     def _sums_of(self, variables: Sequence[Any]) -> list[Any]:
-        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else tf.compat.v1.get_default_graph()
+        graph = (
+            None
+            if tf.compat.v1.executing_eagerly_outside_functions()
+            else tf.compat.v1.get_default_graph()
+        )
         with tf.init_scope():
             if self.counter is None or self._graph is not graph:
                 self._graph, self._sums = graph, {}
-                self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="aggregation_counter")
+                self.counter = tf.Variable(
+                    0, trainable=False, dtype=tf.int32, name="aggregation_counter"
+                )
             for variable in variables:
                 if key_of(variable) not in self._sums:
                     zeros = tf.zeros(variable.shape, tf.as_dtype(variable.dtype))
-                    self._sums[key_of(variable)] = tf.Variable(zeros, trainable=False, name="aggregated_gradient")
+                    self._sums[key_of(variable)] = tf.Variable(
+                        zeros, trainable=False, name="aggregated_gradient"
+                    )
         return [self._sums[key_of(variable)] for variable in variables]
 
 
@@ -156,21 +202,35 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
     """The same, with the arguments in the order of Horovod's helper for eager programs."""
 
     def __init__(
-        self, backward_passes_per_step: int, allreduce_func: Callable[..., Sequence[Any]],
-        sparse_as_dense: bool = False, average_aggregated_gradients: bool = False,
-        process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool = False,
+        average_aggregated_gradients: bool = False,
+        process_set: ProcessSet = WORLD,
+        scale_local_gradients: bool = True,
+    ) -> None:
         super().__init__(
-            backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
-            process_set=process_set, scale_local_gradients=scale_local_gradients,
-        )  # fmt: skip
+            backward_passes_per_step,
+            allreduce_func,
+            sparse_as_dense,
+            average_aggregated_gradients,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
 
 
 def _counted(counters: Sequence[Any]) -> Any:
     """One more pass that is not the last."""
-    return tf.group(*_operations([counter.assign_add(1) for counter in counters if counter is not None]))
+    return tf.group(
+        *_operations([counter.assign_add(1) for counter in counters if counter is not None])
+    )
 
 
 def _operations(values: Sequence[Any]) -> list[Any]:
     """Arguments for control dependencies."""
-    return [] if tf.executing_eagerly() else [getattr(value, "op", value) for value in values if value is not None]
+    return (
+        []
+        if tf.executing_eagerly()
+        else [getattr(value, "op", value) for value in values if value is not None]
+    )

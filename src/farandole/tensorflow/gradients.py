@@ -24,11 +24,14 @@ from farandole.tensorflow.sparse import allreduce_slices, is_slices
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_waits_here = threading.Lock()  # one exchange at a time may hold a thread of TensorFlow while it waits
+# one exchange at a time may hold a thread of TensorFlow while it waits
+_waits_here = threading.Lock()
 
 
 def alone(process_set: ProcessSet = WORLD) -> bool:
-    """Is there nobody to exchange anything with, now or later? (In an elastic job there may be, later.)"""
+    """Is there nobody to exchange anything with, now or later? (In an elastic job there may be,
+    later.)
+    """
     return context.engine(process_set).size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
 
@@ -36,28 +39,39 @@ def names_of(variables: Sequence[Any]) -> list[str]:
     """Names for messages, without the numbers that count what else this process made."""
     return [
         re.sub(
-            r"_\d+(?=/|:|$)", "", str(getattr(variable, "path", None) or getattr(variable, "name", None) or "variable")
+            r"_\d+(?=/|:|$)",
+            "",
+            str(getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"),
         )
         for variable in variables
     ]
 
 
 def reduce_gradients(
-    gradients: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, *,
-    replica: TensorFlowReplica | None = None, differentiable: bool = False,
-) -> list[Any]:  # fmt: skip
-    """``gradients``, reduced over the ranks by ``reducer``. In eager mode, tf.functions and v1 graphs.
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    *,
+    replica: TensorFlowReplica | None = None,
+    differentiable: bool = False,
+) -> list[Any]:
+    """``gradients``, reduced over the ranks by ``reducer``. In eager mode, tf.functions and v1
+    graphs.
 
-    Dense ones travel as one list through ``reducer``, so all ranks must have the same, in the same order, of any
-    type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices the rows of all ranks are gathered
-    (Average and Sum only). None stays None.
+    Dense ones travel as one list through ``reducer``, so all ranks must have the same, in the same
+    order, of any type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices
+    the rows of all ranks are gathered (Average and Sum only). None stays None.
 
-    ``names``: for messages. In a graph two calls with the same ``reducer`` must not run at the same time.
-    ``differentiable``: gradients go through the results, too, with one more operation in graphs.
-    Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
+    ``names``: for messages. In a graph two calls with the same ``reducer`` must not run at the same
+    time. ``differentiable``: gradients go through the results, too, with one more operation in
+    graphs. Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
     """
     results, compression = list(gradients), reducer.options.compressor
-    dense = [place for place, gradient in enumerate(results) if gradient is not None and not is_slices(gradient)]
+    dense = [
+        place
+        for place, gradient in enumerate(results)
+        if gradient is not None and not is_slices(gradient)
+    ]
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
         labels = [names[place] for place in dense]
@@ -73,7 +87,9 @@ def reduce_gradients(
 
 def _reduced_slices(slices: Any, name: str, options: GradientOptions) -> Any:
     names, factor = Names("Allreduce", name), options.prescale * options.postscale
-    total = allreduce_slices(slices, options.op, 1.0, 1.0, options.compressor, names, options.process_set)
+    total = allreduce_slices(
+        slices, options.op, 1.0, 1.0, options.compressor, names, options.process_set
+    )
     if factor == 1.0:
         return total
     dtype = total.values.dtype
@@ -82,9 +98,14 @@ def _reduced_slices(slices: Any, name: str, options: GradientOptions) -> Any:
 
 
 def _differentiable(
-    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: TensorFlowReplica | None
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    replica: TensorFlowReplica | None,
 ) -> list[Any]:
-    """The results of ``reducer``. Their gradient is reduced as they were: sums and averages are linear."""
+    """The results of ``reducer``. Their gradient is reduced as they were: sums and averages are
+    linear.
+    """
     if tf.executing_eagerly() and not record.could_possibly_record():
         return _exchanged(tensors, names, reducer, replica)
     options = reducer.options
@@ -102,7 +123,8 @@ def _differentiable(
                 options.process_set,
                 grouped=True,
             )
-            return (found, [None] * len(variables)) if variables else found  # they are read to be compared only
+            # they are read to be compared only
+            return (found, [None] * len(variables)) if variables else found
 
         return _exchanged(tensors, names, reducer, replica), gradient
 
@@ -110,8 +132,11 @@ def _differentiable(
 
 
 def _exchanged(
-    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: TensorFlowReplica | None
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    reducer: GradientListReducer,
+    replica: TensorFlowReplica | None,
+) -> list[Any]:
     if tf.executing_eagerly():
         results = reducer([graph.array(tensor) for tensor in tensors], names, replica=replica)
         return [tf.convert_to_tensor(result) for result in results]
@@ -122,7 +147,8 @@ def _exchanged(
 
     forms = [(tensor.dtype, tensor.shape) for tensor in tensors]
     variables = [] if replica is None else replica.variables
-    with tf.control_dependencies(graph.uses_of(variables)):  # they are compared: those of one step on all ranks
+    # they are compared: those of one step on all ranks
+    with tf.control_dependencies(graph.uses_of(variables)):
         results = graph.run("the exchange of gradients", start, tensors, forms)
     with tf.control_dependencies(results[:1]):
         graph.uses_of(variables)
@@ -131,13 +157,16 @@ def _exchanged(
 
 def _threads() -> int:
     """How many operations TensorFlow runs at a time."""
-    told = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get("TF_NUM_INTEROP_THREADS")
+    told = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get(
+        "TF_NUM_INTEROP_THREADS"
+    )
     return int(told) if told else len(os.sched_getaffinity(0))
 
 
 class _Exchanging(graph.Call):
-    """The first of those at work in this process waits in TensorFlow's own thread, the others in one that is made for
-    each: TensorFlow always has a thread left."""
+    """The first of those at work in this process waits in TensorFlow's own thread, the others in
+    one that is made for each: TensorFlow always has a thread left.
+    """
 
     def __init__(self, finish: Callable[[], list[Array]], blocks: bool) -> None:
         self._blocks = blocks
@@ -153,21 +182,27 @@ class _Exchanging(graph.Call):
             super().when_done(call)
 
 
-_Reducers = dict[Any, tuple[GradientListReducer, Sequence[Any]]]  # with their variables, whose ids stay theirs so
+# with their variables, whose ids stay theirs so
+_Reducers = dict[Any, tuple[GradientListReducer, Sequence[Any]]]
 _reducers: _Reducers = {}
 
 
-def reducer_for(what: str, options: GradientOptions, variables: Sequence[Any] = ()) -> GradientListReducer:
-    """A reducer with these options for one place of the program: the same one when a function is traced again.
+def reducer_for(
+    what: str, options: GradientOptions, variables: Sequence[Any] = ()
+) -> GradientListReducer:
+    """A reducer with these options for one place of the program: the same one when a function is
+    traced again.
 
-    In a graph each call gives another: two in one graph may run at the same time. Other ``variables`` get another,
-    that lives as long as they do.
+    In a graph each call gives another: two in one graph may run at the same time. Other
+    ``variables`` get another, that lives as long as they do.
     """
     place = Names("Gradients", what).of(None, options.process_set) or what
     scales = options.prescale, options.postscale
     how = options.compression, options.sparse_as_dense, options.codec
     key = (place, options.op, scales, id(options.process_set), *how, *map(id, variables))
-    reducers: _Reducers = vars(variables[0]).setdefault("_farandole_reducers", {}) if variables else _reducers
+    reducers: _Reducers = (
+        vars(variables[0]).setdefault("_farandole_reducers", {}) if variables else _reducers
+    )
     if key not in reducers:
         reducers[key] = GradientListReducer(place, options), variables
     return reducers[key][0]

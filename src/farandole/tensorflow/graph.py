@@ -1,13 +1,16 @@
-"""Collectives as operations of a graph, without holding one of TensorFlow's threads while they wait.
+"""Collectives as operations of a graph, without holding one of TensorFlow's threads while they
+wait.
 
-There are as few such threads as cores. If each were held by a collective that waits for another rank, and the other
-rank's by others, all would wait for ever. So a collective is three operations: one starts it, and returns; one waits;
-one fetches the result. What waits is TensorFlow's own: a queue's dequeue, which leaves its thread until something is
-put into the queue. Each execution has a queue to itself, out of a pool, so nothing can be mistaken for another's.
+There are as few such threads as cores. If each were held by a collective that waits for another
+rank, and the other rank's by others, all would wait for ever. So a collective is three operations:
+one starts it, and returns; one waits; one fetches the result. What waits is TensorFlow's own: a
+queue's dequeue, which leaves its thread until something is put into the queue. Each execution has a
+queue to itself, out of a pool, so nothing can be mistaken for another's.
 
-In a session the queues of this process cannot be reached. There, those that wait stand in a line, which is TensorFlow's
-own, too: its mutex. The first one watches for a moment (the longer nothing happens, the longer), and then goes to the
-end of the line; so between two moments a thread is free for others.
+In a session the queues of this process cannot be reached. There, those that wait stand in a line,
+which is TensorFlow's own, too: its mutex. The first one watches for a moment (the longer nothing
+happens, the longer), and then goes to the end of the line; so between two moments a thread is free
+for others.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ from farandole.engine import Engine
 if TYPE_CHECKING:
     from farandole.types import Array
 
-# AutoGraph would rewrite all that a tf.function calls, down to the engine, which then crawls wherever it runs.
+# AutoGraph would rewrite all that a tf.function calls, down to the engine, which then crawls
+# wherever it runs.
 autograph.CONVERSION_RULES = (autograph.DoNotConvert("farandole"), *autograph.CONVERSION_RULES)
 
-_MOMENT = 0.002, 0.2  # seconds that one of those that wait in sessions watches, at least and at most
+# seconds that one of those that wait in sessions watches, at least and at most
+_MOMENT = 0.002, 0.2
 
 
 class Task(Protocol):
@@ -89,7 +94,8 @@ _running: dict[int, _Running] = {}
 _queues: list[Any] = []
 _changed = threading.Condition()
 _completions = 0  # of those that wait in sessions; this and what follows is guarded by _changed
-_watched: dict[int, int] = {}  # of those that have watched in vain: how many completions each has heard of
+# of those that have watched in vain: how many completions each has heard of
+_watched: dict[int, int] = {}
 _last_change = 0.0
 
 
@@ -104,23 +110,30 @@ def check_not_compiled(what: str) -> None:
     """XLA compiles no Python; its own message would not say what to do."""
     if compiled():
         raise NotImplementedError(
-            f"{what} cannot be compiled by XLA, for it talks to other processes. Take jit_compile=True off the "
-            "tf.function (or the model's compile()) around it, or compile only the functions that it calls: those "
-            "that compute the forward and backward pass, say."
+            f"{what} cannot be compiled by XLA, for it talks to other processes. Take"
+            " jit_compile=True off the tf.function (or the model's compile()) around it, or"
+            " compile only the functions that it calls: those that compute the forward and"
+            " backward pass, say."
         )
 
 
-def run(what: str, start: Start, inputs: Sequence[Any], forms: Sequence[Form], *, in_order: bool = False) -> list[Any]:
-    """Operations in the current graph that give ``start``'s tensors (of ``forms``) for the tensors ``inputs``.
+def run(
+    what: str, start: Start, inputs: Sequence[Any], forms: Sequence[Form], *, in_order: bool = False
+) -> list[Any]:
+    """Operations in the current graph that give ``start``'s tensors (of ``forms``) for the tensors
+    ``inputs``.
 
-    ``what``: the function's name, for messages. ``in_order``: in functions, after what has side effects and stands
-    before it in the program, and before what stands behind it; others wait for their inputs alone.
-    Errors come as TensorFlow's: UnknownError for a collective that failed, InvalidArgumentError for one that could not
-    be started.
+    ``what``: the function's name, for messages. ``in_order``: in functions, after what has side
+    effects and stands before it in the program, and before what stands behind it; others wait for
+    their inputs alone. Errors come as TensorFlow's: UnknownError for a collective that failed,
+    InvalidArgumentError for one that could not be started.
     """
     check_not_compiled(what)
-    started = _started if tf.compat.v1.executing_eagerly_outside_functions() else _started_in_session
-    with tf.name_scope(re.sub(r"\W", "_", f"{what}_outside_of_XLA")):  # a hint, where XLA names what it cannot do
+    started = (
+        _started if tf.compat.v1.executing_eagerly_outside_functions() else _started_in_session
+    )
+    # a hint, where XLA names what it cannot do
+    with tf.name_scope(re.sub(r"\W", "_", f"{what}_outside_of_XLA")):
         operations, number, permit = started(start, inputs)
         with tf.control_dependencies([permit]):
             outputs = tf.numpy_function(_fetch, [number], [dtype for dtype, _ in forms])
@@ -141,20 +154,25 @@ def array(tensor: Any) -> Array:
 
 
 def uses_of(variables: Sequence[Any]) -> list[Any]:
-    """Operations that put into order who looks at ``variables`` from Python, in functions of TensorFlow 2: they run
-    after what changes a variable before this place in the program, and before what changes it behind.
+    """Operations that put into order who looks at ``variables`` from Python, in functions of
+    TensorFlow 2: they run after what changes a variable before this place in the program, and
+    before what changes it behind.
 
-    Of reads alone TensorFlow knows that order; these are of shapes, for the reads of tables with sparse updates copy.
+    Of reads alone TensorFlow knows that order; these are of shapes, for the reads of tables with
+    sparse updates copy.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []
-    inner = [getattr(variable, "_value", variable) for variable in variables]  # those of Keras 3 wrap TensorFlow's
+    # those of Keras 3 wrap TensorFlow's
+    inner = [getattr(variable, "_value", variable) for variable in variables]
     kept = [variable for variable in inner if isinstance(variable, BaseResourceVariable)]
     return [tf.raw_ops.VariableShape(input=variable.handle).op for variable in kept]
 
 
 def _run_freely(operations: Sequence[Any]) -> None:
-    """TensorFlow runs what has side effects in the order of the program. That of another rank may be another."""
+    """TensorFlow runs what has side effects in the order of the program. That of another rank may
+    be another.
+    """
     manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     for operation in operations if manager is not None else ():
         manager.run_independently(operation)
@@ -191,7 +209,9 @@ def _started_in_session(start: Start, inputs: Sequence[Any]) -> tuple[list[Any],
     number = tf.numpy_function(begin, list(inputs), tf.int64)
     number.set_shape([])
     until, turn = _turns()
-    done = tf.raw_ops.While(input=[number, tf.constant(False)], cond=until, body=turn, parallel_iterations=1)[1]
+    done = tf.raw_ops.While(
+        input=[number, tf.constant(False)], cond=until, body=turn, parallel_iterations=1
+    )[1]
     return [number.op], number, done
 
 
@@ -201,7 +221,10 @@ def _turns() -> tuple[Any, Any]:
     found: tuple[Any, Any] | None = getattr(current, "_farandole_turns", None)
     if found is None:
         state = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
-        made = [tf.function(part, state, autograph=False).get_concrete_function() for part in (_not_done, _turn)]
+        made = [
+            tf.function(part, state, autograph=False).get_concrete_function()
+            for part in (_not_done, _turn)
+        ]
         found = current._farandole_turns = (made[0], made[1])
     return found
 
@@ -216,7 +239,10 @@ def _turn(number: Any, done: Any) -> Any:
     with tf.control_dependencies([lock]):
         done = tf.numpy_function(_watch, [number], tf.bool)
     done.set_shape([])
-    with tf.control_dependencies([done]), tf.control_dependencies([tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)]):
+    with (
+        tf.control_dependencies([done]),
+        tf.control_dependencies([tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)]),
+    ):
         return number, tf.identity(done)
 
 
@@ -275,7 +301,9 @@ def _fetch(number: Any) -> list[Any]:
 
 
 def _forget_the_dead() -> None:
-    """Collectives of an earlier life of this rank that were never fetched: a step failed half-way."""
+    """Collectives of an earlier life of this rank that were never fetched: a step failed
+    half-way.
+    """
     if len(_running) > 1000:
         engine = context.engine()
         for number, running in list(_running.items()):

@@ -18,17 +18,22 @@ from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
 
 
 @documented(
-    "init", "failed", example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()"
+    "init",
+    "failed",
+    example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()",
 )
 def join() -> Any:
-    """This rank has no more data: it takes part in the others' allreduces with zeros, until all ranks have joined.
-    The rank that joined last, as an int32 tensor."""
+    """This rank has no more data: it takes part in the others' allreduces with zeros, until all
+    ranks have joined. The rank that joined last, as an int32 tensor.
+    """
     return functions.join()
 
 
 @documented("init", "set", "disagree")
 def barrier(process_set: context.ProcessSet = WORLD) -> Any:
-    """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or depended on."""
+    """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or
+    depended on.
+    """
     return functions.barrier(process_set)
 
 
@@ -85,7 +90,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def _ranks(process_set_id: int) -> list[int]:
     sets = context.process_sets()
     if process_set_id not in sets:
-        raise ValueError(f"there is no process set with id {process_set_id}: those registered are {sorted(sets)}")
+        raise ValueError(
+            f"there is no process set with id {process_set_id}: those registered are {sorted(sets)}"
+        )
     return sets[process_set_id]
 
 

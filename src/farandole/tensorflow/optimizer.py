@@ -27,35 +27,60 @@ from farandole.types import ReduceOp
     optimizer="a tf.compat.v1.train.Optimizer, or one of Keras 3 or 2.",
     name="of the optimizer that is made; TensorFlow 1's alone has one.",
     use_locking="that of tf.compat.v1.train.Optimizer.",
-    op="Average (the default), Sum, or (TensorFlow 1) Adasum: every rank steps with its own gradients then, and the "
-    "steps are combined.",
+    op=(
+        "Average (the default), Sum, or (TensorFlow 1) Adasum: every rank steps with its own"
+        " gradients then, and the steps are combined."
+    ),
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
-    strategy="what ranks exchange: gradients ('allreduce', 'adasum'); with Keras also weights ('local_sgd:8', an "
-    "object like LocalSGD(8)). Without it: that of --strategy.",
-    example="optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))",
+    strategy=(
+        "what ranks exchange: gradients ('allreduce', 'adasum'); with Keras also weights"
+        " ('local_sgd:8', an object like LocalSGD(8)). Without it: that of --strategy."
+    ),
+    example=(
+        "optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))"
+    ),
 )
 def DistributedOptimizer(
-    optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
-    device_sparse: str = "", compression: Any = NoneCompressor, sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
-    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
-    process_set: ProcessSet = WORLD, scale_local_gradients: bool = True, *, strategy: str | Strategy | None = None,
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    scale_local_gradients: bool = True,
+    *,
+    strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """``optimizer``, stepping with gradients reduced over all ranks.
 
-    A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is handed to
-    ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a subclass of its class.
+    A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is
+    handed to ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a
+    subclass of its class.
     """
     arguments: dict[str, Any] = {
-        "op": op, "gradient_predivide_factor": gradient_predivide_factor, "compression": compression,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
-        "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
-        "sparse_as_dense": sparse_as_dense, "scale_local_gradients": scale_local_gradients, "process_set": process_set,
+        "average_aggregated_gradients": average_aggregated_gradients,
+        "num_groups": num_groups,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "scale_local_gradients": scale_local_gradients,
+        "process_set": process_set,
         "strategy": strategy,
         "codec": codec,
-    }  # fmt: skip
+    }
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         options = gradient_options(**arguments, instead="an optimizer of Keras")
         made = _Adasum if options.op is ReduceOp.ADASUM else _Distributed
@@ -66,10 +91,16 @@ def DistributedOptimizer(
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """The common part of the two kinds: all that is not about gradients is the wrapped optimizer's."""
+    """The common part of the two kinds: all that is not about gradients is the wrapped
+    optimizer's.
+    """
 
-    def __init__(self, optimizer: Any, name: str | None, use_locking: bool, reducer: VariableReducer) -> None:
-        super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
+    def __init__(
+        self, optimizer: Any, name: str | None, use_locking: bool, reducer: VariableReducer
+    ) -> None:
+        super().__init__(
+            name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
+        )
         self._optimizer, self._reducer = optimizer, reducer
         reducer.optimizer = optimizer
         self._local: list[Any] = []
@@ -99,18 +130,26 @@ class _Distributed(_Wrapping):
     """Gradients are reduced when they are computed."""
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Those of the wrapped optimizer, reduced over all ranks (zeros before the last of several passes)."""
+        """Those of the wrapped optimizer, reduced over all ranks (zeros before the last of several
+        passes).
+        """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        gradients, variables = (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
-        return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
+        gradients, variables = (
+            (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
+        )
+        return list(
+            zip(self._helper.compute_gradients(gradients, variables), variables, strict=True)
+        )
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Apply what ``compute_gradients`` gave, after the last of several passes."""
         global_step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
         return self._helper.apply_gradients(
-            lambda: self._optimizer.apply_gradients(*args, **kwargs), self._optimizer, *args,
+            lambda: self._optimizer.apply_gradients(*args, **kwargs),
+            self._optimizer,
+            *args,
             **{**kwargs, "global_step": global_step},
-        )  # fmt: skip
+        )
 
 
 class _Adasum(_Wrapping):
@@ -122,10 +161,16 @@ class _Adasum(_Wrapping):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Those of the wrapped optimizer, of this rank."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        gradients, variables = (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
-        return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
+        gradients, variables = (
+            (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
+        )
+        return list(
+            zip(self._helper.compute_gradients(gradients, variables), variables, strict=True)
+        )
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+    ) -> Any:
         """Step, and put the combined step of all ranks in the place of this one."""
         pairs = list(grads_and_vars)
 
@@ -136,23 +181,37 @@ class _Adasum(_Wrapping):
 
     def _step(self, pairs: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
         local = {variable.ref() for variable in self._local}
-        variables = [variable for gradient, variable in pairs if gradient is not None and variable.ref() not in local]
+        variables = [
+            variable
+            for gradient, variable in pairs
+            if gradient is not None and variable.ref() not in local
+        ]
         starts = [tf.identity(variable) for variable in variables]
         with _after(starts):
             applied = self._optimizer.apply_gradients(pairs, global_step, name)
         if self._reducer.trains_alone() or not variables:
             return applied
         with _after([applied]):
-            steps = [variable - start for variable, start in zip(_read(variables), starts, strict=True)]
+            steps = [
+                variable - start for variable, start in zip(_read(variables), starts, strict=True)
+            ]
             options = self._reducer.options
             combined = grouped_allreduce(
-                steps, compression=options.compression, op=ReduceOp.ADASUM, process_set=options.process_set,
+                steps,
+                compression=options.compression,
+                op=ReduceOp.ADASUM,
+                process_set=options.process_set,
                 name="DistributedAdasumOptimizer",
-            )  # fmt: skip
+            )
             assigned = [
-                variable.assign(start + step) for variable, start, step in zip(variables, starts, combined, strict=True)
+                variable.assign(start + step)
+                for variable, start, step in zip(variables, starts, combined, strict=True)
             ]
-        return None if tf.executing_eagerly() else tf.group(*[assignment.op for assignment in assigned])
+        return (
+            None
+            if tf.executing_eagerly()
+            else tf.group(*[assignment.op for assignment in assigned])
+        )
 
 
 def _read(variables: Sequence[Any]) -> list[Any]:
@@ -160,4 +219,6 @@ def _read(variables: Sequence[Any]) -> list[Any]:
 
 
 def _after(values: Sequence[Any]) -> Any:
-    return tf.control_dependencies([] if tf.executing_eagerly() else [value for value in values if value is not None])
+    return tf.control_dependencies(
+        [] if tf.executing_eagerly() else [value for value in values if value is not None]
+    )

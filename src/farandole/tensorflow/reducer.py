@@ -21,7 +21,9 @@ class VariableReducer:
     """Reduces the gradients of variables, for a tape or an optimizer."""
 
     def __init__(self, what: str, options: GradientOptions) -> None:
-        """``what``: the place in the program that asks, for names. Raises NotInitializedError before ``init()``."""
+        """``what``: the place in the program that asks, for names. Raises NotInitializedError
+        before ``init()``.
+        """
         context.size()
         self.what, self.options = what, options
         self.optimizer: Any = None  # that steps with them, if it is known
@@ -31,9 +33,13 @@ class VariableReducer:
         """Is there nobody whose gradients this rank's should meet? Then they stay as they are."""
         return not self.options.process_set.included() or alone(self.options.process_set)
 
-    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
-        """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's, divided by the number of
-        ranks (they are added up nowhere, and the loss counts for one rank's part)."""
+    def reduced(
+        self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()
+    ) -> list[Any]:
+        """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's,
+        divided by the number of ranks (they are added up nowhere, and the loss counts for one
+        rank's part).
+        """
         if self.options.sparse_as_dense:  # in every job, for a norm of rows may be another
             gradients = as_dense(gradients)
         if self.trains_alone():
@@ -43,7 +49,9 @@ class VariableReducer:
         results = list(gradients)
         if mine and self.options.scale_local:
             for place in set(range(len(results))) - set(common):
-                results[place] = divided(results[place], context.engine(self.options.process_set).size)
+                results[place] = divided(
+                    results[place], context.engine(self.options.process_set).size
+                )
         shared = [variables[place] for place in common]
         every = numbered(names_of(variables))  # each keeps its own where others have no gradients
         names = [every[place] for place in common]
@@ -57,19 +65,30 @@ class VariableReducer:
         return {} if self.optimizer is None else settings_of(self.optimizer)
 
     def _reduced(
-        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], replica: VariablesReplica
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        replica: VariablesReplica,
     ) -> list[Any]:
         if self.options.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
             return grouped_allreduce(
-                gradients, compression=self.options.compression, op=self.options.op, name=self.what,
+                gradients,
+                compression=self.options.compression,
+                op=self.options.op,
+                name=self.what,
                 process_set=self.options.process_set,
-            )  # fmt: skip
+            )
         reducer = reducer_for(self.what, self.options, self._model(variables))
-        return reduce_gradients(gradients, names, reducer, replica=replica, differentiable=self.differentiable)
+        return reduce_gradients(
+            gradients, names, reducer, replica=replica, differentiable=self.differentiable
+        )
 
     def _model(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of ``variables`` that tell models apart, where it matters: a codec keeps what is of one model, and in
-        graphs, two of one name that run at the same time are an error so. (Tensors may be others in each step.)"""
+        """Those of ``variables`` that tell models apart, where it matters: a codec keeps what is of
+        one model, and in graphs, two of one name that run at the same time are an error so.
+        (Tensors may be others in each step.)
+        """
         if tf.executing_eagerly() and not self.options.codec:
             return []
         return [each for each in map(_tensor_of, variables) if isinstance(each, tf.Variable)]

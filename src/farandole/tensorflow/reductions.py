@@ -14,15 +14,31 @@ from farandole.types import ReduceOp
 
 
 def reduced(
-    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    pre: float,
+    post: float,
+    names: Names,
+    process_set: ProcessSet,
+    grouped: bool,
 ) -> list[Any]:
-    """A reduction of each of ``tensors`` that gradients go through: one, or with ``grouped`` several as a unit."""
+    """A reduction of each of ``tensors`` that gradients go through: one, or with ``grouped``
+    several as a unit.
+    """
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         floats = [tensor.dtype.is_floating for tensor in tensors]
-        if pre * post != 1.0 and not all(floats):  # whole numbers have no gradients, and no type for the factor
+        # whole numbers have no gradients, and no type for the factor
+        if pre * post != 1.0 and not all(floats):
             if any(floats):
-                one_by_one = zip(tensors, map(names.and_, (f"_{place}" for place in range(len(tensors)))), strict=True)
-                return [reduced([each], op, pre, post, its, process_set, False)[0] for each, its in one_by_one]
+                one_by_one = zip(
+                    tensors,
+                    map(names.and_, (f"_{place}" for place in range(len(tensors)))),
+                    strict=True,
+                )
+                return [
+                    reduced([each], op, pre, post, its, process_set, False)[0]
+                    for each, its in one_by_one
+                ]
             return functions.reduce(tensors, op, pre, post, names, process_set, grouped)
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
@@ -38,22 +54,36 @@ def dense(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _linear(
-    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    pre: float,
+    post: float,
+    names: Names,
+    process_set: ProcessSet,
+    grouped: bool,
 ) -> list[Any]:
-    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in Horovod."""
+    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in
+    Horovod.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*tensors: Any) -> Any:
         def gradient(*upstream: Any) -> Any:
-            return _linear(dense(upstream), op, pre, post, names.and_("_gradient"), process_set, grouped)
+            return _linear(
+                dense(upstream), op, pre, post, names.and_("_gradient"), process_set, grouped
+            )
 
         return functions.reduce(tensors, op, pre, post, names, process_set, grouped), gradient
 
     return list(reduce(*tensors))
 
 
-def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: ProcessSet, grouped: bool) -> list[Any]:
-    """The gradient goes where the extremum comes from: in equal parts, if it comes from several ranks."""
+def _extremum(
+    tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
+    """The gradient goes where the extremum comes from: in equal parts, if it comes from several
+    ranks.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*tensors: Any) -> Any:
@@ -66,8 +96,18 @@ def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: P
                 for mine, best in zip(tensors, found, strict=True)
             ]
             masks = [tf.cast(mask, tf.float32) for mask in from_here]
-            ranks = _linear(masks, ReduceOp.SUM, 1.0, 1.0, names.and_("_ties"), process_set, grouped)
-            totals = _linear(dense(upstream), ReduceOp.SUM, 1.0, 1.0, names.and_("_gradient"), process_set, grouped)
+            ranks = _linear(
+                masks, ReduceOp.SUM, 1.0, 1.0, names.and_("_ties"), process_set, grouped
+            )
+            totals = _linear(
+                dense(upstream),
+                ReduceOp.SUM,
+                1.0,
+                1.0,
+                names.and_("_gradient"),
+                process_set,
+                grouped,
+            )
             return [
                 total * tf.cast(mask, total.dtype) / tf.cast(tf.maximum(count, 1.0), total.dtype)
                 for total, mask, count in zip(totals, masks, ranks, strict=True)
@@ -79,7 +119,13 @@ def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: P
 
 
 def _product(
-    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    pre: float,
+    post: float,
+    names: Names,
+    process_set: ProcessSet,
+    grouped: bool,
 ) -> list[Any]:
     """The gradient of a factor is the product of the others."""
 
@@ -91,12 +137,18 @@ def _product(
         def gradient(*upstream: Any) -> Any:
             zeros = [tf.cast(tf.equal(tensor, 0), tensor.dtype) for tensor in tensors]
             counts = sums(zeros, "_zeros")
-            factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]  # zeros count as ones
-            products = functions.reduce(factors, op, pre, post, names.and_("_product"), process_set, grouped)
+            # zeros count as ones
+            factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]
+            products = functions.reduce(
+                factors, op, pre, post, names.and_("_product"), process_set, grouped
+            )
             totals = sums(dense(upstream), "_gradient")
             others = [
-                tf.where(tf.equal(count, zero), product / factor, tf.zeros_like(product))  # no other rank has a zero
-                for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
+                # no other rank has a zero
+                tf.where(tf.equal(count, zero), product / factor, tf.zeros_like(product))
+                for count, zero, product, factor in zip(
+                    counts, zeros, products, factors, strict=True
+                )
             ]
             return [total * other for total, other in zip(totals, others, strict=True)]
 

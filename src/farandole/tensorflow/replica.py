@@ -26,18 +26,24 @@ class TensorFlowReplica(Replica, Protocol):
 
 
 class VariablesReplica:
-    """See ``frontend.agreement.Replica``. Variables are often made, and broadcast, in the first step: ``patient``."""
+    """See ``frontend.agreement.Replica``. Variables are often made, and broadcast, in the first
+    step: ``patient``.
+    """
 
     cures = CURES
     patient = True
     told: Collection[str] = ()
 
     def __init__(
-        self, variables: Sequence[Any], names: Sequence[str], settings: Callable[[], Mapping[str, str]]
+        self,
+        variables: Sequence[Any],
+        names: Sequence[str],
+        settings: Callable[[], Mapping[str, str]],
     ) -> None:
         self.variables: Sequence[Any] = list(variables)
         self._names, self._settings = [name.partition(":")[0] for name in names], settings
-        self._readable = readable()  # looks come from threads of TensorFlow, where it always says yes
+        # looks come from threads of TensorFlow, where it always says yes
+        self._readable = readable()
 
     def names(self) -> Sequence[str]:
         return self._names

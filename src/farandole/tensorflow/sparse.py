@@ -22,7 +22,10 @@ def is_slices(value: Any) -> bool:
 
 def as_dense(gradients: Sequence[Any]) -> list[Any]:
     """``gradients``, with rows as tensors."""
-    return [tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in gradients]
+    return [
+        tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient
+        for gradient in gradients
+    ]
 
 
 def tensor_of(value: Any) -> Any:
@@ -33,15 +36,23 @@ def tensor_of(value: Any) -> Any:
         cure = "tf.sparse.to_dense(it), or its .values and .indices apart"
     else:
         return tf.convert_to_tensor(value)
-    raise TypeError(f"a {type(value).__name__} cannot be exchanged, only dense tensors: pass {cure}")
+    raise TypeError(
+        f"a {type(value).__name__} cannot be exchanged, only dense tensors: pass {cure}"
+    )
 
 
 def allreduce_slices(
-    slices: Any, op: ReduceOp, prescale: float, postscale: float, compression: Any, names: Names,
+    slices: Any,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    compression: Any,
+    names: Names,
     process_set: ProcessSet,
-) -> Any:  # fmt: skip
-    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there several times,
-    but not in averages of integers."""
+) -> Any:
+    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there
+    several times, but not in averages of integers.
+    """
     check_slices(op, prescale, postscale)
     small, token = compression.compress(slices.values)
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
@@ -58,8 +69,8 @@ def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
     """Raise NotImplementedError for what cannot be done with slices."""
     if op is ReduceOp.ADASUM:
         raise NotImplementedError(
-            "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
-            "sparse_as_dense=True to DistributedOptimizer"
+            "The Adasum reduction does not currently support sparse tensors. As a workaround please"
+            " pass sparse_as_dense=True to DistributedOptimizer"
         )
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
@@ -68,8 +79,9 @@ def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
 
 
 def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
-    """Integers are added up first, as in ``kernels.average_of_halves``: the quotient of a sum is not the sum of
-    truncated quotients, and the sum may not fit where the average does."""
+    """Integers are added up first, as in ``kernels.average_of_halves``: the quotient of a sum is
+    not the sum of truncated quotients, and the sum may not fit where the average does.
+    """
     dtype = values.dtype
     if not dtype.is_integer:
         return values / tf.cast(size, dtype), indices

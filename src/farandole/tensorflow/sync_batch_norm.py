@@ -1,4 +1,6 @@
-"""Batch normalization as if one process had the batches of all ranks: the arithmetic, for a layer of either Keras."""
+"""Batch normalization as if one process had the batches of all ranks: the arithmetic, for a layer
+of either Keras.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,22 @@ class Synchronized:
     _process_set: ProcessSet
 
     def _moments(self, inputs: Any, *rest: Any, **more: Any) -> Any:
-        """Mean and (biased) variance per channel of all ranks' ``inputs``; where there is a mask, of what it shows.
+        """Mean and (biased) variance per channel of all ranks' ``inputs``; where there is a mask,
+        of what it shows.
 
-        Keras 3 calls this with (inputs, mask), Keras 2 with (inputs, axes, keep_dims=..., mask=...).
+        Keras 3 calls this with (inputs, mask), Keras 2 with (inputs, axes, keep_dims=...,
+        mask=...).
         """
         base: Any = super()
         layer: Any = self
         if context.engine(self._process_set).size == 1:
             return base._moments(inputs, *rest, **more)
         mask = more["mask"] if "mask" in more else rest[0]
-        channel = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis % inputs.shape.rank
+        channel = (
+            layer.axis[0]
+            if isinstance(layer.axis, (list, tuple))
+            else layer.axis % inputs.shape.rank
+        )
         axes = [axis for axis in range(inputs.shape.rank) if axis != channel]
         wide = tf.cast(inputs, tf.float64)
         channels = inputs.shape[channel]
@@ -40,7 +48,11 @@ class Synchronized:
             sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
         mine = tf.concat([count[None], *sums], axis=0)
         total = allreduce(  # names of layers and of their scopes count what else a process made
-            mine, op=ReduceOp.SUM, name="SyncBatchNormalization", process_set=self._process_set, ignore_name_scope=True
+            mine,
+            op=ReduceOp.SUM,
+            name="SyncBatchNormalization",
+            process_set=self._process_set,
+            ignore_name_scope=True,
         )
         count = tf.maximum(total[0], 1.0)
         mean = total[1 : channels + 1] / count
@@ -50,4 +62,6 @@ class Synchronized:
 
 def check_not_fused(fused: bool | None) -> None:
     if fused in (True, None):
-        raise ValueError(f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)")
+        raise ValueError(
+            f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)"
+        )

@@ -25,29 +25,51 @@ from farandole.types import ReduceOp
     op="Average (the default), Sum or Adasum.",
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
-    example="with tf.GradientTape() as tape:\n    loss = loss_of(model(x), y)\n"
-    "tape = hvd.DistributedGradientTape(tape)\ngradients = tape.gradient(loss, model.trainable_variables)",
+    example=(
+        "with tf.GradientTape() as tape:\n    loss = loss_of(model(x), y)\ntape ="
+        " hvd.DistributedGradientTape(tape)\ngradients = tape.gradient(loss,"
+        " model.trainable_variables)"
+    ),
 )
 def DistributedGradientTape(
-    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
-    sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, codec: str | Codec | None = None,
-) -> Any:  # fmt: skip
-    """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It stays a tape of its
-    own class. On a rank outside ``process_set`` it gives that rank's own gradients.
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    scale_local_gradients: bool = True,
+    *,
+    codec: str | Codec | None = None,
+) -> Any:
+    """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It
+    stays a tape of its own class. On a rank outside ``process_set`` it gives that rank's own
+    gradients.
 
     ``register_local_source(variable)`` of the result leaves a variable's gradients to each rank.
     """
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, num_groups=num_groups, groups=groups,
-        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        codec=codec, instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras",
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        scale_local_gradients=scale_local_gradients,
+        process_set=process_set,
+        codec=codec,
+        instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras",
+    )
     reducer = VariableReducer("DistributedGradientTape", options)
     reducer.differentiable = True  # by an outer tape: penalties on gradients
     base = type(gradtape)
-    wrapped: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    wrapped: Any = object.__new__(
+        type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
+    )
     wrapped.__dict__.update(gradtape.__dict__)
     wrapped._farandole, wrapped._local = reducer, []
     return wrapped
@@ -64,20 +86,37 @@ def DistributedGradientTape(
     example="tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[0])",
 )
 def PartialDistributedGradientTape(
-    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
-    sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None,
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """A ``DistributedGradientTape`` that leaves the variables of ``local_layers`` to each rank."""
     layers = [] if local_layers is None else local_layers
     layers = [layers] if not isinstance(layers, (list, tuple, set)) else list(layers)
     if not all(hasattr(layer, "trainable_weights") and callable(layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     wrapped = DistributedGradientTape(
-        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients,
-    )  # fmt: skip
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_source(variable)
@@ -96,15 +135,22 @@ class _Distributed:
         self._local.append(source)
 
     def gradient(
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``.
 
         ``use_generic_names``: there for programs that were written for Horovod.
         """
         gradients = super().gradient(  # type: ignore[misc]
-            target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
+            target,
+            sources,
+            output_gradients=output_gradients,
+            unconnected_gradients=unconnected_gradients,
         )
         return gradients if self._alone else self._reduced(gradients, sources)
 
@@ -131,15 +177,27 @@ class _Distributed:
 
     def _reduced(self, gradients: Any, sources: Any) -> Any:
         # a structure of tf.IndexedSlices and None is one of leaves here
-        reduced = self._farandole.reduced(_leaves(gradients, sources), tf.nest.flatten(sources), self._local)
+        reduced = self._farandole.reduced(
+            _leaves(gradients, sources), tf.nest.flatten(sources), self._local
+        )
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
-        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+        self,
+        target: Any,
+        sources: Sequence[Any],
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """``gradient()`` as (source, gradient) pairs: those of local sources, and the others."""
         local = {key_of(source) for source in self._local}
-        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
+        pairs = list(
+            zip(
+                sources,
+                self.gradient(target, sources, output_gradients, use_generic_names),
+                strict=True,
+            )
+        )
         return (
             [pair for pair in pairs if key_of(pair[0]) in local],
             [pair for pair in pairs if key_of(pair[0]) not in local],
@@ -147,9 +205,15 @@ class _Distributed:
 
 
 def _leaves(gradients: Any, sources: Any) -> list[Any]:
-    """The gradients in the order of ``tf.nest.flatten(sources)``; None and tf.IndexedSlices are leaves, too."""
+    """The gradients in the order of ``tf.nest.flatten(sources)``; None and tf.IndexedSlices are
+    leaves, too.
+    """
     if isinstance(sources, dict):
         return [leaf for key in sorted(sources) for leaf in _leaves(gradients[key], sources[key])]
     if isinstance(sources, (list, tuple)):
-        return [leaf for one, other in zip(gradients, sources, strict=True) for leaf in _leaves(one, other)]
+        return [
+            leaf
+            for one, other in zip(gradients, sources, strict=True)
+            for leaf in _leaves(one, other)
+        ]
     return [gradients]

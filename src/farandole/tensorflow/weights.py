@@ -12,20 +12,30 @@ import tensorflow as tf
 from farandole.tensorflow import graph
 
 
-def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
-    """The tensors ``values``, as they are after ``run(arrays, step)`` wrote to them as arrays (float32 or float64), if
-    it is ``due``; ``due`` (if it is not True) and ``step`` may be tensors of a graph."""
+def run_if(
+    due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
+) -> Sequence[Any]:
+    """The tensors ``values``, as they are after ``run(arrays, step)`` wrote to them as arrays
+    (float32 or float64), if it is ``due``; ``due`` (if it is not True) and ``step`` may be tensors
+    of a graph.
+    """
 
     def on_copies(*arrays: Any) -> list[Any]:
         *given, number = arrays
-        wide = [np.array(array, np.float64 if array.dtype == np.float64 else np.float32) for array in given]
+        wide = [
+            np.array(array, np.float64 if array.dtype == np.float64 else np.float32)
+            for array in given
+        ]
         run(wide, int(number))
         return [array.astype(old.dtype) for array, old in zip(wide, given, strict=True)]
 
     def now() -> list[Any]:
         tensors = [*values, step]
         if tf.executing_eagerly():
-            return [tf.convert_to_tensor(array) for array in on_copies(*[graph.array(tensor) for tensor in tensors])]
+            return [
+                tf.convert_to_tensor(array)
+                for array in on_copies(*[graph.array(tensor) for tensor in tensors])
+            ]
         forms = [(value.dtype, value.shape) for value in values]
         start = functools.partial(_started, on_copies)
         found: list[Any] = graph.run("the exchange of weights", start, tensors, forms)

@@ -1,6 +1,8 @@
-"""Adasum for optimizers: every rank steps by itself, and the steps that the ranks took are combined.
+"""Adasum for optimizers: every rank steps by itself, and the steps that the ranks took are
+combined.
 
-So it works with any optimizer: what it made of its gradients (momentum, adaptive rates) is what is combined.
+So it works with any optimizer: what it made of its gradients (momentum, adaptive rates) is what is
+combined.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from farandole.types import ReduceOp
 
 
 class AdasumState:
-    """The changes of one optimizer's step, reduced over the ranks. See ``optimizer.OptimizerState``."""
+    """The changes of one optimizer's step, reduced over the ranks. See
+    ``optimizer.OptimizerState``.
+    """
 
-    def __init__(self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions) -> None:
+    def __init__(
+        self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions
+    ) -> None:
         self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._options, self._set = options, options.process_set
@@ -59,7 +65,8 @@ class AdasumState:
             (parameter, parameter.detach().clone())
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad or parameter.grad is not None  # frozen since: the step changes it
+            # frozen since: the step changes it
+            if parameter.requires_grad or parameter.grad is not None
         ]
 
     def _compare(self, optimizer: Any) -> None:
@@ -75,12 +82,20 @@ class AdasumState:
             ]
             number = engine.numbers.next_optimizer()
             self._agreement = engine, Agreement(replica, engine, f"{ADASUM}.{number}")
-            with UnlikeKinds(engine, number, self._set.ranks or range(engine.size), "DistributedOptimizer", ADASUM):
+            with UnlikeKinds(
+                engine,
+                number,
+                self._set.ranks or range(engine.size),
+                "DistributedOptimizer",
+                ADASUM,
+            ):
                 due = self._agreement[1].any_due()
         else:
             due = self._agreement[1].any_due()
         if due:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
             own = [digest(parameter.grad) for parameter in parameters if parameter.grad is not None]
             self._agreement[1].look(combined(own) if any(own) else None)
 
@@ -91,7 +106,10 @@ class AdasumState:
         with torch.no_grad():
             steps = [as_real(parameter.detach() - start) for parameter, start in starts]
             combined = grouped_allreduce(
-                steps, op=ReduceOp.ADASUM, compression=self._options.compression, process_set=self._set
+                steps,
+                op=ReduceOp.ADASUM,
+                compression=self._options.compression,
+                process_set=self._set,
             )
             for (parameter, start), step in zip(starts, combined, strict=True):
                 as_real(start).add_(step)

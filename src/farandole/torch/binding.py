@@ -1,4 +1,6 @@
-"""Torch tensors as flat arrays, and back: zero-copy for what is contiguous on the CPU, and on the process's GPU."""
+"""Torch tensors as flat arrays, and back: zero-copy for what is contiguous on the CPU, and on the
+process's GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,30 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 DTYPES = {
-    torch.uint8: DType.UINT8, torch.int8: DType.INT8, torch.int16: DType.INT16, torch.int32: DType.INT32,
-    torch.int64: DType.INT64, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16,
-    torch.float32: DType.FLOAT32, torch.float64: DType.FLOAT64, torch.bool: DType.BOOL,
-}  # fmt: skip
+    torch.uint8: DType.UINT8,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bool: DType.BOOL,
+}
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _BF16 = torch.bfloat16
 NO_ELEMENTS = (
-    "A tensor on the meta device has no elements, so nothing of it can travel. A module gets some by "
-    "module.to_empty(device='cpu'), and values by load_state_dict() or its initialisation; or make it on the CPU."
+    "A tensor on the meta device has no elements, so nothing of it can travel. A module gets some"
+    " by module.to_empty(device='cpu'), and values by load_state_dict() or its initialisation; or"
+    " make it on the CPU."
 )
 
 
 class TorchBinding:
-    """See ``contracts.Binding``. This one gives numpy arrays: what is elsewhere is copied to the host."""
+    """See ``contracts.Binding``. This one gives numpy arrays: what is elsewhere is copied to the
+    host.
+    """
 
     def buffer(self, tensor: Any) -> Buffer:
         try:
@@ -43,7 +55,8 @@ class TorchBinding:
                     return TrackedBuffer(array, array, dtype)
                 array = _flat(tensor, dtype)
                 return Buffer(array, array, dtype)
-            except RuntimeError as error:  # is_neg() alone would let other threads in, which costs more than the rest
+            # is_neg() alone would let other threads in, which costs more than the rest
+            except RuntimeError as error:
                 if not tensor.is_neg():
                     raise _unreadable(tensor, error) from error
         there = self.elsewhere(tensor, dtype)
@@ -62,7 +75,8 @@ class TorchBinding:
         if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
-        elif tensor.grad_fn is not None:  # backward may have saved what stood there: torch says so then
+        # backward may have saved what stood there: torch says so then
+        elif tensor.grad_fn is not None:
             increment_version(tensor)
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
@@ -137,7 +151,8 @@ class DeviceBinding(TorchBinding):
         return there.view(tuple(shape))
 
 
-_HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}  # stand-ins for "like this, on the host"
+# stand-ins for "like this, on the host"
+_HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}
 
 
 def as_real(tensor: Any) -> Any:
@@ -146,10 +161,14 @@ def as_real(tensor: Any) -> Any:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Do the elements fill their memory without gaps or overlaps, in whatever order of dimensions?"""
+    """Do the elements fill their memory without gaps or overlaps, in whatever order of
+    dimensions?
+    """
     expected = 1
     for stride, length in sorted(
-        (stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length != 1
+        (stride, length)
+        for stride, length in zip(tensor.stride(), tensor.shape, strict=True)
+        if length != 1
     ):
         if stride != expected:
             return False
@@ -158,9 +177,12 @@ def is_dense(tensor: Any) -> bool:
 
 
 def _flat(tensor: Any, dtype: DType) -> Array:
-    """The memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit is set."""
+    """The memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit is
+    set.
+    """
     if dtype is DType.BFLOAT16:  # numpy has no such type: its bits
-        return tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)  # type: ignore[no-any-return]
+        words: Array = tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)
+        return words
     return tensor.numpy().reshape(-1)  # type: ignore[no-any-return]
 
 
@@ -169,10 +191,14 @@ def _staged(tensor: Any) -> Any:
     if tensor.is_meta:
         raise ValueError(NO_ELEMENTS)
     if tensor.layout is not torch.strided:
-        raise ValueError(f"Tensor of layout {tensor.layout} is not supported. Densify it first: tensor.to_dense().")
+        raise ValueError(
+            f"Tensor of layout {tensor.layout} is not supported. Densify it first:"
+            " tensor.to_dense()."
+        )
     tensor = tensor.detach()
     if tensor.is_cuda:
-        plain = tensor.resolve_neg()  # with torch 2.11, a negative view with gaps came to the host without its sign
+        # with torch 2.11, a negative view with gaps came to the host without its sign
+        plain = tensor.resolve_neg()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(plain)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
@@ -180,7 +206,10 @@ def _staged(tensor: Any) -> Any:
 def supported() -> str:
     """The cure for a type that cannot travel."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
-    return f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as torch.view_as_real(tensor)."
+    return (
+        f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as"
+        " torch.view_as_real(tensor)."
+    )
 
 
 def _unreadable(tensor: Any, error: RuntimeError) -> Exception:
@@ -188,13 +217,15 @@ def _unreadable(tensor: Any, error: RuntimeError) -> Exception:
     if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return error
     return TypeError(
-        "a tensor inside a transform of torch.func (vmap, jvp, ...) has no elements that could travel: call the "
-        "collective outside of the transformed function; for gradients, loss.backward() and torch.autograd.grad go "
-        "through collectives"
+        "a tensor inside a transform of torch.func (vmap, jvp, ...) has no elements that could"
+        " travel: call the collective outside of the transformed function; for gradients,"
+        " loss.backward() and torch.autograd.grad go through collectives"
     )
 
 
 def _unsupported(value: Any) -> Exception:
     if isinstance(value, torch.Tensor):
         return ValueError(f"Tensor type {value.type()} is not supported. {supported()}")
-    return TypeError(f"a torch.Tensor is needed, not {type(value).__name__}: use torch.as_tensor(value)")
+    return TypeError(
+        f"a torch.Tensor is needed, not {type(value).__name__}: use torch.as_tensor(value)"
+    )

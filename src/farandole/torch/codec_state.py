@@ -1,4 +1,6 @@
-"""What a codec keeps (residuals, say), in the state of its optimizer. It is of one rank: others leave it alone."""
+"""What a codec keeps (residuals, say), in the state of its optimizer. It is of one rank: others
+leave it alone.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
     return {"codec": {**_owner(codec, process_set), "state": kept}} if kept else {}
 
 
-def load(codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None, *, own: bool) -> None:
-    """Load what ``state_of`` gave on this rank of as many, for the same codec. Without that, nothing is kept: what was
-    not sent is of other weights. ``own``: the optimizer has made the codec; one that the program has made is left alone
-    then, which may have loaded it by itself."""
+def load(
+    codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None, *, own: bool
+) -> None:
+    """Load what ``state_of`` gave on this rank of as many, for the same codec. Without that,
+    nothing is kept: what was not sent is of other weights. ``own``: the optimizer has made the
+    codec; one that the program has made is left alone then, which may have loaded it by itself.
+    """
     if codec is None or not _takes_part(process_set):
         return
     found, owner = (state or {}).get("codec", {}), _owner(codec, process_set)

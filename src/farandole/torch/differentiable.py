@@ -1,7 +1,8 @@
 """The collectives that autograd sees through.
 
-Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers count: gradients of
-allgather and broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/torch.md).
+Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers
+count: gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter
+are not divided (docs/torch.md).
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -32,18 +33,31 @@ Reduce = Callable[[Sequence[Any], ReduceOp, float, float, str], list[Any]]
 
 @like(functions.allreduce)
 def allreduce(
-    tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> torch.Tensor:  # fmt: skip
-    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> torch.Tensor:
+    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default),
+    Sum, Min, ...
+    """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allreduce(
             tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set
         )
 
-    def reduce(tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str) -> list[Any]:
-        return [allreduce(tensors[0], None, _named(name, suffix), NoneCompressor, op, pre, post, process_set)]
+    def reduce(
+        tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str
+    ) -> list[Any]:
+        return [
+            allreduce(
+                tensors[0], None, _named(name, suffix), NoneCompressor, op, pre, post, process_set
+            )
+        ]
 
     small, token = compression.compress(tensor)
     (total,) = _reduced(reduce, reduce_op(average, op), prescale_factor, postscale_factor, (small,))
@@ -52,10 +66,15 @@ def allreduce(
 
 @like(functions.grouped_allreduce)
 def grouped_allreduce(
-    tensors: Iterable[torch.Tensor], average: bool | None = None, name: str | None = None,
-    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-) -> list[torch.Tensor]:  # fmt: skip
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> list[torch.Tensor]:
     """``allreduce`` of several tensors as one unit."""
     tensors = list(tensors)
     if not _tracked(*tensors):
@@ -63,18 +82,29 @@ def grouped_allreduce(
             tensors, average, name, compression, op, prescale_factor, postscale_factor, process_set
         )
 
-    def reduce(tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str) -> list[Any]:
-        return grouped_allreduce(tensors, None, _named(name, suffix), NoneCompressor, op, pre, post, process_set)
+    def reduce(
+        tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str
+    ) -> list[Any]:
+        return grouped_allreduce(
+            tensors, None, _named(name, suffix), NoneCompressor, op, pre, post, process_set
+        )
 
     pairs = [compression.compress(tensor) for tensor in tensors]
     small = tuple(tensor for tensor, _ in pairs)
     totals = _reduced(reduce, reduce_op(average, op), prescale_factor, postscale_factor, small)
-    return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
+    return [
+        compression.decompress(total, token)
+        for total, (_, token) in zip(totals, pairs, strict=True)
+    ]
 
 
 @like(functions.allgather)
-def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD) -> torch.Tensor:
-    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD
+) -> torch.Tensor:
+    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to
+    rank.
+    """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allgather(tensor, name, process_set)
     return _Allgather.apply(name, process_set, False, tensor)[0]
@@ -103,19 +133,30 @@ def broadcast(
 
 @overload
 def alltoall(
-    tensor: torch.Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = WORLD
+    tensor: torch.Tensor,
+    splits: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> torch.Tensor: ...
 @overload
 def alltoall(
-    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD
+    tensor: torch.Tensor,
+    splits: Sequence[int] | torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @like(functions.alltoall)
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``)."""
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    ``splits``).
+    """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.alltoall(tensor, splits, name, process_set)
     size = context.engine(process_set).size
-    if splits is None and tensor.dim() and not len(tensor) % size:  # else the engine says what is wrong
+    # else the engine says what is wrong
+    if splits is None and tensor.dim() and not len(tensor) % size:
         both = _Alltoall.apply(tensor, torch.full((size,), len(tensor) // size), name, process_set)
         return both[0]
     return _Alltoall.apply(tensor, splits, name, process_set)
@@ -126,22 +167,38 @@ gather = gather_by(alltoall)
 
 @like(functions.reducescatter)
 def reducescatter(
-    tensor: torch.Tensor, name: str | None = None, compression: Compressing = NoneCompressor,
-    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
-    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first
+    ranks.
+    """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
-        return functions.reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
+        return functions.reducescatter(
+            tensor, name, compression, op, process_set, prescale_factor, postscale_factor
+        )
     small, token = compression.compress(tensor)
-    (part,) = _Reducescatter.apply(name, op, process_set, (prescale_factor, postscale_factor), False, small)
+    (part,) = _Reducescatter.apply(
+        name, op, process_set, (prescale_factor, postscale_factor), False, small
+    )
     return compression.decompress(part, token)
 
 
 @like(functions.grouped_reducescatter)
 def grouped_reducescatter(
-    tensors: Iterable[torch.Tensor], name: str | None = None, compression: Compressing = NoneCompressor,
-    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:  # fmt: skip
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    compression: Compressing = NoneCompressor,
+    op: int | None = None,
+    process_set: ProcessSet = WORLD,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one unit."""
     tensors = list(tensors)
     if not _tracked(*tensors):
@@ -150,8 +207,12 @@ def grouped_reducescatter(
         )
     pairs = [compression.compress(tensor) for tensor in tensors]
     small = [tensor for tensor, _ in pairs]
-    parts = _Reducescatter.apply(name, op, process_set, (prescale_factor, postscale_factor), True, *small)
-    return [compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)]
+    parts = _Reducescatter.apply(
+        name, op, process_set, (prescale_factor, postscale_factor), True, *small
+    )
+    return [
+        compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)
+    ]
 
 
 def _tracked(*tensors: Any) -> bool:
@@ -162,7 +223,9 @@ def _named(name: str | None, suffix: str) -> str | None:
     return None if name is None else name + suffix
 
 
-def _reduced(reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _reduced(
+    reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tuple[Any, ...]
+) -> tuple[Any, ...]:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
@@ -174,10 +237,14 @@ def _reduced(reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tup
 
 
 class _Linear(Function):  # type: ignore[misc]  # torch has no types for it
-    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in Horovod."""
+    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in
+    Horovod.
+    """
 
     @staticmethod
-    def forward(ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any
+    ) -> Any:
         ctx.how = reduce, op, pre, post
         return tuple(reduce(tensors, op, pre, post, ""))
 
@@ -188,13 +255,18 @@ class _Linear(Function):  # type: ignore[misc]  # torch has no types for it
 
 
 class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
-    """The gradient goes where the extremum comes from: in equal parts, if it comes from several ranks."""
+    """The gradient goes where the extremum comes from: in equal parts, if it comes from several
+    ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, reduce: Reduce, op: ReduceOp, *tensors: Any) -> Any:
         found = reduce(tensors, op, 1.0, 1.0, "")
         # a NaN on any rank is the extremum, and equals nothing
-        from_here = [(tensor == extremum) | tensor.isnan() for tensor, extremum in zip(tensors, found, strict=True)]
+        from_here = [
+            (tensor == extremum) | tensor.isnan()
+            for tensor, extremum in zip(tensors, found, strict=True)
+        ]
         ctx.reduce = reduce
         ctx.save_for_backward(*from_here)
         return tuple(found)
@@ -205,14 +277,20 @@ class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
         ranks = ctx.reduce(masks, ReduceOp.SUM, 1.0, 1.0, ".ties")
         totals = ctx.reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")
         parts = zip(totals, masks, ranks, strict=True)
-        return None, None, *(total * (mask / count.clamp(min=1)).to(total.dtype) for total, mask, count in parts)
+        return (
+            None,
+            None,
+            *(total * (mask / count.clamp(min=1)).to(total.dtype) for total, mask, count in parts),
+        )
 
 
 class _Product(Function):  # type: ignore[misc]  # torch has no types for it
     """The gradient of a factor is the product of the others."""
 
     @staticmethod
-    def forward(ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any
+    ) -> Any:
         ctx.how = reduce, pre, post
         ctx.save_for_backward(*tensors)
         return tuple(reduce(tensors, op, pre, post, ""))
@@ -224,19 +302,29 @@ class _Product(Function):  # type: ignore[misc]  # torch has no types for it
         tensors = ctx.saved_tensors
         zeros = [(tensor == 0).to(tensor.dtype) for tensor in tensors]
         counts = reduce(zeros, ReduceOp.SUM, 1.0, 1.0, ".zeros")
-        factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]  # zeros count as ones
+        # zeros count as ones
+        factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]
         products = reduce(factors, ReduceOp.PRODUCT, pre, post, ".product")
         totals = reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")
         others = [
-            torch.where(count == zero, product / factor, torch.zeros_like(product))  # no other rank has a zero
+            # no other rank has a zero
+            torch.where(count == zero, product / factor, torch.zeros_like(product))
             for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
         ]
-        return None, None, None, None, *(total * other for total, other in zip(totals, others, strict=True))
+        return (
+            None,
+            None,
+            None,
+            None,
+            *(total * other for total, other in zip(totals, others, strict=True)),
+        )
 
 
 class _Allgather(Function):  # type: ignore[misc]  # torch has no types for it
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: Any
+    ) -> Any:
         ctx.how = name, process_set, grouped
         ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         if grouped:
@@ -247,7 +335,9 @@ class _Allgather(Function):  # type: ignore[misc]  # torch has no types for it
     def backward(ctx: Any, *gradients: Any) -> Any:
         name, process_set, grouped = ctx.how
         some = {"name": _named(name, ".gradient"), "process_set": process_set}
-        means = grouped_allreduce(gradients, **some) if grouped else [allreduce(gradients[0], **some)]
+        means = (
+            grouped_allreduce(gradients, **some) if grouped else [allreduce(gradients[0], **some)]
+        )
         every = functions.allgather(torch.tensor([ctx.rows]), _named(name, ".rows"), process_set)
         firsts = every[: context.engine(process_set).rank].sum(0).tolist()
         rows = zip(means, firsts, ctx.rows, strict=True)
@@ -269,7 +359,9 @@ class _Broadcast(Function):  # type: ignore[misc]  # torch has no types for it
 
 class _Alltoall(Function):  # type: ignore[misc]  # torch has no types for it
     @staticmethod
-    def forward(ctx: Any, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+    def forward(
+        ctx: Any, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
+    ) -> Any:
         both = functions.alltoall(tensor, splits, name, process_set)
         if splits is None:
             return both
@@ -280,15 +372,25 @@ class _Alltoall(Function):  # type: ignore[misc]  # torch has no types for it
     @staticmethod
     def backward(ctx: Any, gradient: Any, _: Any = None) -> Any:
         received, name, process_set = ctx.how
-        return alltoall(gradient, received, _named(name, ".gradient"), process_set)[0], None, None, None
+        return (
+            alltoall(gradient, received, _named(name, ".gradient"), process_set)[0],
+            None,
+            None,
+            None,
+        )
 
 
 class _Reducescatter(Function):  # type: ignore[misc]  # torch has no types for it
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: int | None, process_set: ProcessSet, factors: tuple[float, float],
-        grouped: bool, *tensors: Any,
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        name: str | None,
+        op: int | None,
+        process_set: ProcessSet,
+        factors: tuple[float, float],
+        grouped: bool,
+        *tensors: Any,
+    ) -> Any:
         ctx.how = name, op, process_set, factors, grouped
         some = (op, process_set, *factors)
         if grouped:
@@ -298,7 +400,11 @@ class _Reducescatter(Function):  # type: ignore[misc]  # torch has no types for 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         name, op, process_set, (pre, post), grouped = ctx.how
-        factor = pre * post * (context.engine(process_set).size if reduce_op(None, op) is ReduceOp.SUM else 1)
+        factor = (
+            pre
+            * post
+            * (context.engine(process_set).size if reduce_op(None, op) is ReduceOp.SUM else 1)
+        )
         gradients = tuple(gradient * factor for gradient in gradients) if factor != 1 else gradients
         some = (_named(name, ".gradient"), process_set)
         whole = grouped_allgather(gradients, *some) if grouped else [allgather(gradients[0], *some)]

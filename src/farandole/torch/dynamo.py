@@ -1,7 +1,8 @@
-"""``torch.compile``: what it compiles ends where Farandole begins, as ``torch.compiler.disable`` has it, for all files.
+"""``torch.compile``: what it compiles ends where Farandole begins, as ``torch.compiler.disable``
+has it, for all files.
 
-Dynamo would trace into the engine otherwise. Its list of what to leave alone is there only once it is imported, which
-takes a second, so the list is extended at that moment.
+Dynamo would trace into the engine otherwise. Its list of what to leave alone is there only once it
+is imported, which takes a second, so the list is extended at that moment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _RULES = "torch._dynamo.trace_rules"
 
 
 def leave_alone(package: str) -> None:
-    """Compiled functions call ``package`` as it is: the graph ends before each call, and goes on after it."""
+    """Compiled functions call ``package`` as it is: the graph ends before each call, and goes on
+    after it.
+    """
     rules = sys.modules.get(_RULES)
     if rules is None:
         sys.meta_path.insert(0, _WhenImported(package))
@@ -37,7 +40,9 @@ class _WhenImported(MetaPathFinder):
     def __init__(self, package: str) -> None:
         self._package = package
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != _RULES:
             return None
         sys.meta_path.remove(self)

@@ -17,14 +17,23 @@ from farandole.torch.optimizer import drop_gradients
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
-    "ElasticSampler", "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateHandler", "TorchState",
-    "get_handler_registry", "run", "set_handler_registry",
-]  # fmt: skip
+    "ElasticSampler",
+    "ModelStateHandler",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "set_handler_registry",
+]
 
 
 class StateHandler:
-    """How one attribute of a ``TorchState`` is saved, restored and synchronised. Works for all that has
-    ``state_dict`` and ``load_state_dict``; a subclass says how rank 0's reaches the other ranks."""
+    """How one attribute of a ``TorchState`` is saved, restored and synchronised. Works for all that
+    has ``state_dict`` and ``load_state_dict``; a subclass says how rank 0's reaches the other
+    ranks.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -61,7 +70,9 @@ class OptimizerStateHandler(StateHandler):
     """A ``torch.optim.Optimizer``, distributed or not."""
 
     def restore(self) -> None:
-        """Go back to what was saved last, to the beginning of a step: gradients are of other weights, and let go."""
+        """Go back to what was saved last, to the beginning of a step: gradients are of other
+        weights, and let go.
+        """
         drop_gradients(self.value)
         super().restore()
 
@@ -82,8 +93,10 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Types of attributes and their handlers; the first that fits is taken. What none of them fits, and has
-    ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, say), has a ``StateHandler``."""
+    """Types of attributes and their handlers; the first that fits is taken. What none of them fits,
+    and has ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, say), has a
+    ``StateHandler``.
+    """
     return _registry
 
 
@@ -96,22 +109,29 @@ def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) ->
 class TorchState(ObjectState):
     """Models, optimizers, samplers and plain values, as attributes.
 
-    ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An attribute that is a module,
-    an optimizer, a sampler, a learning rate scheduler or whatever else has ``state_dict()`` and ``load_state_dict()``
-    stays the object that it is, and is handled by these; all else is copied. Another object may be assigned later:
-    ``state.model = other``. Nothing is sent before ``sync()``.
+    ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An
+    attribute that is a module, an optimizer, a sampler, a learning rate scheduler or whatever else
+    has ``state_dict()`` and ``load_state_dict()`` stays the object that it is, and is handled by
+    these; all else is copied. Another object may be assigned later: ``state.model = other``.
+    Nothing is sent before ``sync()``.
     """
 
     _handlers: dict[str, StateHandler]
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {**kwargs, "model": model, "optimizer": optimizer}
-        found = {name: handler for name, value in given.items() if (handler := _handler_of(value)) is not None}
+        found = {
+            name: handler
+            for name, value in given.items()
+            if (handler := _handler_of(value)) is not None
+        }
         object.__setattr__(self, "_handlers", found)
         for name, handler in found.items():
             object.__setattr__(self, name, handler.value)
         super().__init__(
-            broadcast_object, context.rank, **{name: value for name, value in given.items() if name not in found}
+            broadcast_object,
+            context.rank,
+            **{name: value for name, value in given.items() if name not in found},
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -138,6 +158,8 @@ class TorchState(ObjectState):
 def _handler_of(value: Any) -> StateHandler | None:
     found = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
     # The copy of a scheduler would have a copy of the optimizer, and set the learning rate of that.
-    if found is None and all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")):
+    if found is None and all(
+        callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")
+    ):
         found = StateHandler
     return None if found is None else found(value)

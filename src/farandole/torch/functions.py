@@ -44,7 +44,9 @@ synchronize = _collectives.synchronize
 
 
 class Compression:
-    """How gradients travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+    """How gradients travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your
+    own.
+    """
 
     Compressor = Compressor
     none = NoneCompressor

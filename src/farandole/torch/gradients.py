@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _AT_ONCE = (
-    "Two threads are in backward passes of one DistributedOptimizer's parameters at once: when the first ends, what is "
-    "there is exchanged, and gradients of the other get lost. Add up the losses and go backward once, or in one thread "
-    "after the other, with backward_passes_per_step where a parameter gets several gradients"
+    "Two threads are in backward passes of one DistributedOptimizer's parameters at once: when the"
+    " first ends, what is there is exchanged, and gradients of the other get lost. Add up the"
+    " losses and go backward once, or in one thread after the other, with backward_passes_per_step"
+    " where a parameter gets several gradients"
 )
 _PAIRS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _engine = torch.autograd.Variable._execution_engine
@@ -60,21 +61,26 @@ class TorchGradient:
         dtype = _travels_as(parameter)
         if options.codec and parameter.is_complex():
             raise ValueError(
-                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and a codec takes real numbers: "
-                "leave codec= out, or make it a real parameter of torch.view_as_real(...), and its layer use "
-                "torch.view_as_complex"
+                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and a codec"
+                " takes real numbers: leave codec= out, or make it a real parameter of"
+                " torch.view_as_real(...), and its layer use torch.view_as_complex"
             )
         if dtype is None:
-            raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r}) {supported()}")
+            raise ValueError(
+                f"Tensor type {parameter.type()} is not supported. (parameter {name!r})"
+                f" {supported()}"
+            )
         self._name, self._parameter = name, parameter
         self._compressor, self._as_dense = options.compression, options.sparse_as_dense
         self._binding = binding if options.codec else anywhere  # codecs work in the host's memory
         self.dtype: DType = dtype
         self.count: int = parameter.numel() * (1 + parameter.is_complex())
-        self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
+        # leading dimensions that the indices of a sparse gradient have; 0: it is dense
+        self._sparse = 0
         self._strides: tuple[int, ...] | None = None  # of the places: all ranks have the same
         self._array: Any = None  # the place
-        self._view: Any = None  # the same, for torch; programs see it, and may give it other memory (model.to(...))
+        # the same, for torch; programs see it, and may give it other memory (model.to(...))
+        self._view: Any = None
         self._room: Any = None  # the same, in the shape of the view
         self._address = 0  # of the place
         self._seen = 0  # address of the parameter, when it was looked at last
@@ -116,8 +122,13 @@ class TorchGradient:
         self._array, self._address = array, flat.data_ptr()
         # the layout that autograd gives to gradients: its additions stay in order of memory
         strides = self._strides
-        view = flat.view(parameter.shape) if strides is None else flat.as_strided(parameter.shape, strides)
-        self._view = view.data  # no view for autograd, or old ways to zero gradients (``detach_``) are an error
+        view = (
+            flat.view(parameter.shape)
+            if strides is None
+            else flat.as_strided(parameter.shape, strides)
+        )
+        # no view for autograd, or old ways to zero gradients (``detach_``) are an error
+        self._view = view.data
         self._room = None if self.dtype is DType.BFLOAT16 else self._view.numpy()
         self._look()
 
@@ -160,14 +171,17 @@ class TorchGradient:
             self._last = parameter.grad
 
     def _look(self) -> None:
-        """Is the parameter what it was? ``model.to(...)`` and ``parameter.data = ...`` change it in its place."""
+        """Is the parameter what it was? ``model.to(...)`` and ``parameter.data = ...`` change it in
+        its place.
+        """
         parameter = self._parameter
         self._seen = parameter.data_ptr()
         if _travels_as(parameter) is not self.dtype:
             raise ValueError(
-                f"parameter {self._name!r} was {self.dtype.value} when DistributedOptimizer was made, and is "
-                f"{str(parameter.dtype).removeprefix('torch.')} now. Convert the model first (model.half(), say) and "
-                "wrap its optimizer then; torch.autocast leaves parameters as they are"
+                f"parameter {self._name!r} was {self.dtype.value} when DistributedOptimizer was"
+                f" made, and is {str(parameter.dtype).removeprefix('torch.')} now. Convert the"
+                " model first (model.half(), say) and wrap its optimizer then; torch.autocast"
+                " leaves parameters as they are"
             )
         self._like_view = (parameter.stride() if is_dense(parameter) else None) == self._strides
 
@@ -232,7 +246,11 @@ class TorchGradient:
 
     def add_flat(self, array: Array) -> None:
         parameter = self._parameter
-        self.add(torch.from_numpy(array.copy()).view(parameter.shape).to(parameter.device, parameter.dtype))
+        self.add(
+            torch.from_numpy(array.copy())
+            .view(parameter.shape)
+            .to(parameter.device, parameter.dtype)
+        )
 
     def copy(self) -> Any:
         return self._parameter.grad.detach().clone()
@@ -240,14 +258,18 @@ class TorchGradient:
     def amplify(self, factor: float, old: Any) -> None:
         gradient = self._parameter.grad.detach()
         if gradient.is_sparse:  # there is no adding in place
-            self._parameter.grad = gradient * factor if old is None else gradient * factor - old * (factor - 1)
+            self._parameter.grad = (
+                gradient * factor if old is None else gradient * factor - old * (factor - 1)
+            )
             return
         gradient.mul_(factor)
         if old is not None:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        """Optimizers that take sparse gradients refuse dense ones, and the reverse: it will come back as it was."""
+        """Optimizers that take sparse gradients refuse dense ones, and the reverse: it will come
+        back as it was.
+        """
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
 
@@ -266,8 +288,10 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
 
 
 class Arrivals:
-    """Tells a reducer of gradients as they come, and when the backward that computes them ends. Those that hooks of the
-    program may change after ours come when they have: at that end, or in ``catch_up()``."""
+    """Tells a reducer of gradients as they come, and when the backward that computes them ends.
+    Those that hooks of the program may change after ours come when they have: at that end, or in
+    ``catch_up()``.
+    """
 
     def __init__(self, reducer: BucketReducer) -> None:
         self._ready, self._op = reducer.ready, reducer.options.op
@@ -278,15 +302,17 @@ class Arrivals:
     def hook(self, index: int, parameter: Any) -> Any:
         """Tell of the gradients of ``parameter`` from now on. Returns a handle with ``remove()``.
 
-        Raises ValueError where another reducer is told of them, too, and one of the two adds up: a sum of sums.
+        Raises ValueError where another reducer is told of them, too, and one of the two adds up: a
+        sum of sums.
         """
         if self._added_twice(parameter):
             gc.collect()  # an optimizer that nobody has any more
             if self._added_twice(parameter):
                 raise ValueError(
-                    f"a parameter of shape {list(parameter.shape)} belongs to another DistributedOptimizer already, "
-                    "and with op=Sum both would add up its gradients: a sum of sums. Use op=Average, which changes "
-                    "nothing a second time, or wrap one of the two optimizers"
+                    f"a parameter of shape {list(parameter.shape)} belongs to another"
+                    " DistributedOptimizer already, and with op=Sum both would add up its"
+                    " gradients: a sum of sums. Use op=Average, which changes nothing a second"
+                    " time, or wrap one of the two optimizers"
                 )
         ready, late, watch = self._ready, self._late, self._watch
 
@@ -315,8 +341,9 @@ def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) ->
 
 
 def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Callable[[], None]:
-    """A function to call from hooks: it sees to it that ``catch_up`` is called when this backward ends, and ``reducer``
-    hears of it."""
+    """A function to call from hooks: it sees to it that ``catch_up`` is called when this backward
+    ends, and ``reducer`` hears of it.
+    """
     seen = -1
     thread = 0  # that is in a backward pass now; in several, if they are one inside the other
 
@@ -329,7 +356,9 @@ def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Cal
                 reducer.end_of_backward()
             finally:
                 thread = 0
-        else:  # a backward inside a backward (activation checkpoints): look again when the outer one goes on
+        # a backward inside a backward (activation checkpoints): look again when the outer one goes
+        # on
+        else:
             outer.register_hook(lambda *_: _engine.queue_callback(done))
 
     def watch() -> None:
@@ -337,7 +366,9 @@ def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Cal
         task = _task()
         if task != seen:
             before, thread = thread, threading.get_ident()
-            if before not in (0, thread) and any(one.ident == before for one in threading.enumerate()):
+            if before not in (0, thread) and any(
+                one.ident == before for one in threading.enumerate()
+            ):
                 thread = 0  # once: nobody tells of the end of a backward that raised
                 raise AssertionError(_AT_ONCE)
             seen = reducer.backward = task

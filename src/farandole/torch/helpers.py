@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from farandole.data import DistributedSampler
 from farandole.frontend import helpers
@@ -21,12 +27,12 @@ T_co = TypeVar("T_co", covariant=True)
     "noise = torch.randn(3, generator=augmenting)  # other noise on each"
 )
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed Python's, numpy's and torch's global generators (those of all GPUs, too) alike on all ranks, so that models
-    begin alike; returns a ``torch.Generator`` on the CPU that is this rank's own, for what must differ: augmentation,
-    noise.
+    """Seed Python's, numpy's and torch's global generators (those of all GPUs, too) alike on all
+    ranks, so that models begin alike; returns a ``torch.Generator`` on the CPU that is this rank's
+    own, for what must differ: augmentation, noise.
 
-    Dropout draws from the global generator, so its masks are alike on all ranks. To have others on each, call
-    ``torch.manual_seed(generator.initial_seed())`` when the model is made.
+    Dropout draws from the global generator, so its masks are alike on all ranks. To have others on
+    each, call ``torch.manual_seed(generator.initial_seed())`` when the model is made.
     """
     own = helpers.seeded(seed)
     torch.manual_seed(seed)
@@ -40,8 +46,10 @@ def seed_everything(seed: int) -> torch.Generator:
     example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
 )
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """``torch.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
-    job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
+    """``torch.save`` by rank 0, whole or not at all: the file is replaced when the new one is on
+    the disk, so that a job that ends meanwhile leaves the old one. All ranks call it, and go on
+    when it is there.
+    """
     helpers.saved_by_rank_0(lambda place: torch.save(obj, place, **options), path)
 
 
@@ -51,17 +59,25 @@ def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
     "ValueError: loader has a batch_sampler or a sampler of its own.",
     loader="a torch DataLoader, with shuffle=True or False.",
     seed="what the order depends on, with the epoch. The same on all ranks.",
-    even="what becomes of samples that ranks do not divide: 'pad' (some are taken twice) or 'drop'.",
-    example="loader = hvd.distribute(DataLoader(data, batch_size=32, shuffle=True))\n"
-    "for epoch in range(3):\n    for batch in loader:  # a new order in every epoch",
+    even=(
+        "what becomes of samples that ranks do not divide: 'pad' (some are taken twice) or 'drop'."
+    ),
+    example=(
+        "loader = hvd.distribute(DataLoader(data, batch_size=32, shuffle=True))\n"
+        "for epoch in range(3):\n    for batch in loader:  # a new order in every epoch"
+    ),
 )
 def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") -> DataLoader[T_co]:
-    """``loader`` again, with this rank's part of the dataset: batch size (per rank), workers, ``collate_fn``,
-    ``drop_last`` and all else stay. Shuffled or not as it was; each iteration is another epoch."""
+    """``loader`` again, with this rank's part of the dataset: batch size (per rank), workers,
+    ``collate_fn``, ``drop_last`` and all else stay. Shuffled or not as it was; each iteration is
+    another epoch.
+    """
     _check(loader)
     batches = loader.batch_sampler  # the program's own, or made of what the loader was told
     assert isinstance(batches, BatchSampler)
-    sampler = _Epochs(loader.dataset, shuffle=isinstance(batches.sampler, RandomSampler), seed=seed, even=even)
+    sampler = _Epochs(
+        loader.dataset, shuffle=isinstance(batches.sampler, RandomSampler), seed=seed, even=even
+    )
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     kept |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     if not loader.num_workers:
@@ -71,9 +87,16 @@ def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") ->
 
 _WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 _KEPT = (
-    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator",
-    "pin_memory_device", "in_order", *_WITH_WORKERS,
-)  # fmt: skip
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "generator",
+    "pin_memory_device",
+    "in_order",
+    *_WITH_WORKERS,
+)
 
 
 class _Epochs(DistributedSampler):
@@ -91,32 +114,39 @@ class _Epochs(DistributedSampler):
 def _check(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}: for other loaders use "
-            "farandole.data.DistributedSampler(dataset), whose indices are this rank's"
+            f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}: for"
+            " other loaders use farandole.data.DistributedSampler(dataset), whose indices are this"
+            " rank's"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"{type(loader.dataset).__name__} is an IterableDataset, which gives samples in an order of its own: let "
-            "it pass over those of other ranks, itertools.islice(samples, hvd.rank(), None, hvd.size())"
+            f"{type(loader.dataset).__name__} is an IterableDataset, which gives samples in an"
+            " order of its own: let it pass over those of other ranks, itertools.islice(samples,"
+            " hvd.rank(), None, hvd.size())"
         )
     if loader.batch_sampler is None:
         raise ValueError(
-            "the DataLoader has batch_size=None, so there are no batches to deal: give it "
-            "sampler=farandole.data.DistributedSampler(dataset), and use the loader as it is; or use batch_size="
+            "the DataLoader has batch_size=None, so there are no batches to deal: give it"
+            " sampler=farandole.data.DistributedSampler(dataset), and use the loader as it is; or"
+            " use batch_size="
         )
     if type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(
-            f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which decides alone what is in a "
-            "batch: give it the indices of farandole.data.DistributedSampler(dataset) to choose from, and use the "
-            "loader as it is; or use batch_size="
+            f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which decides"
+            " alone what is in a batch: give it the indices of"
+            " farandole.data.DistributedSampler(dataset) to choose from, and use the loader as it"
+            " is; or use batch_size="
         )
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, DistributedSampler):
-        raise ValueError("this DataLoader has this rank's part of the dataset already: call distribute once")
+        raise ValueError(
+            "this DataLoader has this rank's part of the dataset already: call distribute once"
+        )
     if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ValueError(
-            f"the DataLoader has sampler={type(sampler).__name__}, and only its author knows how to deal its "
-            "samples to ranks: use shuffle=True or False, or a sampler that looks at hvd.rank()"
+            f"the DataLoader has sampler={type(sampler).__name__}, and only its author knows how to"
+            " deal its samples to ranks: use shuffle=True or False, or a sampler that looks at"
+            " hvd.rank()"
         )
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples):
         raise ValueError(

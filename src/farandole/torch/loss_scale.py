@@ -1,4 +1,6 @@
-"""Losses that a GradScaler scales: what a codec keeps is in units of scaled gradients, and follows the scale."""
+"""Losses that a GradScaler scales: what a codec keeps is in units of scaled gradients, and follows
+the scale.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from typing import Any
 
 import torch
 
-_KIND: Any = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # before torch 2.3
+# before torch 2.3
+_KIND: Any = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
 
 
 def watch() -> None:
-    """From now on optimizers with a ``scaled_by`` hear which GradScaler is theirs: a scaler does not tell an optimizer,
-    and what it does before each step is the only sign of it."""
+    """From now on optimizers with a ``scaled_by`` hear which GradScaler is theirs: a scaler does
+    not tell an optimizer, and what it does before each step is the only sign of it.
+    """
     for name in ("unscale_", "step"):
         plain = getattr(_KIND, name)
         if not hasattr(plain, "tells_farandole"):

@@ -38,66 +38,116 @@ Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, an
 IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
 # Attributes for programs that look at a Horovod optimizer.
 _SHOWN = (
-    "_parameter_names", "backward_passes_per_step", "op", "gradient_predivide_factor", "sparse_as_dense", "process_set",
-)  # fmt: skip
+    "_parameter_names",
+    "backward_passes_per_step",
+    "op",
+    "gradient_predivide_factor",
+    "sparse_as_dense",
+    "process_set",
+)
 
 
 @documented(
     "init",
-    "ValueError: what makes no sense, or belongs to other parameters than the optimizer's. Also, in the first "
-    "backward pass: ranks have other parameters.",
+    "ValueError: what makes no sense, or belongs to other parameters than the optimizer's. Also, in"
+    " the first backward pass: ranks have other parameters.",
     "AssertionError: more backward passes than were announced.",
     optimizer="any torch optimizer.",
     named_parameters="model.named_parameters(), for names in errors and timelines.",
-    op="Average (the default), Sum, or Adasum: every rank steps with its own gradients then, and steps are combined.",
-    process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
-    strategy="what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then ('local_sgd:8', an "
-    "object like LocalSGD(8)). Without it: that of --strategy.",
-    buffers="model.buffers, or model.buffers() if the model stays as it is: averaged with the weights (BatchNorm's "
-    "statistics, say) if a strategy exchanges those.",
-    example="optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-    "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
+    op=(
+        "Average (the default), Sum, or Adasum: every rank steps with its own gradients then, and"
+        " steps are combined."
+    ),
+    process_set=(
+        "whose gradients are reduced; on a rank outside it, the optimizer steps with its own."
+    ),
+    strategy=(
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then"
+        " ('local_sgd:8', an object like LocalSGD(8)). Without it: that of --strategy."
+    ),
+    buffers=(
+        "model.buffers, or model.buffers() if the model stays as it is: averaged with the weights"
+        " (BatchNorm's statistics, say) if a strategy exchanges those."
+    ),
+    example=(
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+    ),
 )
 def DistributedOptimizer(
-    optimizer: Wrapped, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Compressing = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
-    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups | None = None,
-    sparse_as_dense: bool = False, process_set: ProcessSet = context.global_process_set,
-    *, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
+    optimizer: Wrapped,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Compressing = NoneCompressor,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = context.global_process_set,
+    *,
+    strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
     buffers: Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]] = (),
-) -> Wrapped:  # fmt: skip
+) -> Wrapped:
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
-    Gradients are final when ``loss.backward()`` returns (of the last of ``backward_passes_per_step`` passes): clip
-    them, unscale them, read them. The result is of a subclass of ``optimizer``'s class, of the same name, and shares
-    its ``param_groups``, state and options. A closure's loss is averaged over the ranks (added up, with ``op=Sum``), as
-    are its gradients.
+    Gradients are final when ``loss.backward()`` returns (of the last of
+    ``backward_passes_per_step`` passes): clip them, unscale them, read them. The result is of a
+    subclass of ``optimizer``'s class, of the same name, and shares its ``param_groups``, state and
+    options. A closure's loss is averaged over the ranks (added up, with ``op=Sum``), as are its
+    gradients.
     """
     if isinstance(optimizer, _Distributed):
-        raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+        raise ValueError(
+            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
+            " given"
+        )
     validation.check_optimizer("DistributedOptimizer", optimizer)
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
-        num_groups=num_groups, groups=groups, sparse_as_dense=sparse_as_dense, process_set=process_set,
-        strategy=strategy, codec=codec, tensor="torch.Tensor",
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        strategy=strategy,
+        codec=codec,
+        tensor="torch.Tensor",
+    )
     names = validation.names(optimizer, named_parameters)
     validation.check_members(groups)
     adasum = options.op is ReduceOp.ADASUM
     kind = _Combined if adasum else _Distributed if options.strategy is None else _WithWeights
     base = type(optimizer)
-    body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    body = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
     distributed = type(base.__name__, (kind, base), body)
     wrapped = _blank(distributed)
     named = validation.all_names(optimizer, names)
-    shown = named, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense, process_set
+    shown = (
+        named,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+    )
     wrapped.__dict__.update(zip(_SHOWN, shown, strict=True))
     wrapped.__dict__.update(optimizer.__dict__)
-    wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
+    # a scheduler's patch, which calls the step of the optimizer it was made for
+    wrapped.__dict__.pop("step", None)
     if adasum:
         wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
     elif options.strategy is not None:
-        wrapped._farandole = WeightState(wrapped, weakref.ref(optimizer), options, options.strategy, buffers)
+        wrapped._farandole = WeightState(
+            wrapped, weakref.ref(optimizer), options, options.strategy, buffers
+        )
     else:
         wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
     if context.size() > 1 and process_set.included() and process_set.size() > 1:
@@ -106,8 +156,10 @@ def DistributedOptimizer(
 
 
 class _Distributed:
-    """The differences of a distributed optimizer from its base class. Programs for Horovod import it under the name
-    ``horovod.torch.optimizer._DistributedOptimizer``, to ask what an optimizer is."""
+    """The differences of a distributed optimizer from its base class. Programs for Horovod import
+    it under the name ``horovod.torch.optimizer._DistributedOptimizer``, to ask what an optimizer
+    is.
+    """
 
     _farandole: Any  # an OptimizerState, AdasumState or WeightState
     backward_passes_per_step: int
@@ -116,7 +168,8 @@ class _Distributed:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.__module__ != __name__ and not issubclass(cls, torch.optim.Optimizer):  # a program's own
+        # a program's own
+        if cls.__module__ != __name__ and not issubclass(cls, torch.optim.Optimizer):
             cls.__init__ = _refuse_subclass  # type: ignore[method-assign]
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
@@ -129,7 +182,8 @@ class _Distributed:
         state.after_step()
         return value
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch would run the step hooks here, and once more in the base
+    # torch would run the step hooks here, and once more in the base
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
         if self._farandole.reducer is not None:
@@ -139,7 +193,9 @@ class _Distributed:
         super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def synchronize(self) -> None:
-        """Complete the reduction of all gradients. Only needed to change gradients that some rank did not compute."""
+        """Complete the reduction of all gradients. Only needed to change gradients that some rank
+        did not compute.
+        """
         self._farandole.synchronize()
 
     @contextmanager
@@ -163,25 +219,35 @@ class _Distributed:
         self._farandole.look_around()
 
     def end_of_epoch(self) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
+        Collective then.
+        """
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if the strategy
-        exchanges weights; if it exchanges gradients, ranks hold the same weights, and there is nothing to do."""
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
+        the strategy exchanges weights; if it exchanges gradients, ranks hold the same weights, and
+        there is nothing to do.
+        """
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """That of the optimizer that was wrapped, and what the strategy and the codec keep on this rank."""
+        """That of the optimizer that was wrapped, and what the strategy and the codec keep on this
+        rank.
+        """
         state: dict[str, Any] = super().state_dict(*args, **options)  # type: ignore[misc]
         kept = self._farandole.state_dict()
         return {**state, "farandole": kept} if kept else state
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
-        """Also of a plain optimizer; a strategy then begins anew. What a codec kept goes to the rank whose it is."""
+        """Also of a plain optimizer; a strategy then begins anew. What a codec kept goes to the
+        rank whose it is.
+        """
         super().load_state_dict({**state_dict}, *args, **options)  # type: ignore[misc]
         self._farandole.load_state_dict(state_dict.get("farandole"))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load into the containers that are shared with the optimizer that was wrapped (and with its schedulers)."""
+        """Load into the containers that are shared with the optimizer that was wrapped (and with
+        its schedulers).
+        """
         groups, values = self.param_groups, self.state
         super().__setstate__(state)  # type: ignore[misc]
         if self.param_groups is not groups:
@@ -210,9 +276,9 @@ class _Combined(_Distributed):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         raise AssertionError(
-            "Skipping synchronization is not supported when using Adasum optimizer. Its gradients are this rank's "
-            "own, and "
-            "step() combines what the ranks' steps changed: clip, and call step() without skip_synchronize()."
+            "Skipping synchronization is not supported when using Adasum optimizer. Its gradients"
+            " are this rank's own, and step() combines what the ranks' steps changed: clip, and"
+            " call step() without skip_synchronize()."
         )
         yield
 
@@ -220,20 +286,26 @@ class _Combined(_Distributed):
 class _WithWeights(_Distributed):
     """The differences where ranks exchange weights: there are no gradients to wait for."""
 
-    _step_supports_amp_scaling = True  # a GradScaler asks for every step then, also those that this rank skips
+    # a GradScaler asks for every step then, also those that this rank skips
+    _step_supports_amp_scaling = True
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
-        """Step, and exchange weights if it is time. A step that a GradScaler skips counts: ranks count alike."""
+        """Step, and exchange weights if it is time. A step that a GradScaler skips counts: ranks
+        count alike.
+        """
         told = self.__dict__
-        if "found_inf" not in told or "_step_supports_amp_scaling" in told:  # no scaler, or the base knows of it
+        # no scaler, or the base knows of it
+        if "found_inf" not in told or "_step_supports_amp_scaling" in told:
             return super().step(closure, **options)
-        scale, skipped = told.pop("grad_scale"), told.pop("found_inf")  # other optimizers refuse to see them
+        # other optimizers refuse to see them
+        scale, skipped = told.pop("grad_scale"), told.pop("found_inf")
         try:
             if skipped.item():
                 self._farandole.before_step(False)
                 self._farandole.after_step()
                 return None
-            for group in self.param_groups if scale is not None else ():  # None: they are unscaled already
+            # None: they are unscaled already
+            for group in self.param_groups if scale is not None else ():
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad.div_(scale)
@@ -256,10 +328,11 @@ def _blank(base: type) -> Any:
 
 def _refuse_subclass(self: Any, *args: Any, **options: Any) -> None:
     raise TypeError(
-        f"{type(self).__name__} derives from horovod.torch.optimizer._DistributedOptimizer, whose methods "
-        "(_register_hooks, _allreduce_grad_async, ...) are Horovod's own and do not exist here. Wrap the optimizer, "
-        "hvd.DistributedOptimizer(optimizer, ...), where compression= changes what is sent; or exchange gradients "
-        "yourself, with hvd.allreduce_async_(parameter.grad), and step with the plain optimizer"
+        f"{type(self).__name__} derives from horovod.torch.optimizer._DistributedOptimizer, whose"
+        " methods (_register_hooks, _allreduce_grad_async, ...) are Horovod's own and do not exist"
+        " here. Wrap the optimizer, hvd.DistributedOptimizer(optimizer, ...), where compression="
+        " changes what is sent; or exchange gradients yourself, with"
+        " hvd.allreduce_async_(parameter.grad), and step with the plain optimizer"
     )
 
 
@@ -267,7 +340,11 @@ class OptimizerState:
     """A distributed optimizer's own facts."""
 
     def __init__(
-        self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], options: GradientOptions
+        self,
+        optimizer: Any,
+        original: weakref.ref[Any],
+        names: dict[int, str],
+        options: GradientOptions,
     ) -> None:
         self.skip = False
         self.reducer: BucketReducer | None = None
@@ -279,7 +356,8 @@ class OptimizerState:
         self._names, self._options = names, options
         self._known: dict[int, int] = {}  # id of a parameter -> its index
         self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
-        self._seen: list[list[Any]] = []  # the parameters of each group, when they were looked at last
+        # the parameters of each group, when they were looked at last
+        self._seen: list[list[Any]] = []
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
         process_set = options.process_set
@@ -297,7 +375,9 @@ class OptimizerState:
         self.look_around()
 
     def look_around(self) -> None:
-        """Hook parameters that are new, or trainable now; forget those that are in no group any more."""
+        """Hook parameters that are new, or trainable now; forget those that are in no group any
+        more.
+        """
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
             return
@@ -334,7 +414,10 @@ class OptimizerState:
         reducer.extend(fresh)
         if not isinstance(self._options.groups, int):
             known = self._known
-            members = [[known[id(one)] for one in group if id(one) in known] for group in self._options.groups]
+            members = [
+                [known[id(one)] for one in group if id(one) in known]
+                for group in self._options.groups
+            ]
             reducer.options = self._options._replace(groups=members)
         self._seen = [list(group) for group in groups]
 
@@ -354,19 +437,29 @@ class OptimizerState:
     def scaled_by(self, scaler: Any) -> None:
         """This scaler has scaled the loss whose gradients came last."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
-            self._scaler, self.reducer.scaled.scale = weakref.ref(scaler), loss_scale.scale_of(scaler)
+            self._scaler, self.reducer.scaled.scale = (
+                weakref.ref(scaler),
+                loss_scale.scale_of(scaler),
+            )
             self.reducer.scaled.follow(self.reducer.gradients)
 
     def state_dict(self) -> dict[str, Any]:
         if self.reducer is not None:
-            self.reducer.scaled.follow(self.reducer.gradients)  # the scaler's own checkpoint is of the next loss
-        return {} if self.reducer is None else codec_state.state_of(self.reducer.codec, self._options.process_set)
+            # the scaler's own checkpoint is of the next loss
+            self.reducer.scaled.follow(self.reducer.gradients)
+        return (
+            {}
+            if self.reducer is None
+            else codec_state.state_of(self.reducer.codec, self._options.process_set)
+        )
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
             options = self._options
             self.reducer.scaled.forget()
-            codec_state.load(self.reducer.codec, options.process_set, state, own=options.owner is None)
+            codec_state.load(
+                self.reducer.codec, options.process_set, state, own=options.owner is None
+            )
 
     def shared(self) -> dict[str, Any]:
         return {}
@@ -391,8 +484,9 @@ class OptimizerState:
             reducer.before_step()
             return
         warnings.warn(
-            "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): wrap "
-            "it, or the ranks have to ask each other once more whether there is something to reduce",
+            "optimizer.step() called without optimizer.skip_synchronize() context after"
+            " optimizer.synchronize(): wrap it, or the ranks have to ask each other once more"
+            " whether there is something to reduce",
             stacklevel=5,
         )
         if reducer.anything_new():
@@ -410,28 +504,33 @@ class OptimizerState:
                 self._tell_idle(trainable)
 
     def _look_for_gradients(self) -> int:
-        """Until there was one, as an optimizer of parameters that no model has any more trains nothing, without a word.
-        Looked for before a step, which may drop them, and after it, as a closure may compute them. How many parameters
-        might have one."""
+        """Until there was one, as an optimizer of parameters that no model has any more trains
+        nothing, without a word. Looked for before a step, which may drop them, and after it, as a
+        closure may compute them. How many parameters might have one.
+        """
         if self._idle < 0:
             return 0
-        trainable = [parameter for _, parameter in self._replica.parameters if parameter.requires_grad]
+        trainable = [
+            parameter for _, parameter in self._replica.parameters if parameter.requires_grad
+        ]
         if any(parameter.grad is not None for parameter in trainable):
             self._idle = -1
         return len(trainable)
 
     def _tell_idle(self, trainable: int) -> None:
         text = (
-            f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its {trainable} "
-            "parameters ever had a gradient, on any rank: it trains nothing. Was the model made, copied, or loaded "
-            "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss. Or "
-            "does zero_grad() stand between backward() and step()? It belongs before backward()"
+            f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its"
+            f" {trainable} parameters ever had a gradient, on any rank: it trains nothing. Was the"
+            " model made, copied, or loaded with assign=True after the optimizer? Make and wrap"
+            " the optimizer of the model that computes the loss. Or does zero_grad() stand between"
+            " backward() and step()? It belongs before backward()"
         )
         tell(context.engine(self._options.process_set), [Finding("idle", text)])
 
     def averaged(self, closure: Closure) -> Closure:
-        """The closure, with gradients and loss of all ranks, reduced alike: a line search finds that they fit, and all
-        ranks take the same decisions."""
+        """The closure, with gradients and loss of all ranks, reduced alike: a line search finds
+        that they fit, and all ranks take the same decisions.
+        """
         if self.reducer is None or self.skip:
             return closure
         reducer, process_set, op = self.reducer, self._options.process_set, self._options.op
@@ -444,13 +543,17 @@ class OptimizerState:
                 return None
             if isinstance(loss, torch.Tensor):
                 return allreduce(loss.detach(), op=op, process_set=process_set)
-            return allreduce(torch.tensor(loss, dtype=torch.float64), op=op, process_set=process_set).item()
+            return allreduce(
+                torch.tensor(loss, dtype=torch.float64), op=op, process_set=process_set
+            ).item()
 
         return on_all_ranks
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Those of any optimizer's parameters, also between the passes of a step, of which a new one begins then."""
+    """Those of any optimizer's parameters, also between the passes of a step, of which a new one
+    begins then.
+    """
     state = getattr(optimizer, "_farandole", None)
     if isinstance(state, OptimizerState):
         state.start_over()

@@ -1,7 +1,8 @@
-"""Optimizers whose ranks exchange in ``step()`` alone (strategies of weights, Adasum): is it called?
+"""Optimizers whose ranks exchange in ``step()`` alone (strategies of weights, Adasum): is it
+called?
 
-A program steps past it when it goes on with the optimizer that was wrapped, or with one of that: SAM's ``second_step``
-calls the step of its base. Then nothing is ever exchanged, without an error.
+A program steps past it when it goes on with the optimizer that was wrapped, or with one of that:
+SAM's ``second_step`` calls the step of its base. Then nothing is ever exchanged, without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _living: weakref.WeakSet[OwnSteps] = weakref.WeakSet()
 
 
 class OwnSteps:
-    """Counts those of ``optimizer``, and those that others take with its parameters. ``exchange``: how to name it."""
+    """Counts those of ``optimizer``, and those that others take with its parameters. ``exchange``:
+    how to name it.
+    """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, exchange: str) -> None:
         self._optimizer, self._set, self._exchange = weakref.ref(optimizer), process_set, exchange
@@ -39,25 +42,36 @@ class OwnSteps:
         if optimizer is None or other is optimizer or not share(optimizer, other):
             return
         self._others += 1
-        if self._others == STEPS and context.takes_part() and self._set.included() and self._set.size() > 1:
+        if (
+            self._others == STEPS
+            and context.takes_part()
+            and self._set.included()
+            and self._set.size() > 1
+        ):
             _living.discard(self)
             engine = context.engine(self._set)
             if context.settings().check != "off":
-                tell(engine, [Finding("passed", self._text(type(optimizer).__name__, type(other).__name__))])
+                tell(
+                    engine,
+                    [Finding("passed", self._text(type(optimizer).__name__, type(other).__name__))],
+                )
 
     def _text(self, name: str, other: str) -> str:
         return (
-            f"{other} has taken {STEPS} steps with the parameters of the distributed {name}, whose own step() was "
-            f"never called: {self._exchange} exchanges there alone, so each rank trains by itself. Call step() of what "
-            f"DistributedOptimizer returned; where {name} steps with an optimizer of its own (SAM's second_step), wrap "
-            f"that one: DistributedOptimizer({other}(...)). If ranks are meant to train apart: --check off"
+            f"{other} has taken {STEPS} steps with the parameters of the distributed {name}, whose"
+            f" own step() was never called: {self._exchange} exchanges there alone, so each rank"
+            f" trains by itself. Call step() of what DistributedOptimizer returned; where {name}"
+            " steps with an optimizer of its own (SAM's second_step), wrap that one:"
+            f" DistributedOptimizer({other}(...)). If ranks are meant to train apart: --check off"
         )
 
 
 def share(one: Any, other: Any) -> bool:
     """Do two optimizers step a parameter in common?"""
     mine = {id(parameter) for group in one.param_groups for parameter in group["params"]}
-    return any(id(parameter) in mine for group in other.param_groups for parameter in group["params"])
+    return any(
+        id(parameter) in mine for group in other.param_groups for parameter in group["params"]
+    )
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

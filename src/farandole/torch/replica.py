@@ -13,14 +13,17 @@ from farandole.torch.binding import is_dense
 
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
-    "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank()), or data[hvd.rank() :: hvd.size()]",
+    "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank()), or data[hvd.rank() ::"
+    " hvd.size()]",
     state="hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
 )
 _NO_MATTER = ("foreach", "fused", "capturable", "differentiable")  # how a step is computed
 
 
 class TorchReplica:
-    """See ``frontend.agreement.Replica``. ``parameters``: (name, parameter), those that are exchanged."""
+    """See ``frontend.agreement.Replica``. ``parameters``: (name, parameter), those that are
+    exchanged.
+    """
 
     cures = CURES
     patient = False
@@ -34,7 +37,9 @@ class TorchReplica:
         return [name for name, _ in self.parameters]
 
     def weights(self) -> list[int]:
-        return digests([parameter if parameter.requires_grad else None for _, parameter in self.parameters])
+        return digests(
+            [parameter if parameter.requires_grad else None for _, parameter in self.parameters]
+        )
 
     def settings(self) -> Mapping[str, str]:
         optimizer = self._optimizer()
@@ -64,7 +69,9 @@ def _number(value: Any) -> str:
 
 
 def digest(gradient: Any) -> int:
-    """A digest of a dense gradient; 0 if it tells nothing about data: all zeros, NaN or infinite somewhere, sparse."""
+    """A digest of a dense gradient; 0 if it tells nothing about data: all zeros, NaN or infinite
+    somewhere, sparse.
+    """
     if gradient.layout is not torch.strided:
         return 0
     seen = _elements(gradient).cpu()

@@ -22,20 +22,23 @@ from farandole.torch.replica import CURES, digests
 from farandole.torch.unused import listen, unused
 
 STEPS = 100  # so many steps without an exchange are training
-_NUMBERS = 64  # of gradients in one piece; metrics are fewer, and so are the gradients of a small model
+# of gradients in one piece; metrics are fewer, and so are the gradients of a small model
+_NUMBERS = 64
 _WATCHED = 32  # optimizers; more are made for a while each
 
 distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
 
 
 class _Watch:
-    """An optimizer that steps in a job, the first or one beside those that are distributed. All that a step costs is a
-    look and an addition."""
+    """An optimizer that steps in a job, the first or one beside those that are distributed. All
+    that a step costs is a look and an addition.
+    """
 
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine, self._number = weakref.ref(engine), number
         self._digest, self._kind, self._enough = 0, "", 0.0
-        self._of = ""  # what ranks know the optimizer by; empty for the first, where none is distributed
+        # what ranks know the optimizer by; empty for the first, where none is distributed
+        self._of = ""
         self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
         self._count = 0
         self._unused = 0  # gradients that the program reduced, and stepped with as they were
@@ -54,7 +57,9 @@ class _Watch:
             self._look(optimizer)
 
     def _look(self, optimizer: Any) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._enough = min(_NUMBERS, sum(parameter.numel() for parameter in parameters) / 10)
         if not self._digest:
             self._unused = unused(parameters)
@@ -62,7 +67,10 @@ class _Watch:
             if len(distributed):
                 shapes = [list(parameter.shape) for parameter in parameters]
                 self._of = f"/{self._number}.{digest_of_text(f'{self._kind}{shapes}')}"
-                self._kind += f" (parameters of shapes {', '.join(map(str, shapes[:3]))}{', ...' * (len(shapes) > 3)})"
+                self._kind += (
+                    " (parameters of shapes"
+                    f" {', '.join(map(str, shapes[:3]))}{', ...' * (len(shapes) > 3)})"
+                )
                 if any(one is optimizer or share(one, optimizer) for one in tuple(distributed)):
                     self._next = 0
                     return
@@ -88,8 +96,9 @@ class _Watch:
         if found is not None:
             what = f"every rank took {STEPS} steps with {self._kind}"
             cure = (
-                f"begin alike ({CURES.broadcast}), and wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
-                "named_parameters=model.named_parameters()). If they are meant to train apart: --check off"
+                f"begin alike ({CURES.broadcast}), and wrap the optimizer:"
+                " hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())."
+                " If they are meant to train apart: --check off"
             )
             if self._unused:
                 tell_unused(what, found, self._unused)
@@ -99,9 +108,17 @@ class _Watch:
                 tell_solo(what, found, cure)
 
     def at_the_end(self) -> None:
-        """Of a training that is over before rank 0 looks again: the others may have come to their step since."""
+        """Of a training that is over before rank 0 looks again: the others may have come to their
+        step since.
+        """
         engine = self._engine()
-        if self._digest and self._next and engine is not None and not engine.ended and not reporter.failed():
+        if (
+            self._digest
+            and self._next
+            and engine is not None
+            and not engine.ended
+            and not reporter.failed()
+        ):
             try:
                 self._ask(MOMENT)
             except RanksDifferError as error:  # of --check raise; it is too late for that

@@ -27,12 +27,16 @@ from farandole.types import ReduceOp
     example="total = hvd.sparse_allreduce_async(tensor, op=hvd.Sum)()",
 )
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = ReduceOp.AVERAGE,
+    process_set: ProcessSet = WORLD,
 ) -> Callable[[], torch.Tensor]:
-    """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the sparse result.
+    """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the
+    sparse result.
 
-    The result is not coalesced: what several ranks have at one place stands there several times (but not in averages
-    of integers).
+    The result is not coalesced: what several ranks have at one place stands there several times
+    (but not in averages of integers).
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
@@ -54,7 +58,9 @@ def sparse_allreduce_async(
 
 
 def _to_grow(tensor: Any) -> Any:
-    """Where it has no rows yet, torch adds the first ones in its memory, which must not be numpy's, too."""
+    """Where it has no rows yet, torch adds the first ones in its memory, which must not be numpy's,
+    too.
+    """
     return tensor if tensor._nnz() else tensor.clone()
 
 

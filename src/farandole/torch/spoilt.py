@@ -32,13 +32,15 @@ class Spoilt:
         """Raises RanksDifferError with ``--check raise``."""
         index, self._doubtful = self._doubtful, None
         mode = context.settings().check
-        if index is None or mode == "off" or self._finite(index):  # finite: the program has seen to it
+        # finite: the program has seen to it
+        if index is None or mode == "off" or self._finite(index):
             return
         text = (
-            f"the gradient of {self._parameters[index][0]!r} that this rank computed for step {step} is NaN or "
-            "infinite, and so are the weights of all ranks now, which were finite before. Look at the rows and the "
-            "loss of this rank in that step (torch.autograd.set_detect_anomaly(True) names the operation). If all "
-            "ranks say this, the learning rate may be too high"
+            f"the gradient of {self._parameters[index][0]!r} that this rank computed for step"
+            f" {step} is NaN or infinite, and so are the weights of all ranks now, which were"
+            " finite before. Look at the rows and the loss of this rank in that step"
+            " (torch.autograd.set_detect_anomaly(True) names the operation). If all ranks say"
+            " this, the learning rate may be too high"
         )
         if mode == "raise":
             raise RanksDifferError(text)

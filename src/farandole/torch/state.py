@@ -32,31 +32,45 @@ Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
     "set",
     "root",
     "ValueError: params is no such thing; and on all ranks, when they have other names.",
-    params="model.state_dict(), or (name, tensor) pairs. The same names, shapes and types on all ranks.",
+    params=(
+        "model.state_dict(), or (name, tensor) pairs. The same names, shapes and types on all"
+        " ranks."
+    ),
     example="hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
 )
 def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = WORLD) -> None:
-    """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
+    """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor)
+    pairs.
+    """
     if isinstance(params, Mapping):
         named = sorted(params.items())
-    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor, torch.nn.Module)):
-        named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
+    elif isinstance(params, Iterable) and not isinstance(
+        params, (str, torch.Tensor, torch.nn.Module)
+    ):
+        named = [
+            pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)
+        ]
     else:
         raise ValueError(
-            f"invalid params of type: {type(params)}. Give model.state_dict(), or model.named_parameters(); for a "
-            "single tensor use broadcast_, for anything else broadcast_object"
+            f"invalid params of type: {type(params)}. Give model.state_dict(), or"
+            " model.named_parameters(); for a single tensor use broadcast_, for anything else"
+            " broadcast_object"
         )
     for name, value in named:  # what modules keep as extra state may be anything
         if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith("_extra_state"):
             raise ValueError(
-                f"invalid params: {name!r} is a {type(value).__name__}, not a tensor, so nothing of it would be sent. "
-                "Give a state_dict itself, one after the other: broadcast_parameters(checkpoint['model'], root_rank=0)"
+                f"invalid params: {name!r} is a {type(value).__name__}, not a tensor, so nothing of"
+                " it would be sent. Give a state_dict itself, one after the other:"
+                " broadcast_parameters(checkpoint['model'], root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    check_same_variables(sorted((str(name),) for name, _ in tensors), process_set=process_set)  # by name, in any order
+    # by name, in any order
+    check_same_variables(sorted((str(name),) for name, _ in tensors), process_set=process_set)
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
-        context.add_parameters_broadcast(sum(tensor.numel() for _, tensor in tensors), none_stepped())
+        context.add_parameters_broadcast(
+            sum(tensor.numel() for _, tensor in tensors), none_stepped()
+        )
         places = {tensor.data_ptr() for _, tensor in tensors if tensor.numel()}
         for state in tuple(living):
             state.overwritten(places)
@@ -79,25 +93,37 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
-    Ranks may hold other state than the root, or none: what the root has is what all have afterwards. Tensors that
-    fit are overwritten where they are. What the strategy of a distributed optimizer keeps goes along, if it is common
-    to all ranks (else it begins anew on all), and its number of steps. As with Horovod, an optimizer that has no state
-    yet finds gradients of zero.
+    Ranks may hold other state than the root, or none: what the root has is what all have
+    afterwards. Tensors that fit are overwritten where they are. What the strategy of a distributed
+    optimizer keeps goes along, if it is common to all ranks (else it begins anew on all), and its
+    number of steps. As with Horovod, an optimizer that has no state yet finds gradients of zero.
     """
     check_optimizer("broadcast_optimizer_state", optimizer)
     fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = getattr(optimizer, "_farandole", None)
-    described = {**_described(optimizer, parameters), "strategy": own.shared() if own is not None else {}}
+    described = {
+        **_described(optimizer, parameters),
+        "strategy": own.shared() if own is not None else {},
+    }
     tree, tensors = take_apart(described, torch.is_tensor)
     homes = _homes(optimizer, parameters)
-    forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu, homes.get(id(tensor))) for tensor in tensors]
-    root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state", process_set)
+    forms = [
+        (tuple(tensor.shape), tensor.dtype, tensor.is_cpu, homes.get(id(tensor)))
+        for tensor in tensors
+    ]
+    root_tree, root_forms = broadcast_object(
+        (tree, forms), root_rank, "optimizer_state", process_set
+    )
     if context.rank() != root_rank:
         if tree != root_tree or forms != root_forms:
             tensors = [_room(parameters, *form) for form in root_forms]
         _adopt(optimizer, parameters, put_together(root_tree, tensors))
-    _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank, process_set)
+    _broadcast(
+        [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)],
+        root_rank,
+        process_set,
+    )
     if own is not None:
         own.share(put_together(root_tree, tensors)["strategy"])
     for parameter in parameters:
@@ -108,7 +134,10 @@ def broadcast_optimizer_state(
 def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[str, Any]:
     """Options and state, with numbers in the place of parameters."""
     return {
-        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
         "state": {
             index: optimizer.state[parameter]
             for index, parameter in enumerate(parameters)
@@ -126,9 +155,11 @@ def _homes(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[int,
     return homes
 
 
-def _room(parameters: list[Any], shape: tuple[int, ...], dtype: Any, on_cpu: bool, home: int | None) -> Any:
-    """For a tensor of the state of parameter ``home``. Like the parameter, its elements may lie in another order
-    (channels_last): fused optimizers take for granted that both have the same.
+def _room(
+    parameters: list[Any], shape: tuple[int, ...], dtype: Any, on_cpu: bool, home: int | None
+) -> Any:
+    """For a tensor of the state of parameter ``home``. Like the parameter, its elements may lie in
+    another order (channels_last): fused optimizers take for granted that both have the same.
     """
     parameter = parameters[home or 0]
     device = "cpu" if on_cpu else parameter.device
@@ -162,9 +193,15 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
     for name, tensor in named:
         buffer = anywhere.buffer(tensor)
         request = Request(
-            f"broadcast.{name}", Kind.BROADCAST, buffer.dtype, tuple(tensor.shape), root=root,
-            group="broadcast.state", group_size=len(named), device=buffer.device,
-        )  # fmt: skip
+            f"broadcast.{name}",
+            Kind.BROADCAST,
+            buffer.dtype,
+            tuple(tensor.shape),
+            root=root,
+            group="broadcast.state",
+            group_size=len(named),
+            device=buffer.device,
+        )
         entries.append(Entry(request, buffer, serial))
     engine.run(entries)
     for (_, tensor), entry in zip(named, entries, strict=True):

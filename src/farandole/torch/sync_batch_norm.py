@@ -23,21 +23,32 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for it
-    """Takes the place of BatchNorm1d, 2d and 3d. Ranks may have batches of different sizes, or none.
+    """Takes the place of BatchNorm1d, 2d and 3d. Ranks may have batches of different sizes, or
+    none.
 
-    ``num_features``: channels, dimension 1 of inputs of shape (N, C, ...). ``eps``: added to the variance.
-    ``momentum``: the share of a batch in running statistics; None for their mean. ``affine``: with a learned weight and
-    bias. ``track_running_stats``: keep statistics for ``eval()``. ``device`` and ``dtype``: of the parameters.
-    ``process_set``: whose batches count; those of all ranks by default.
+    ``num_features``: channels, dimension 1 of inputs of shape (N, C, ...). ``eps``: added to the
+    variance. ``momentum``: the share of a batch in running statistics; None for their mean.
+    ``affine``: with a learned weight and bias. ``track_running_stats``: keep statistics for
+    ``eval()``. ``device`` and ``dtype``: of the parameters. ``process_set``: whose batches count;
+    those of all ranks by default.
 
     Statistics are computed in double precision, on whatever device the input is.
     """
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, device: Any = None, dtype: Any = None, process_set: ProcessSet = WORLD,
-    ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        process_set: ProcessSet = WORLD,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
         self.process_set = process_set
 
     def __deepcopy__(self, memo: Any) -> SyncBatchNorm:
@@ -51,8 +62,8 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
     def _check_input_dim(self, input: Any) -> None:
         if input.dim() < 2:
             raise ValueError(
-                f"expected at least 2D input (got {input.dim()}D input): its shape is {tuple(input.shape)}, a batch "
-                "of samples with channels has (N, C, ...)"
+                f"expected at least 2D input (got {input.dim()}D input): its shape is"
+                f" {tuple(input.shape)}, a batch of samples with channels has (N, C, ...)"
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -61,11 +72,18 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
             return super().forward(input)
         if input.shape[1] != self.num_features:
             raise ValueError(
-                f"expected an input with {self.num_features} channels (got {input.shape[1]}, in dimension 1 of shape "
-                f"{tuple(input.shape)}): make SyncBatchNorm with num_features={input.shape[1]}"
+                f"expected an input with {self.num_features} channels (got {input.shape[1]}, in"
+                f" dimension 1 of shape {tuple(input.shape)}): make SyncBatchNorm with"
+                f" num_features={input.shape[1]}"
             )
-        output, count, mean, variance = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
-        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+        output, count, mean, variance = _Normalize.apply(
+            input, self.weight, self.bias, self.eps, self.process_set
+        )
+        if (
+            self.track_running_stats
+            and self.running_mean is not None
+            and self.running_var is not None
+        ):
             self._follow(float(count), mean, variance)
         return output
 
@@ -84,7 +102,9 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
 
 class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, process_set: ProcessSet) -> Any:
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, eps: float, process_set: ProcessSet
+    ) -> Any:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         wide = x.double()
         count = x.numel() // x.shape[1]
@@ -92,7 +112,9 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
         squares = (wide - _shaped(own, x)).square().sum(axes)
         row = torch.cat([wide.new_tensor([count]), own, squares])[None]
         moments = combined(allgather(row, process_set=process_set).cpu().numpy())
-        mean, variance = (torch.from_numpy(np.ascontiguousarray(moment)).to(x.device) for moment in moments[1:])
+        mean, variance = (
+            torch.from_numpy(np.ascontiguousarray(moment)).to(x.device) for moment in moments[1:]
+        )
         inverse = torch.rsqrt(variance + eps)
         normal = (wide - _shaped(mean, x)) * _shaped(inverse, x)
         ctx.save_for_backward(x, weight, mean, inverse)
@@ -113,9 +135,16 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
         wide = gradient.double()
         normal = (x.double() - _shaped(mean, x)) * _shaped(inverse, x)
         sums = torch.stack([wide.sum(axes), (wide * normal).sum(axes)])
-        of_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-        of_bias = sums[0].to(gradient.dtype if weight is None else weight.dtype) if ctx.needs_input_grad[2] else None
-        if weight is not None:  # each rank's own: with strategies of weights they differ between exchanges
+        of_weight = (
+            sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        )
+        of_bias = (
+            sums[0].to(gradient.dtype if weight is None else weight.dtype)
+            if ctx.needs_input_grad[2]
+            else None
+        )
+        # each rank's own: with strategies of weights they differ between exchanges
+        if weight is not None:
             wide, sums = wide * _shaped(weight.double(), x), sums * weight.double()
         # Always asked for: another rank may need its input's gradient where this one does not.
         means = allreduce(sums, op=ReduceOp.SUM, process_set=ctx.set) / max(ctx.count, 1.0)
@@ -131,10 +160,12 @@ def _shaped(values: Any, like: Any) -> Any:
 
 
 @documented(
-    example="model = hvd.convert_sync_batchnorm(model)", module="a torch.nn.Module; its parts are replaced in it."
+    example="model = hvd.convert_sync_batchnorm(model)",
+    module="a torch.nn.Module; its parts are replaced in it.",
 )
 def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
-    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm.
+    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each
+    BatchNorm.
 
     A layer that has several names, or is in several modules, stays one layer.
     """
@@ -147,9 +178,13 @@ def _converted(module: Module, process_set: ProcessSet, known: dict[Module, Modu
         return known[module]
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         made = SyncBatchNorm(
-            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
             process_set=process_set,
-        )  # fmt: skip
+        )
         for name in ("weight", "bias"):
             setattr(made, name, getattr(module, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -158,7 +193,8 @@ def _converted(module: Module, process_set: ProcessSet, known: dict[Module, Modu
         known[module] = made
         return made
     known[module] = module
-    for name, child in list(module._modules.items()):  # ``named_children`` gives one that has two names once
+    # ``named_children`` gives one that has two names once
+    for name, child in list(module._modules.items()):
         converted = child if child is None else _converted(child, process_set, known)
         if converted is not child:
             setattr(module, name, converted)

@@ -1,5 +1,6 @@
-"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments without sense, and
-TypeError for what is no optimizer."""
+"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments
+without sense, and TypeError for what is no optimizer.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,19 @@ import torch
 
 
 def check_optimizer(function: str, optimizer: Any) -> None:
-    """One with ``param_groups`` will do: some libraries have optimizers that are not of torch's class."""
+    """One with ``param_groups`` will do: some libraries have optimizers that are not of torch's
+    class.
+    """
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
-        found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
-        raise TypeError(f"{function} takes an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), not {found}")
+        found = (
+            f"the class {optimizer.__name__}"
+            if isinstance(optimizer, type)
+            else f"a {type(optimizer).__name__}"
+        )
+        raise TypeError(
+            f"{function} takes an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), not"
+            f" {found}"
+        )
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
@@ -24,15 +34,21 @@ def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) ->
     odd = next((pair for pair in named if not isinstance(pair, tuple)), None)
     if odd is not None:
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            f"model.named_parameters(). (This one has a {type(odd).__name__}: was it model.parameters()?)"
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced"
+            f" by model.named_parameters(). (This one has a {type(odd).__name__}: was it"
+            " model.parameters()?)"
         )
     given = [name for name, _ in named]
-    duplicates = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < len(given) else []
+    duplicates = (
+        sorted({name for name in given if given.count(name) > 1})
+        if len(set(given)) < len(given)
+        else []
+    )
     if duplicates:
         raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}. With "
-            "several models, prefix the names of each: (f'encoder.{name}', parameter)"
+            "Parameter names in named_parameters must be unique. Found duplicates:"
+            f" {', '.join(duplicates)}. With several models, prefix the names of each:"
+            " (f'encoder.{name}', parameter)"
         )
     result = {id(parameter): name for name, parameter in named}
     unnamed = [
@@ -43,9 +59,10 @@ def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) ->
     ]
     if unnamed:
         raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Of the optimizer's "
-            f"parameters these have no name: {_some(unnamed, '; ')}. Names were given to {_some(given) or 'none'}. "
-            "Give the names of the model that the optimizer was made for, all of it: model.named_parameters()"
+            "named_parameters was specified, but one or more model parameters were not named. Of"
+            f" the optimizer's parameters these have no name: {_some(unnamed, '; ')}. Names were"
+            f" given to {_some(given) or 'none'}. Give the names of the model that the optimizer"
+            " was made for, all of it: model.named_parameters()"
         )
     return result
 
@@ -70,10 +87,27 @@ def name_of(group: int, place: int) -> str:
 
 def check_members(groups: Any) -> None:
     """Of ``groups`` that list their members."""
-    members = [parameter for group in groups for parameter in group] if isinstance(groups, (list, tuple)) else []
+    members = (
+        [parameter for group in groups for parameter in group]
+        if isinstance(groups, (list, tuple))
+        else []
+    )
     if not all(isinstance(parameter, torch.Tensor) for parameter in members):
-        kinds = sorted({type(member).__name__ for member in members if not isinstance(member, torch.Tensor)})
-        raise ValueError(f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not names)")
+        kinds = sorted(
+            {type(member).__name__ for member in members if not isinstance(member, torch.Tensor)}
+        )
+        raise ValueError(
+            f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not"
+            " names)"
+        )
     if len({id(parameter) for parameter in members}) < len(members):
-        shapes = sorted({tuple(member.shape) for member in members if sum(member is other for other in members) > 1})
-        raise ValueError(f"A parameter can only appear once in groups. (several times: those of shapes {shapes})")
+        shapes = sorted(
+            {
+                tuple(member.shape)
+                for member in members
+                if sum(member is other for other in members) > 1
+            }
+        )
+        raise ValueError(
+            f"A parameter can only appear once in groups. (several times: those of shapes {shapes})"
+        )

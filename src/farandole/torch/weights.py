@@ -30,23 +30,36 @@ class WeightState:
     """The exchanges of one optimizer's weights. See ``optimizer.OptimizerState``."""
 
     def __init__(
-        self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions, strategy: Strategy,
+        self,
+        optimizer: Any,
+        original: weakref.ref[Any],
+        options: GradientOptions,
+        strategy: Strategy,
         buffers: Iterable[Any] | Callable[[], Iterable[Any]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
-        self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
+        self._strategy, self._kept = (
+            strategy,
+            KeptExchange("DistributedOptimizer", options, strategy),
+        )
         self._exchange = self._kept.exchange
-        self._set, self._common = options.process_set, strategy.common not in ("", "neighbours", "pairs")
+        self._set, self._common = (
+            options.process_set,
+            strategy.common not in ("", "neighbours", "pairs"),
+        )
         self._own = options.owner is None  # the codec, if there is one
         kept = () if callable(buffers) else list(buffers)
-        self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
+        # a model may get others: ``model.to(device)``
+        self._buffers = buffers if callable(buffers) else lambda: kept
         self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
         self._seen: list[Any] = []  # the parameters, when they were looked at last
-        self._alone: list[Any] = []  # which parameters were found to be no two in the same memory, and where
+        # which parameters were found to be no two in the same memory, and where
+        self._alone: list[Any] = []
         self._apart: list[Any] = []  # where those are that were found to have no memory in common
-        self._loaded: dict[str, Any] | None = None  # a checkpoint's ``shared``, until a step or an average
+        # a checkpoint's ``shared``, until a step or an average
+        self._loaded: dict[str, Any] | None = None
         living.add(self)
 
     def look_around(self) -> None: ...
@@ -83,7 +96,10 @@ class WeightState:
 
     def state_dict(self) -> dict[str, Any]:
         kept = self._kept.state_dict()
-        slots = [[None if array is None else torch.from_numpy(array) for array in slot] for slot in kept["slots"]]
+        slots = [
+            [None if array is None else torch.from_numpy(array) for array in slot]
+            for slot in kept["slots"]
+        ]
         residuals = codec_state.state_of(self._exchange.codec, self._set)
         return {**kept, "step": self._step, "slots": slots, **residuals}
 
@@ -92,20 +108,26 @@ class WeightState:
         self._step, self._loaded = 0, None
         self._begin_anew()
         if state is not None and "strategy" in state:
-            slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
+            slots = [
+                [None if tensor is None else tensor.numpy() for tensor in slot]
+                for slot in state["slots"]
+            ]
             self._kept.load_state_dict({**state, "slots": slots})
             self._step = state["step"]
             self._loaded = self.shared()
         codec_state.load(self._exchange.codec, self._set, state, own=self._own)
 
     def shared(self) -> dict[str, Any]:
-        """What ranks have alike of the state: the steps, and the slots, if this strategy's are common. That of
-        a checkpoint lasts until the next step: ``broadcast_parameters``, which comes first, lets strategies begin anew.
+        """What ranks have alike of the state: the steps, and the slots, if this strategy's are
+        common. That of a checkpoint lasts until the next step: ``broadcast_parameters``, which
+        comes first, lets strategies begin anew.
         """
         if self._loaded is not None:
             return self._loaded
         kept = self.state_dict()
-        return {name: kept[name] for name in ("strategy", "step")} | {"slots": kept["slots"] if self._common else []}
+        return {name: kept[name] for name in ("strategy", "step")} | {
+            "slots": kept["slots"] if self._common else []
+        }
 
     def share(self, state: Mapping[str, Any]) -> None:
         """Take another rank's ``shared``. What is not there begins anew."""
@@ -113,12 +135,17 @@ class WeightState:
         self._exchange.forget_kept()
         self._step = state.get("step", 0)
         if state.get("strategy") == self._strategy.spec:
-            slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
+            slots = [
+                [None if tensor is None else tensor.numpy() for tensor in slot]
+                for slot in state["slots"]
+            ]
             self._kept.load_state_dict({**state, "slots": slots})
 
     def overwritten(self, places: Container[int]) -> None:
-        """All ranks were given other numbers for the tensors in these places of memory. If weights are among them, what
-        the strategy keeps begins anew: the ways that it would see are none that a rank has gone."""
+        """All ranks were given other numbers for the tensors in these places of memory. If weights
+        are among them, what the strategy keeps begins anew: the ways that it would see are none
+        that a rank has gone.
+        """
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
             self._begin_anew()
             self._exchange.forget_kept()
@@ -128,7 +155,9 @@ class WeightState:
         self._kept.begin_anew()
 
     def _parameters(self) -> list[tuple[str, Any]]:
-        """With their names. Of those that have the same memory (``decoder.weight.data = encoder.weight.data``) one."""
+        """With their names. Of those that have the same memory (``decoder.weight.data =
+        encoder.weight.data``) one.
+        """
         optimizer: Any = self._optimizer()
         names = optimizer._parameter_names
         named = [
@@ -143,7 +172,9 @@ class WeightState:
         found: dict[Any, tuple[str, Any]] = {}
         for each in named:
             memory = _memory(each[1])
-            if memory not in found or (each[1].requires_grad and not found[memory][1].requires_grad):
+            if memory not in found or (
+                each[1].requires_grad and not found[memory][1].requires_grad
+            ):
                 found[memory] = each
         if len(found) == len(named):
             self._alone = places
@@ -157,7 +188,9 @@ class WeightState:
         self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
 
     def _look(self, now: list[Any]) -> None:
-        """What is kept of a parameter stays its own, also where a program puts others in its place."""
+        """What is kept of a parameter stays its own, also where a program puts others in its
+        place.
+        """
         seen, self._seen = self._seen, now
         if any(map(operator.is_not, seen, now)) or len(now) < len(seen):
             places = {id(parameter): place for place, parameter in enumerate(seen)}
@@ -174,7 +207,11 @@ class WeightState:
         self._check_apart(named)
         weights = [Held(parameter) for _, parameter in named]
         statistics = [Held(buffer) for buffer in self._buffers() if _holds_reals(buffer)]
-        change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
+        change(
+            [one.array for one in weights],
+            [name for name, _ in named],
+            [one.array for one in statistics],
+        )
         for one in (*weights, *statistics):
             one.put_back()
 
@@ -187,7 +224,9 @@ class WeightState:
 
 
 def _memory(tensor: Any) -> Any:
-    """The same for two tensors that have all their memory in common, in whatever order (a matrix and its transpose)."""
+    """The same for two tensors that have all their memory in common, in whatever order (a matrix
+    and its transpose).
+    """
     count = tensor.numel()
     if not count:
         return id(tensor)
@@ -198,7 +237,9 @@ def _memory(tensor: Any) -> Any:
 
 
 def _span(tensor: Any) -> tuple[Any, int, int]:
-    """The memory from its first number to behind its last one. It need not have all that lies between."""
+    """The memory from its first number to behind its last one. It need not have all that lies
+    between.
+    """
     begin = tensor.data_ptr()
     if tensor.is_contiguous():
         return tensor.device, begin, begin + tensor.nbytes
@@ -209,22 +250,29 @@ def _span(tensor: Any) -> tuple[Any, int, int]:
 def _places(tensor: Any) -> Any:
     """Where its numbers are in memory."""
     _, begin, end = _span(tensor)
-    within = torch.arange((end - begin) // tensor.element_size()).as_strided(tensor.shape, tensor.stride())
+    within = torch.arange((end - begin) // tensor.element_size()).as_strided(
+        tensor.shape, tensor.stride()
+    )
     return begin + within.reshape(-1) * tensor.element_size()
 
 
 def _refuse_overlaps(named: Sequence[tuple[str, Any]], spec: str) -> None:
     """Raises ValueError, with the names of two parameters, of which none is empty."""
     before: list[tuple[str, Any]] = []  # those that have not ended yet
-    for name, parameter in sorted(named, key=lambda each: (str(each[1].device), each[1].data_ptr())):
+    for name, parameter in sorted(
+        named, key=lambda each: (str(each[1].device), each[1].data_ptr())
+    ):
         device, begin, _ = _span(parameter)
-        before = [each for each in before if _span(each[1])[0] == device and _span(each[1])[2] > begin]
+        before = [
+            each for each in before if _span(each[1])[0] == device and _span(each[1])[2] > begin
+        ]
         for other, earlier in before:
             if torch.isin(_places(parameter), _places(earlier)).any():
                 raise ValueError(
-                    f"parameters {other!r} and {name!r} have a part of their memory in common, and strategy {spec!r} "
-                    "would change that part twice in each exchange: give the optimizer one tensor that holds both, "
-                    "make them of memory of their own (.clone()), or exchange gradients (strategy='allreduce')"
+                    f"parameters {other!r} and {name!r} have a part of their memory in common, and"
+                    f" strategy {spec!r} would change that part twice in each exchange: give the"
+                    " optimizer one tensor that holds both, make them of memory of their own"
+                    " (.clone()), or exchange gradients (strategy='allreduce')"
                 )
         before.append((name, parameter))
 
@@ -234,8 +282,9 @@ def _holds_reals(tensor: Any) -> bool:
 
 
 class Held:
-    """A tensor as an array that a strategy may change: its own memory, or a copy that goes back. Of a complex one, real
-    and imaginary parts."""
+    """A tensor as an array that a strategy may change: its own memory, or a copy that goes back. Of
+    a complex one, real and imaginary parts.
+    """
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = as_real(tensor.detach())

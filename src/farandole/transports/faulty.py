@@ -5,8 +5,8 @@
     faults.at(rank=0, step=2).delay(0.5)
     wire = faults.over(wire)
 
-A step is one collective (on a Link: one ``sendrecv``) of this rank, counted from 1; those of the wire's splits count
-too, and ranks are those of the wire that was wrapped. The board is left alone.
+A step is one collective (on a Link: one ``sendrecv``) of this rank, counted from 1; those of the
+wire's splits count too, and ranks are those of the wire that was wrapped. The board is left alone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ class Faults:
         self._planned: dict[tuple[int, int], list[Callable[[], bool]]] = {}
 
     def at(self, *, rank: int, step: int) -> Fault:
-        """The moment just before ``rank`` does its ``step``-th collective; several faults happen in order."""
+        """The moment just before ``rank`` does its ``step``-th collective; several faults happen in
+        order.
+        """
         if step < 1:
             raise ValueError(f"step={step}: steps are counted from 1")
         return Fault(self._planned.setdefault((rank, step), []))
 
     def happen(self, rank: int, step: int) -> bool:
-        """Apply the faults planned for this moment; False if the collective is not to be done at all."""
+        """Apply the faults planned for this moment; False if the collective is not to be done at
+        all.
+        """
         goes_on = True
         for fault in self._planned.get((rank, step), ()):
             goes_on = fault() and goes_on
@@ -85,8 +89,9 @@ class Fault:
         self._planned.append(fault)
 
     def drop(self) -> None:
-        """The rank does nothing, as if it had forgotten: the call returns and the others wait for it (Transport);
-        its messages are lost on the way (Link)."""
+        """The rank does nothing, as if it had forgotten: the call returns and the others wait for
+        it (Transport); its messages are lost on the way (Link).
+        """
         self._planned.append(lambda: False)
 
 
@@ -160,11 +165,15 @@ class _FaultyTransport(_Faulty):
         if self._steps.next():
             self._wire.broadcast(data, root)
 
-    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> None:
         if self._steps.next():
             self._wire.alltoall(send, send_counts, receive, receive_counts)
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
+    ) -> None:
         if self._steps.next():
             self._wire.reducescatter(buffer, counts, op, scale)
 

@@ -1,7 +1,9 @@
-"""The wire between threads of one process: the double of every other wire, for tests and for trying things out.
+"""The wire between threads of one process: the double of every other wire, for tests and for trying
+things out.
 
-A send of up to ``ahead`` bytes is copied and does not wait; a longer one waits for its receive, as a network's does
-when its buffers are full. ``World(size, ahead=0)`` is the strictest wire there is: every send waits for its receive.
+A send of up to ``ahead`` bytes is copied and does not wait; a longer one waits for its receive, as
+a network's does when its buffers are full. ``World(size, ahead=0)`` is the strictest wire there is:
+every send waits for its receive.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class World:
         self.names = names or range(size)  # what errors call the ranks
         self.ahead = ahead
         self.lock = threading.Lock()
-        self.arrived = [threading.Condition(self.lock) for _ in range(size)]  # per rank: something came for it
+        # per rank: something came for it
+        self.arrived = [threading.Condition(self.lock) for _ in range(size)]
         self.boards = [_Board(self, rank) for rank in range(size)]
         self.mail: dict[tuple[int, int], deque[_Message]] = {}
         self.closed: set[int] = set()
@@ -61,7 +64,9 @@ class World:
             board.changed.notify_all()
 
     def check(self, needed: Sequence[int]) -> None:
-        """Raise if the wire was aborted or one of the ranks ``needed`` has left. With the lock held."""
+        """Raise if the wire was aborted or one of the ranks ``needed`` has left. With the lock
+        held.
+        """
         if self.why:
             raise PeerLostError(self.why, self.who)
         gone = self.closed.intersection(needed)
@@ -71,7 +76,9 @@ class World:
 
 
 class _Message:
-    """Bytes on their way: a copy, or the sender's own memory, in which case he waits for ``taken``."""
+    """Bytes on their way: a copy, or the sender's own memory, in which case he waits for
+    ``taken``.
+    """
 
     def __init__(self, data: Array, *, waits: bool) -> None:
         self.data = data
@@ -92,7 +99,9 @@ class InprocLink:
         self._children: list[InprocLink] = []
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
-        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it) skips that half."""
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
+        skips that half.
+        """
         sent = self._post(send, dst) if send is not None and len(send) else None
         if recv is not None and len(recv):
             self._take(recv, src)
@@ -105,7 +114,11 @@ class InprocLink:
         with world.lock:
             box = world.mail[self.rank, dst]
             while not sent.taken:
-                if box and box[-1] is sent and sum(len(message.data) for message in box) <= world.ahead:
+                if (
+                    box
+                    and box[-1] is sent
+                    and sum(len(message.data) for message in box) <= world.ahead
+                ):
                     sent.data = sent.data.copy()
                     return
                 world.check([dst])
@@ -133,7 +146,10 @@ class InprocLink:
             world.arrived[src].notify_all()
         if len(message.data) != len(recv):
             sender, receiver = world.names[src], world.names[self.rank]
-            why = f"rank {sender} sent {len(message.data)} bytes where rank {receiver} expected {len(recv)}"
+            why = (
+                f"rank {sender} sent {len(message.data)} bytes where rank {receiver} expected"
+                f" {len(recv)}"
+            )
             self.abort(why)
             raise HorovodInternalError(why)
         recv[:] = message.data
@@ -151,7 +167,9 @@ class InprocLink:
         with self._world.lock:
             self._world.check([])
             if key not in self._world.subworlds:
-                self._world.subworlds[key] = World(len(ranks), self.ahead, [self._world.names[rank] for rank in ranks])
+                self._world.subworlds[key] = World(
+                    len(ranks), self.ahead, [self._world.names[rank] for rank in ranks]
+                )
             child = self._world.subworlds[key].link(ranks.index(self.rank))
         self._children.append(child)
         return child
@@ -170,7 +188,9 @@ class InprocLink:
 
 
 class _Board:
-    """One rank's view of the notice board; ``messages[i]``: posts of rank i that this rank has not collected."""
+    """One rank's view of the notice board; ``messages[i]``: posts of rank i that this rank has not
+    collected.
+    """
 
     def __init__(self, world: World, rank: int) -> None:
         self.changed = threading.Condition(world.lock)
@@ -182,7 +202,9 @@ class _Board:
         with self._world.lock:
             self._world.check([])
             if self.messages[self._rank]:
-                raise HorovodInternalError(f"rank {self._rank} posted twice in one round of the board")
+                raise HorovodInternalError(
+                    f"rank {self._rank} posted twice in one round of the board"
+                )
             for board in self._world.boards:
                 board.messages[self._rank].append(bytes(message))
                 if board is not self:
@@ -202,7 +224,9 @@ class _Board:
             return [box.popleft() for box in self.messages]
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        """Threads of one process share a lock, so polling would only keep the others from working: no spinning."""
+        """Threads of one process share a lock, so polling would only keep the others from working:
+        no spinning.
+        """
         deadline = time.monotonic() + seconds
         with self._world.lock:
             while not self.news:

@@ -10,7 +10,9 @@ def train(lr, steps=1):
     hvd.init()
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters()
+    )
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.full((1, 2), hvd.rank() + 1.0)).sum().backward()
@@ -19,13 +21,18 @@ def train(lr, steps=1):
 
 
 if __name__ == "__main__":
-    results = horovod.run(train, args=(0.1,), kwargs={"steps": 2}, num_proc=2, hosts="localhost:2", use_gloo=True)
+    results = horovod.run(
+        train, args=(0.1,), kwargs={"steps": 2}, num_proc=2, hosts="localhost:2", use_gloo=True
+    )
     assert results == [(0, [[1.5, 1.5]]), (1, [[1.5, 1.5]])], results
     try:
         horovod.run(lambda: 1 / 0, num_proc=2)
     except RuntimeError as error:
         assert "ZeroDivisionError" in str(error)
-        assert "Horovod detected that one or more processes exited with non-zero status, thus causing" in str(error)
+        assert (
+            "Horovod detected that one or more processes exited with non-zero status, thus causing"
+            in str(error)
+        )
     else:
         raise AssertionError("a failed rank was not told of")
     print("ran")

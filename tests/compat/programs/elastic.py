@@ -1,5 +1,7 @@
 # ruff: noqa -- written as users of Horovod write
-"""An elastic training program, as users of Horovod write them; it runs in a job of fixed size as well."""
+"""An elastic training program, as users of Horovod write them; it runs in a job of fixed size as
+well.
+"""
 
 import argparse
 
@@ -28,13 +30,17 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=train_sample
 model = torch.nn.Linear(8, 2)
 optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-slow = torch.nn.Parameter(torch.zeros(1))  # steps after three batches: the ranks begin anew before the last
+# steps after three batches: the ranks begin anew before the last
+slow = torch.nn.Parameter(torch.zeros(1))
 slow_optimizer = optim.SGD([slow], lr=1.0)
-slow_optimizer = hvd.DistributedOptimizer(slow_optimizer, named_parameters=[("slow", slow)], backward_passes_per_step=3)
+slow_optimizer = hvd.DistributedOptimizer(
+    slow_optimizer, named_parameters=[("slow", slow)], backward_passes_per_step=3
+)
 passes = 0
 resets = []
 seen = {epoch: [] for epoch in range(1, args.epochs + 1)}
-changes = {1: HostUpdateResult.added, 2: HostUpdateResult.removed}  # in which epoch: after removals ranks skip the sync
+# in which epoch: after removals ranks skip the sync
+changes = {1: HostUpdateResult.added, 2: HostUpdateResult.removed}
 
 
 def on_state_reset():
@@ -56,7 +62,8 @@ def train_epoch(state):
         state.train_sampler.record_batch(batch_idx, 8)
         if state.batch % args.batches_per_commit == 0:
             if state.epoch in changes and state.batch == 2 and hvd.rank() == 0:
-                state.on_hosts_updated(float(state.epoch), changes[state.epoch])  # what the elastic driver would say
+                # what the elastic driver would say
+                state.on_hosts_updated(float(state.epoch), changes[state.epoch])
             state.commit()
 
 
@@ -79,7 +86,9 @@ def full_train(state, epochs):
     return "trained"
 
 
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, train_sampler=train_sampler, epoch=1, batch=0)
+state = hvd.elastic.TorchState(
+    model=model, optimizer=optimizer, train_sampler=train_sampler, epoch=1, batch=0
+)
 state.register_reset_callbacks([on_state_reset])
 said = full_train(state, args.epochs)
 weights = hvd.allgather(model.weight.detach().reshape(1, -1))
@@ -88,7 +97,9 @@ right = (model(images).argmax(1) == labels).float().mean().item()
 assert right > 0.9, right
 assert resets == [hvd.size()] * 2, resets
 for epoch, numbers in seen.items():
-    assert sorted(sum(hvd.allgather_object(numbers), [])) == list(range(64)), f"epoch {epoch}: not each sample once"
+    assert sorted(sum(hvd.allgather_object(numbers), [])) == list(range(64)), (
+        f"epoch {epoch}: not each sample once"
+    )
 assert (state.epoch, state.batch, train_sampler.processed_num) == (args.epochs, 0, 0)
 counted = passes - passes % 3
 assert slow.item() == -sum(each + (hvd.size() - 1) / 2 for each in range(counted)), (slow, passes)

@@ -1,5 +1,7 @@
 # ruff: noqa -- written as users of Horovod write
-"""Handles in flight in another order on each rank, errors on all ranks, and beginning again after each shutdown."""
+"""Handles in flight in another order on each rank, errors on all ranks, and beginning again after
+each shutdown.
+"""
 
 import os
 import random
@@ -11,7 +13,10 @@ for round in range(3):
     hvd.init()
     order = list(range(100))
     random.Random(hvd.rank()).shuffle(order)
-    handles = {i: hvd.allreduce_async(torch.full((i + 1,), float(i)), name=f"t{i}", op=hvd.Sum) for i in order}
+    handles = {
+        i: hvd.allreduce_async(torch.full((i + 1,), float(i)), name=f"t{i}", op=hvd.Sum)
+        for i in order
+    }
     random.Random(7 + hvd.rank()).shuffle(order)
     for i in order:
         assert hvd.synchronize(handles[i]).tolist() == [float(i * hvd.size())] * (i + 1)

@@ -69,7 +69,10 @@ def main(args):
             loss.backward()
             optimizer.step()
             if batch_idx % 5 == 0 and hvd.rank() == 0:
-                print(f"Train Epoch: {epoch} [{batch_idx * len(data)}/{len(sampler)}]\tLoss: {loss.item():.6f}")
+                print(
+                    f"Train Epoch: {epoch} [{batch_idx * len(data)}/{len(sampler)}]\tLoss:"
+                    f" {loss.item():.6f}"
+                )
         model.eval()
         with torch.no_grad():
             right = (model(images).argmax(1) == dataset.tensors[1]).float().mean().item()

@@ -14,7 +14,9 @@ args = parser.parse_args()
 
 hvd.init()
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(100))
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(100)
+)
 data, target = torch.randn(8, 3, 16, 16), torch.LongTensor(8).random_() % 100
 model(data)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
@@ -53,5 +55,6 @@ for x in range(args.num_iters):
 img_sec_mean, img_sec_conf = np.mean(img_secs), 1.96 * np.std(img_secs)
 log("Img/sec per %s: %.1f +-%.1f" % ("CPU", img_sec_mean, img_sec_conf))
 log(
-    "Total img/sec on %d %s(s): %.1f +-%.1f" % (hvd.size(), "CPU", hvd.size() * img_sec_mean, hvd.size() * img_sec_conf)
+    "Total img/sec on %d %s(s): %.1f +-%.1f"
+    % (hvd.size(), "CPU", hvd.size() * img_sec_mean, hvd.size() * img_sec_conf)
 )

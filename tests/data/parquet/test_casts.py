@@ -13,8 +13,22 @@ from farandole.data.parquet.casts import bounds, cast, is_number, rule
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
-EDGES = [0, 1, -1, 2, 127, 128, 255, 256, *(sign * (2**power + more) for power in (15, 16, 31, 32, 63, 64)
-         for sign in (1, -1) for more in (-1, 0, 1))]  # fmt: skip
+EDGES = [
+    0,
+    1,
+    -1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    *(
+        sign * (2**power + more)
+        for power in (15, 16, 31, 32, 63, 64)
+        for sign in (1, -1)
+        for more in (-1, 0, 1)
+    ),
+]
 
 
 def values(dtype: str) -> np.ndarray:
@@ -25,7 +39,9 @@ def values(dtype: str) -> np.ndarray:
         least, most = bounds(dtype)
         return np.array([edge for edge in EDGES if least <= edge <= most], dtype)
     with np.errstate(over="ignore"):
-        return np.array([*EDGES, 0.5, -0.5, 1.7, 7e4, 1e300, -1e300, math.inf, -math.inf, math.nan]).astype(dtype)
+        return np.array(
+            [*EDGES, 0.5, -0.5, 1.7, 7e4, 1e300, -1e300, math.inf, -math.inf, math.nan]
+        ).astype(dtype)
 
 
 def held(value: np.generic, dtype: str) -> bool:
@@ -64,13 +80,14 @@ def test_nothing_is_copied_where_nothing_changes() -> None:
 
 
 def test_what_is_a_number_and_what_it_holds() -> None:
-    assert [is_number(dtype) for dtype in ("bool", "int8", "float16", "U5", "O", "M8[s]", "V4")] == [True] * 3 + [
-        False
-    ] * 4
+    assert [
+        is_number(dtype) for dtype in ("bool", "int8", "float16", "U5", "O", "M8[s]", "V4")
+    ] == [True] * 3 + [False] * 4
     assert [rule(dtype) for dtype in ("bool", "int8", "float32")] == [
-        "bool holds whole numbers from 0 to 1", "int8 holds whole numbers from -128 to 127",
+        "bool holds whole numbers from 0 to 1",
+        "int8 holds whole numbers from -128 to 127",
         "float32 holds finite numbers up to 3.4e+38",
-    ]  # fmt: skip
+    ]
     for wide, narrow in itertools.product(FLOATS, ["int8"]):
         many = np.arange(-128, 128, dtype=wide)
         assert cast(many, narrow)[0].tolist() == list(range(-128, 128))

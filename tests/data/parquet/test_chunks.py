@@ -20,7 +20,10 @@ SECONDS = 20.0
 
 
 def chunks(
-    read: Callable[[int], dict[str, Any]], threads: int, lanes: int = 1, spare: list[Slots] | None = None
+    read: Callable[[int], dict[str, Any]],
+    threads: int,
+    lanes: int = 1,
+    spare: list[Slots] | None = None,
 ) -> Chunks:
     order = Order([ROWS] * BLOCKS, lanes, seed=0, epoch=0, shuffle=lanes > 1)
 
@@ -28,7 +31,16 @@ def chunks(
         yield read(block)
 
     columns = [Column("id", "number", "int64", ())]
-    return Chunks(order, order.strands(0, 0, 1), columns, read, parts, threads, 4, [] if spare is None else spare)
+    return Chunks(
+        order,
+        order.strands(0, 0, 1),
+        columns,
+        read,
+        parts,
+        threads,
+        4,
+        [] if spare is None else spare,
+    )
 
 
 def block(number: int) -> dict[str, Any]:
@@ -110,7 +122,9 @@ def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyP
         reading.run()
 
 
-def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def interrupted(self: threading.Thread) -> None:
         start(self)
         assert reads.wait(SECONDS)
@@ -121,7 +135,12 @@ def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(monkeyp
         assert closed.wait(SECONDS)
         return block(number)
 
-    start, reads, closed, spare = threading.Thread.start, threading.Event(), threading.Event(), list[Slots]()
+    start, reads, closed, spare = (
+        threading.Thread.start,
+        threading.Event(),
+        threading.Event(),
+        list[Slots](),
+    )
     taken = chunks(read, threads=1, lanes=3, spare=spare)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", interrupted)

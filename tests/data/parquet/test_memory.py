@@ -17,7 +17,10 @@ rows({small!r}, {memory})
 
 
 def test_shuffled_rows_do_not_pile_up(tmp_path: Path) -> None:
-    large, small = write(tmp_path / "large.parquet", ROWS, 1000), write(tmp_path / "small.parquet", 2000, 1000)
+    large, small = (
+        write(tmp_path / "large.parquet", ROWS, 1000),
+        write(tmp_path / "small.parquet", 2000, 1000),
+    )
     found = {}
     for memory in (32 << 20, 1 << 30):
         prepare = PREPARE.format(small=small, memory=memory)
@@ -28,15 +31,22 @@ def test_shuffled_rows_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_of_large_row_groups_only_as_many_are_read_ahead_as_memory_allows(tmp_path: Path) -> None:
     group = ROWS // 5  # 40 MB
-    large, small = write(tmp_path / "large.parquet", ROWS, group), write(tmp_path / "small.parquet", 2000, 1000)
+    large, small = (
+        write(tmp_path / "large.parquet", ROWS, group),
+        write(tmp_path / "small.parquet", 2000, 1000),
+    )
     prepare = PREPARE.format(small=small, memory=64 << 20)
     assert grown(prepare, f"assert rows({large!r}, {64 << 20}) == {ROWS}") < 4 * group * WIDTH * 4
 
 
 def test_besides_the_rows_that_are_shuffled_a_reader_takes_little(tmp_path: Path) -> None:
-    """What is decoded, put together and handed out, and what allocators keep: the latter hangs on when threads run, and
-    the least of three tells what the reader needs."""
-    large, small = write(tmp_path / "large.parquet", 2 * ROWS, 4096), write(tmp_path / "small.parquet", 4096, 4096)
+    """What is decoded, put together and handed out, and what allocators keep: the latter hangs on
+    when threads run, and the least of three tells what the reader needs.
+    """
+    large, small = (
+        write(tmp_path / "large.parquet", 2 * ROWS, 4096),
+        write(tmp_path / "small.parquet", 4096, 4096),
+    )
     prepare = PREPARE.format(small=small, memory=64 << 20)
     work = f"assert rows({large!r}, {64 << 20}) == {2 * ROWS}"
     assert min(grown(prepare, work) for _ in range(3)) < 108 << 20

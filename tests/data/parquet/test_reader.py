@@ -1,4 +1,6 @@
-"""Batches of an epoch: each row once over all ranks, one order for any number of ranks, from any place on."""
+"""Batches of an epoch: each row once over all ranks, one order for any number of ranks, from any
+place on.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four files with small row groups; one has no rows."""
     made = tmp_path_factory.mktemp("rows")
     ids = np.arange(ROWS)
-    table = pa.table({"id": ids, "x": pa.array([[row, -row] for row in ids], pa.list_(pa.float32())), "w": ids / 1000})
+    table = pa.table(
+        {
+            "id": ids,
+            "x": pa.array([[row, -row] for row in ids], pa.list_(pa.float32())),
+            "w": ids / 1000,
+        }
+    )
     for number, (begin, end) in enumerate(((0, 400), (400, 400), (400, 990), (990, ROWS))):
-        pq.write_table(table.slice(begin, end - begin), made / f"{number}.parquet", row_group_size=10)
+        pq.write_table(
+            table.slice(begin, end - begin), made / f"{number}.parquet", row_group_size=10
+        )
     return made
 
 
@@ -41,7 +51,11 @@ def data(folder: Path) -> ParquetData:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Any:
     yield
-    assert [each.name for each in threading.enumerate() if each.name.startswith(("farandole-l", "farandole-r"))] == []
+    assert [
+        each.name
+        for each in threading.enumerate()
+        if each.name.startswith(("farandole-l", "farandole-r"))
+    ] == []
 
 
 def ids(batches: Any) -> list[list[int]]:
@@ -58,8 +72,12 @@ def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
     return [sorted(row for batch in step for row in batch) for step in zip(*of_ranks, strict=True)]
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": SMALL}, {"memory": SMALL, "threads": 0}, {"shuffle": False}])
-def test_each_row_once_in_the_same_global_batches_for_any_number_of_ranks(data: ParquetData, options: Any) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": SMALL}, {"memory": SMALL, "threads": 0}, {"shuffle": False}]
+)
+def test_each_row_once_in_the_same_global_batches_for_any_number_of_ranks(
+    data: ParquetData, options: Any
+) -> None:
     alone = ids(data.numpy(24, rank=0, size=1, **options))
     for size in (2, 3, 4, 6):
         ranks = [data.numpy(24 // size, rank=rank, size=size, **options) for rank in range(size)]
@@ -89,7 +107,9 @@ def test_epochs_differ_and_are_the_same_again_with_the_same_seed(data: ParquetDa
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": SMALL}])
-def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(data: ParquetData, options: Any) -> None:
+def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(
+    data: ParquetData, options: Any
+) -> None:
     whole = [row for batch in ids(data.numpy(1, rank=0, size=1, **options)) for row in batch]
     three = [data.numpy(8, rank=rank, size=3, **options) for rank in range(3)]
     seen: list[int] = []
@@ -113,13 +133,16 @@ def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(data: P
     other = data.numpy(16, rank=0, size=1, **{**options, "memory": SMALL * 4 if options else SMALL})
     for reader, theirs in ((two[0], {**state, "seed": 5}), (other, state)):
         with pytest.raises(
-            DataError, match=r"the state belongs to another order: .*; use the files, seed=, shuffle=, mem"
+            DataError,
+            match=r"the state belongs to another order: .*; use the files, seed=, shuffle=, mem",
         ):
             reader.load_state_dict(theirs)
 
 
 def test_the_state_of_files_in_their_order_knows_no_memory(data: ParquetData) -> None:
-    states = [data.numpy(8, shuffle=False, memory=memory).state_dict() for memory in (SMALL, 1 << 28)]
+    states = [
+        data.numpy(8, shuffle=False, memory=memory).state_dict() for memory in (SMALL, 1 << 28)
+    ]
     assert states[0] == states[1] != data.numpy(8).state_dict()
 
 
@@ -143,8 +166,13 @@ def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> 
             next(batches)
         assert reader.state_dict()["epoch"] == reader.epoch == 1  # nobody has asked for one more
         assert [*batches] == []
-        position = reader.state_dict(steps=1)["position"]  # training is behind: the loop that ended counts
-        assert (position, reader.state_dict(steps=1)["epoch"], reader.state_dict(steps=0)["epoch"]) == (500, 0, 0)
+        # training is behind: the loop that ended counts
+        position = reader.state_dict(steps=1)["position"]
+        assert (
+            position,
+            reader.state_dict(steps=1)["epoch"],
+            reader.state_dict(steps=0)["epoch"],
+        ) == (500, 0, 0)
         reader.set_epoch(1)
         assert reader.state_dict(steps=0)["epoch"] == 1
 
@@ -152,16 +180,28 @@ def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> 
 def test_ranks_have_equally_many_batches_whatever_becomes_of_the_rest(data: ParquetData) -> None:
     lengths = {}
     for even in ("exact", "pad", "drop"):
-        ranks = [[len(batch["id"]) for batch in data.numpy(200, even=even, rank=rank, size=2)] for rank in range(2)]
+        ranks = [
+            [len(batch["id"]) for batch in data.numpy(200, even=even, rank=rank, size=2)]
+            for rank in range(2)
+        ]
         lengths[even] = ranks
     assert lengths == {
-        "exact": [[200, 200, 102], [200, 200, 101]], "pad": [[200] * 3] * 2, "drop": [[200] * 2] * 2,
-    }  # fmt: skip
-    assert [[len(batch["id"]) for batch in data.numpy(167, rank=rank, size=2)] for rank in range(2)] == [
-        [167, 167, 168], [167, 167, 167],
-    ]  # fmt: skip
-    padded = [row for rank in range(2) for batch in data.numpy(200, even="pad", rank=rank, size=2)
-              for row in batch["id"].tolist()]  # fmt: skip
+        "exact": [[200, 200, 102], [200, 200, 101]],
+        "pad": [[200] * 3] * 2,
+        "drop": [[200] * 2] * 2,
+    }
+    assert [
+        [len(batch["id"]) for batch in data.numpy(167, rank=rank, size=2)] for rank in range(2)
+    ] == [
+        [167, 167, 168],
+        [167, 167, 167],
+    ]
+    padded = [
+        row
+        for rank in range(2)
+        for batch in data.numpy(200, even="pad", rank=rank, size=2)
+        for row in batch["id"].tolist()
+    ]
     assert set(padded) == set(range(ROWS))
 
 
@@ -183,14 +223,19 @@ def test_a_weight_that_is_no_number_is_told(tmp_path: Path, wrong: float) -> Non
     weights = np.ones(100)
     weights[5] = -2.0  # which is one
     weights[77] = wrong
-    pq.write_table(pa.table({"x": range(100), "w": weights}), tmp_path / "0.parquet", row_group_size=10)
+    pq.write_table(
+        pa.table({"x": range(100), "w": weights}), tmp_path / "0.parquet", row_group_size=10
+    )
     data = from_parquet(tmp_path, features="x", labels="x", weight="w")
     for memory in (100, 1 << 20):
         with pytest.raises(
-            DataError, match=r"0\.parquet, row 77, column 'w': the weight of this row is -?(nan|inf): a w"
+            DataError,
+            match=r"0\.parquet, row 77, column 'w': the weight of this row is -?(nan|inf): a w",
         ):
             list(data.numpy(10, rank=0, size=1, memory=memory))
-    assert len(list(from_parquet(tmp_path, features="x", labels="w").numpy(10, rank=0, size=1))) == 10
+    assert (
+        len(list(from_parquet(tmp_path, features="x", labels="w").numpy(10, rank=0, size=1))) == 10
+    )
 
 
 def test_a_weight_is_one_number_whatever_its_shape(tmp_path: Path) -> None:
@@ -206,19 +251,29 @@ def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     pq.write_table(pa.table({"id": [5, 6]}), tmp_path / "two.parquet")
     data = from_parquet(str(tmp_path))
     with caplog.at_level(logging.WARNING, "farandole"):
-        found = [[batch["id"].tolist() for batch in data.numpy(2, rank=rank, size=3)] for rank in range(3)]
+        found = [
+            [batch["id"].tolist() for batch in data.numpy(2, rank=rank, size=3)]
+            for rank in range(3)
+        ]
     assert "2 rows are left for 3 ranks" in caplog.text
     assert [len(batches) for batches in found] == [1, 1, 1]
     assert {5, 6} == {row for batches in found for batch in batches for row in batch}
-    weights = [weight.tolist() for rank in range(3) for _, weight in data.numpy(2, even="weights", rank=rank, size=3)]
+    weights = [
+        weight.tolist()
+        for rank in range(3)
+        for _, weight in data.numpy(2, even="weights", rank=rank, size=3)
+    ]
     assert weights == [[3.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
     with pytest.raises(
-        DataError, match=r"2 rows of .* are fewer than a batch of 2 on each of 3 ranks, and even='drop'"
+        DataError,
+        match=r"2 rows of .* are fewer than a batch of 2 on each of 3 ranks, and even='drop'",
     ):
         list(data.numpy(2, even="drop", rank=0, size=3))
 
 
-def test_the_handle_travels_with_what_it_knows(data: ParquetData, folder: Path, monkeypatch: Any) -> None:
+def test_the_handle_travels_with_what_it_knows(
+    data: ParquetData, folder: Path, monkeypatch: Any
+) -> None:
     there = pickle.loads(pickle.dumps(data))
     assert there.scan == data.scan
     monkeypatch.setenv("FARANDOLE_RANK", "1")  # a rank, as a launcher starts it
@@ -236,7 +291,9 @@ def test_a_handle_of_some_of_the_columns(folder: Path) -> None:
     assert [column.name for column in whole.columns] == ["x", "id", "w"]
 
 
-def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle(tmp_path: Path) -> None:
+def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle(
+    tmp_path: Path,
+) -> None:
     part = tmp_path / "part.parquet"
 
     def write(begin: int) -> None:
@@ -253,26 +310,36 @@ def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle
     os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     assert part.stat().st_size == before.st_size
     for each in (reader, pickle.loads(there).numpy(10)):
-        with pytest.raises(DataError, match=r"part\.parquet has changed since the handle was made: it was"):
+        with pytest.raises(
+            DataError, match=r"part\.parquet has changed since the handle was made: it was"
+        ):
             list(each)
     part.write_bytes(b"no such thing")
     with pytest.raises(DataError, match=r"part\.parquet has changed since .*, and is 13 bytes of"):
         list(reader)
     part.unlink()
-    with pytest.raises(DataError, match=r"part\.parquet has changed since .*, and is none\. Make the handle"):
+    with pytest.raises(
+        DataError, match=r"part\.parquet has changed since .*, and is none\. Make the handle"
+    ):
         list(data.numpy(10, rank=0, size=1))
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("memory", [10_000, 100_000])
-def test_a_file_that_is_written_anew_in_place_while_it_is_read(tmp_path: Path, memory: int, threads: int) -> None:
+def test_a_file_that_is_written_anew_in_place_while_it_is_read(
+    tmp_path: Path, memory: int, threads: int
+) -> None:
     """pyarrow gives fewer rows of a file that ends early, and no error."""
     part = tmp_path / "part.parquet"
     pq.write_table(pa.table({"id": range(100_000)}), part, row_group_size=1000)
-    batches = iter(from_parquet(str(part)).numpy(10, rank=0, size=1, memory=memory, threads=threads))
+    batches = iter(
+        from_parquet(str(part)).numpy(10, rank=0, size=1, memory=memory, threads=threads)
+    )
     next(batches)
     pq.write_table(pa.table({"id": range(7)}), part)
-    with pytest.raises(DataError, match=r"part\.parquet has changed since the handle was made: it was"):
+    with pytest.raises(
+        DataError, match=r"part\.parquet has changed since the handle was made: it was"
+    ):
         list(batches)
 
 
@@ -282,10 +349,13 @@ def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:
         pq.write_table(pa.table({"id": [year, year + 1]}), tmp_path / f"year={year}" / "a.parquet")
     batch = next(iter(from_parquet(f"file://{tmp_path}").numpy(4, shuffle=False)))
     assert {name: array.tolist() for name, array in batch.items()} == {
-        "id": [2023, 2024, 2024, 2025], "year": [2023, 2023, 2024, 2024],
-    }  # fmt: skip
+        "id": [2023, 2024, 2024, 2025],
+        "year": [2023, 2023, 2024, 2024],
+    }
     (tmp_path / "year=__HIVE_DEFAULT_PARTITION__").mkdir()
-    pq.write_table(pa.table({"id": [7]}), tmp_path / "year=__HIVE_DEFAULT_PARTITION__" / "a.parquet")
+    pq.write_table(
+        pa.table({"id": [7]}), tmp_path / "year=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
+    )
     with pytest.raises(DataError, match=r"row 0, column 'year': null; give fill={'year': value}"):
         next(iter(from_parquet(str(tmp_path)).numpy(5)))
     batch = next(iter(from_parquet(str(tmp_path), fill={"year": -1}).numpy(5, shuffle=False)))
@@ -297,7 +367,9 @@ def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:
 def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
     x, y = next(iter(from_parquet(str(folder), features="x", labels="id").numpy(5)))
     assert (x.shape, y.shape) == ((5, 2), (5,))
-    x, y, w = next(iter(from_parquet(str(folder), features=["x", "w"], labels=["id"], weight="w").numpy(5)))
+    x, y, w = next(
+        iter(from_parquet(str(folder), features=["x", "w"], labels=["id"], weight="w").numpy(5))
+    )
     assert list(x) == ["x", "w"]
     np.testing.assert_allclose(w, y / 1000, rtol=1e-6)
 
@@ -305,7 +377,10 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"even": "odd"}, "even='odd' is not a way to deal rows; choose one of exact, pad, drop, weights"),
+        (
+            {"even": "odd"},
+            "even='odd' is not a way to deal rows; choose one of exact, pad, drop, weights",
+        ),
         ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
         ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number, at least 1"),
         ({"threads": "2"}, "threads='2' must be a whole number, at least 0"),
@@ -336,7 +411,10 @@ def test_whole_numbers_of_numpy_are_those_of_python(data: ParquetData) -> None:
     [
         ({"position": 1.5}, "position=1.5 must be a whole number, at least 0"),
         ({"position": -3}, "position=-3 must be a whole number, at least 0"),
-        ({"position": ROWS}, f"position={ROWS} of the state is not below the {ROWS} rows of an epoch"),
+        (
+            {"position": ROWS},
+            f"position={ROWS} of the state is not below the {ROWS} rows of an epoch",
+        ),
         ({"epoch": -1}, "epoch=-1 must be a whole number, at least 0"),
     ],
 )
@@ -365,7 +443,9 @@ def test_the_benchmark_reads_what_it_wrote() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_epochs_use_memory_again_and_loops_at_once_have_their_own(data: ParquetData, threads: int) -> None:
+def test_epochs_use_memory_again_and_loops_at_once_have_their_own(
+    data: ParquetData, threads: int
+) -> None:
     reader = data.numpy(10, memory=SMALL, threads=threads)
     kept = [batch["id"].copy() for batch in reader]
     (slots,) = reader._spare
@@ -422,7 +502,9 @@ def test_batches_are_the_program_s_own(data: ParquetData, memory: int, shuffle: 
                 array *= 0
 
 
-@pytest.mark.parametrize(("cores", "local_size", "threads"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (8, 2, 2), (8, 4, 1)])
+@pytest.mark.parametrize(
+    ("cores", "local_size", "threads"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (8, 2, 2), (8, 4, 1)]
+)
 def test_threads_do_not_outnumber_the_cores_of_a_rank(
     data: ParquetData, monkeypatch: pytest.MonkeyPatch, cores: int, local_size: int, threads: int
 ) -> None:

@@ -27,20 +27,28 @@ def write(folder: Path, name: str, rows: Sequence[int]) -> str:
 
 def log(folder: Path, batch: str, paths: Sequence[str], action: str = "add") -> None:
     (folder / "_spark_metadata").mkdir(exist_ok=True)
-    lines = [json.dumps({"path": path, "size": 1, "isDir": False, "action": action}) for path in paths]
+    lines = [
+        json.dumps({"path": path, "size": 1, "isDir": False, "action": action}) for path in paths
+    ]
     (folder / "_spark_metadata" / batch).write_text("\n".join(["v1", *lines]))
 
 
 def rows(*paths: Path) -> list[int]:
-    (batch,) = from_parquet([str(path) for path in paths], columns=["x"]).numpy(100, rank=0, size=1, shuffle=False)
+    (batch,) = from_parquet([str(path) for path in paths], columns=["x"]).numpy(
+        100, rank=0, size=1, shuffle=False
+    )
     return sorted(batch["x"].tolist())
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a query with partitions, in a place where it was moved to; batches 0 and 1 are in a compact one."""
+    """Of a query with partitions, in a place where it was moved to; batches 0 and 1 are in a
+    compact one.
+    """
     made = tmp_path / "at=1" / "moved"
-    found = [write(made, f"p q={number % 2}/part-{number}.parquet", [number]) for number in range(4)]
+    found = [
+        write(made, f"p q={number % 2}/part-{number}.parquet", [number]) for number in range(4)
+    ]
     log(made, "0", ["gone"])  # as Spark leaves it for a while
     log(made, "1.compact", found[:3])
     log(made, "2", [])
@@ -52,7 +60,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_only_files_that_the_log_names_are_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_files_that_the_log_names_are_read(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "farandole"):
         data = from_parquet(folder)
     assert [column.name for column in data.columns] == ["x", "p q"]
@@ -62,20 +72,29 @@ def test_only_files_that_the_log_names_are_read(folder: Path, caplog: pytest.Log
     assert rows(folder / "p q=1") == [1, 3]
     write(folder.parent, "other.parquet", [8])
     assert rows(folder, folder.parent / "other.parquet") == [0, 1, 2, 3, 8]
-    assert predict_parquet(lambda x: x, folder, folder.parents[1] / "out", inputs="x", returns="bigint").rows == 4
+    assert (
+        predict_parquet(
+            lambda x: x, folder, folder.parents[1] / "out", inputs="x", returns="bigint"
+        ).rows
+        == 4
+    )
 
 
 def test_a_log_that_does_not_tell(folder: Path) -> None:
     (folder / "p q=1" / "part-3.parquet").rename(folder / "part.parquet")
     with pytest.raises(
-        DataError, match=r"names /where/it was/out/p q=1/part-3\.parquet, which is not in .*moved: a fi"
+        DataError,
+        match=r"names /where/it was/out/p q=1/part-3\.parquet, which is not in .*moved: a fi",
     ):
         from_parquet(folder)
     assert rows(folder / "p q=0") == [0, 2]
     log(folder, "4", ["file:///where/it%20was/out/p%20q=1/part-3.parquet"], "delete")
     assert rows(folder) == [0, 1, 2]
     (folder / "_spark_metadata" / "3").unlink()
-    with pytest.raises(DataError, match=r"batches are missing of 1 to 4, so it .* Give from_spark\(spark.read.parquet"):
+    with pytest.raises(
+        DataError,
+        match=r"batches are missing of 1 to 4, so it .* Give from_spark\(spark.read.parquet",
+    ):
         from_parquet(folder)
     (folder / "_spark_metadata" / "3").write_text("v2")
     with pytest.raises(DataError, match=r"metadata/3: its version is 'v2', and not 'v1'"):

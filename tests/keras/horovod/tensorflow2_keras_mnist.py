@@ -1,4 +1,6 @@
-"""As users of Horovod write it for tf.keras: an unbuilt model, all of its callbacks, checkpoints on rank 0."""
+"""As users of Horovod write it for tf.keras: an unbuilt model, all of its callbacks, checkpoints on
+rank 0.
+"""
 
 import sys
 
@@ -20,7 +22,9 @@ images = random.normal(0, 0.2, (1200, 28, 28))
 for image, label in zip(images, labels, strict=True):
     image[2 * label + 4 : 2 * label + 6, 4:24] += 1
 
-dataset = tf.data.Dataset.from_tensor_slices((tf.cast(images[..., tf.newaxis], tf.float32), tf.cast(labels, tf.int64)))
+dataset = tf.data.Dataset.from_tensor_slices(
+    (tf.cast(images[..., tf.newaxis], tf.float32), tf.cast(labels, tf.int64))
+)
 dataset = dataset.repeat().shuffle(1200, seed=hvd.rank()).batch(32)
 
 model = tf.keras.Sequential(
@@ -52,8 +56,13 @@ if hvd.rank() == 0:
     callbacks.append(tf.keras.callbacks.ModelCheckpoint(sys.argv[1] + "/checkpoint-{epoch}.h5"))
 
 verbose = 2 if hvd.rank() == 0 else 0
-history = model.fit(dataset, steps_per_epoch=24 // hvd.size(), callbacks=callbacks, epochs=4, verbose=verbose)
+history = model.fit(
+    dataset, steps_per_epoch=24 // hvd.size(), callbacks=callbacks, epochs=4, verbose=verbose
+)
 
 digest = [float(np.sum(np.abs(each))) for each in model.get_weights()]
 everybody = hvd.allgather(np.asarray([digest], "float64")).numpy()
-print(f"rank {hvd.rank()} accuracy {history.history['accuracy'][-1]:.4f} same {(everybody == everybody[0]).all()}")
+print(
+    f"rank {hvd.rank()} accuracy {history.history['accuracy'][-1]:.4f} same"
+    f" {(everybody == everybody[0]).all()}"
+)

@@ -45,7 +45,9 @@ net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2
 params = net.collect_params()
 if params is not None:
     hvd.broadcast_parameters(params, root_rank=0)
-trainer = hvd.DistributedTrainer(params, opt, gradient_predivide_factor=args.gradient_predivide_factor)
+trainer = hvd.DistributedTrainer(
+    params, opt, gradient_predivide_factor=args.gradient_predivide_factor
+)
 
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 metric = mx.metric.Accuracy()
@@ -66,6 +68,10 @@ for epoch in range(args.epochs):
         logging.info("epoch %d", epoch)
 
 accuracy = hvd.allreduce(mx.nd.array([acc], ctx=context), name="accuracy").asscalar()
-total = hvd.allgather(mx.nd.array([sum(float(each.data().norm().asscalar()) for each in params.values())]))
-print(f"rank {hvd.rank()} accuracy {accuracy:.4f} same {bool((total == total[0]).min().asscalar())}")
+total = hvd.allgather(
+    mx.nd.array([sum(float(each.data().norm().asscalar()) for each in params.values())])
+)
+print(
+    f"rank {hvd.rank()} accuracy {accuracy:.4f} same {bool((total == total[0]).min().asscalar())}"
+)
 hvd.shutdown()

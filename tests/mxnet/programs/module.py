@@ -30,6 +30,10 @@ opt = mx.optimizer.create("sgd", learning_rate=0.2, momentum=0.9, rescale_grad=1
 opt = hvd.DistributedOptimizer(opt, num_groups=0)
 model.fit(train, kvstore=None, optimizer=opt, num_epoch=8, eval_metric="acc")
 score = dict(model.score(train, "acc"))["accuracy"]
-weights = hvd.allgather(mx.nd.concat(*[each.reshape(-1) for _, each in sorted(model.get_params()[0].items())], dim=0))
-same = bool((weights.reshape((hvd.size(), -1)) == weights[: len(weights) // hvd.size()]).min().asscalar())
+weights = hvd.allgather(
+    mx.nd.concat(*[each.reshape(-1) for _, each in sorted(model.get_params()[0].items())], dim=0)
+)
+same = bool(
+    (weights.reshape((hvd.size(), -1)) == weights[: len(weights) // hvd.size()]).min().asscalar()
+)
 print(f"rank {hvd.rank()} accuracy {score:.4f} same {same}")

@@ -21,7 +21,17 @@ from tests.kits.oracle import reduced
 from tests.kits.worlds import two_levels
 from tests.pool import procs, ranks, threads
 
-SPECS = ("fp16", "bf16", "int8", "onebit", "sign", "topk:0.05", "randomk:0.1", "threshold:0.5", "powersgd:2")
+SPECS = (
+    "fp16",
+    "bf16",
+    "int8",
+    "onebit",
+    "sign",
+    "topk:0.05",
+    "randomk:0.1",
+    "threshold:0.5",
+    "powersgd:2",
+)
 NET = "net:topk:0.05"
 LENGTH = 3000
 
@@ -29,10 +39,22 @@ Values = np.ndarray[Any, Any]
 
 
 def kit(spec: str) -> type[CodecKit]:
-    return type(f"Test{spec.partition(':')[0].title()}", (CodecKit,), {"codec": lambda self: codec(spec)})
+    return type(
+        f"Test{spec.partition(':')[0].title()}", (CodecKit,), {"codec": lambda self: codec(spec)}
+    )
 
 
-TestFp16, TestBf16, TestInt8, TestOnebit, TestSign, TestTopk, TestRandomk, TestThreshold, TestPowersgd = map(kit, SPECS)
+(
+    TestFp16,
+    TestBf16,
+    TestInt8,
+    TestOnebit,
+    TestSign,
+    TestTopk,
+    TestRandomk,
+    TestThreshold,
+    TestPowersgd,
+) = map(kit, SPECS)
 
 TestSignum = kit("sign:0.9")
 
@@ -49,17 +71,24 @@ class TestNet(kit(NET)):  # type: ignore[misc]
 
 
 def test_a_codec_between_hosts_gets_the_sum_of_each_host() -> None:
-    """Two hosts of two ranks, with half of the tensor each: as if each half were that of two ranks with these sums."""
+    """Two hosts of two ranks, with half of the tensor each: as if each half were that of two ranks
+    with these sums.
+    """
 
     def body(transport: Transport) -> list[Values]:
         made = codec(NET)
         assert made is not None
-        return [step(made, [flat(transport.rank, n)], transport, shapes=[(LENGTH,)])[0] for n in range(3)]
+        return [
+            step(made, [flat(transport.rank, n)], transport, shapes=[(LENGTH,)])[0]
+            for n in range(3)
+        ]
 
     def half(place: int) -> Callable[[int, int], Values]:
         own = slice(place * LENGTH // 2, (place + 1) * LENGTH // 2)
         kind = np.float32
-        return lambda host, n: flat(2 * host, n)[own].astype(kind) + flat(2 * host + 1, n)[own].astype(kind)
+        return lambda host, n: (
+            flat(2 * host, n)[own].astype(kind) + flat(2 * host + 1, n)[own].astype(kind)
+        )
 
     first, second = (sums(NET.removeprefix("net:"), half(place), size=2) for place in (0, 1))
     for got in threads(4, two_levels(4), body):
@@ -84,7 +113,9 @@ def test_a_codec_between_hosts_has_to_be_named(spec: str) -> None:
         codec(spec)
 
 
-def sums(spec: str, given: Callable[[int, int], Values], size: int = 3, steps: int = 3) -> list[Values]:
+def sums(
+    spec: str, given: Callable[[int, int], Values], size: int = 3, steps: int = 3
+) -> list[Values]:
     """What rank 0 gets in each step, for ``given(rank, step)`` as one flat tensor of float32."""
 
     def body(transport: Transport) -> list[Values]:
@@ -104,7 +135,9 @@ def flat(rank: int, number: int) -> Values:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), [("fp16", DType.FLOAT16), ("bf16", DType.BFLOAT16)])
-def test_halves_are_rounded_once_on_the_way_there_and_once_on_the_way_back(spec: str, dtype: DType) -> None:
+def test_halves_are_rounded_once_on_the_way_there_and_once_on_the_way_back(
+    spec: str, dtype: DType
+) -> None:
     (got,) = sums(spec, flat, steps=1)
     want = reduced([stored(flat(rank, 0), dtype) for rank in range(3)], dtype, ReduceOp.SUM)
     assert stored(got, dtype).tobytes() == want.tobytes()
@@ -112,9 +145,12 @@ def test_halves_are_rounded_once_on_the_way_there_and_once_on_the_way_back(spec:
 
 def test_int8_is_off_by_a_step_at_most_and_right_on_average() -> None:
     same = flat(0, 0)
-    scale = np.repeat(np.abs(np.resize(same, (-(-LENGTH // 256), 256))).max(axis=1), 256)[:LENGTH] / 127
+    scale = (
+        np.repeat(np.abs(np.resize(same, (-(-LENGTH // 256), 256))).max(axis=1), 256)[:LENGTH] / 127
+    )
     got = sums("int8", lambda rank, number: same, size=2, steps=200)
-    assert all((np.abs(each - 2 * same) <= 4.001 * scale + 1e-6).all() for each in got)  # 2 ranks' and twice that again
+    # 2 ranks' and twice that again
+    assert all((np.abs(each - 2 * same) <= 4.001 * scale + 1e-6).all() for each in got)
     assert np.abs(np.mean(got, axis=0) - 2 * same).max() <= 0.3 * scale.max()
     assert got[0].tobytes() == sums("int8", lambda rank, number: same, size=2, steps=1)[0].tobytes()
 
@@ -137,13 +173,17 @@ def test_onebit_is_its_model() -> None:
         values = residual + [flat(rank, number) for rank in range(size)]
         coded = np.array(
             [
-                np.concatenate([one_bit(each[begin : begin + share]) for begin in range(0, LENGTH, share)])
+                np.concatenate(
+                    [one_bit(each[begin : begin + share]) for begin in range(0, LENGTH, share)]
+                )
                 for each in values
             ]
         )
         residual = values - coded
         total = coded.sum(axis=0) + owed
-        want = np.concatenate([one_bit(total[begin : begin + share]) for begin in range(0, LENGTH, share)])
+        want = np.concatenate(
+            [one_bit(total[begin : begin + share]) for begin in range(0, LENGTH, share)]
+        )
         owed = total - want
         close = np.abs(got - want) <= 1e-4
         assert close.mean() > 0.99, f"step {number}"  # one next to zero may fall on either side
@@ -167,10 +207,13 @@ def test_sign_is_the_vote_of_the_majority(size: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int) -> None:
-    """Tensors travel with others than before; some ranks lack one, which counts as zeros, or all, and it stays."""
+    """Tensors travel with others than before; some ranks lack one, which counts as zeros, or all,
+    and it stays.
+    """
     shapes = [(40, 30), (700,), (9,), (5, 5)]
     units = ([0, 1, 2, 3], [3, 1], [0, 2], [1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3])
-    lacking = {1: {3: [0]}, 3: {2: range(size), 1: [1]}, 4: {0: range(size)}}  # of a step: tensors, and by which ranks
+    # of a step: tensors, and by which ranks
+    lacking = {1: {3: [0]}, 3: {2: range(size), 1: [1]}, 4: {0: range(size)}}
 
     def given(rank: int, number: int, place: int) -> Values:
         found = gradients(rank, number, shapes)[place].astype(np.float32)
@@ -184,13 +227,20 @@ def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int
             lack = lacking.get(number, {})
             absent = [place for place in members if transport.rank in lack.get(place, ())]
             results = step(
-                made, arrays, transport, shapes=[shapes[place] for place in members], names=members, absent=absent
+                made,
+                arrays,
+                transport,
+                shapes=[shapes[place] for place in members],
+                names=members,
+                absent=absent,
             )
             made.take_back([f"t{place}" for place in members if len(lack.get(place, ())) == size])
             found.append(dict(zip(members, results, strict=True)))
         return found
 
-    momentum = [[np.zeros(int(np.prod(shape)), np.float32) for shape in shapes] for _ in range(size)]
+    momentum = [
+        [np.zeros(int(np.prod(shape)), np.float32) for shape in shapes] for _ in range(size)
+    ]
     for number, got in enumerate(ranks(size, body)[0]):
         for place, votes in got.items():
             if len(lacking.get(number, {}).get(place, ())) == size:
@@ -198,12 +248,16 @@ def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int
             for rank in range(size):
                 own = momentum[rank][place]
                 own[:] = np.float32(0.9) * own + np.float32(1 - 0.9) * given(rank, number, place)
-            assert np.array_equal(votes, size * np.sign(sum(np.sign(each[place]) for each in momentum))), number
+            assert np.array_equal(
+                votes, size * np.sign(sum(np.sign(each[place]) for each in momentum))
+            ), number
 
 
 def test_momentum_of_what_has_no_gradient_any_more_comes_to_an_end() -> None:
     """0.9 times the smallest numbers is themselves, rounded."""
-    got = sums("sign:0.9", lambda rank, number: np.full(8, 1.0 if number == 0 else 0.0), size=2, steps=900)
+    got = sums(
+        "sign:0.9", lambda rank, number: np.full(8, 1.0 if number == 0 else 0.0), size=2, steps=900
+    )
     assert (got[0] == 2).all()
     assert (got[600] == 2).all()
     assert (got[-1] == 0).all()
@@ -234,7 +288,9 @@ def test_sparse_ones_send_what_is_large_and_add_up_the_rest(spec: str, length: i
 
 def test_randomk_sends_other_numbers_in_each_step_and_each_of_them_at_some_time() -> None:
     residual, seen = np.zeros((3, LENGTH), np.float32), np.zeros(LENGTH, int)
-    for number, got in enumerate(sums("randomk:0.1", lambda rank, number: flat(rank, number) + 1, steps=80)):
+    for number, got in enumerate(
+        sums("randomk:0.1", lambda rank, number: flat(rank, number) + 1, steps=80)
+    ):
         places = np.flatnonzero(got)
         assert len(places) == math.ceil(0.1 * LENGTH)
         seen[places] += 1
@@ -250,7 +306,9 @@ def matrices(spec: str, given: Callable[[int, int], Values], steps: int) -> list
         made, shape = codec(spec), given(0, 0).shape
         assert made is not None
         return [
-            step(made, [given(transport.rank, number).reshape(-1)], transport, shapes=[shape])[0].reshape(shape)
+            step(made, [given(transport.rank, number).reshape(-1)], transport, shapes=[shape])[
+                0
+            ].reshape(shape)
             for number in range(steps)
         ]
 
@@ -265,7 +323,9 @@ def test_powersgd_sends_a_projection_and_all_of_a_matrix_of_its_rank() -> None:
     (got,) = matrices("powersgd:2", lambda rank, number: wanted[rank], steps=1)
     assert np.abs(got - sum(wanted)).max() < 1e-4
     noisy = [each + rng.standard_normal(each.shape) for each in wanted]
-    got, later = matrices("powersgd:2", lambda rank, number: noisy[rank] if not number else 0 * noisy[rank], steps=2)
+    got, later = matrices(
+        "powersgd:2", lambda rank, number: noisy[rank] if not number else 0 * noisy[rank], steps=2
+    )
     base = np.linalg.svd(got)[0][:, :2]
     assert np.abs(base @ base.T @ sum(noisy) - got).max() < 1e-3
     rest = sum(noisy) - got  # what was left out is what the second step begins with
@@ -283,7 +343,9 @@ def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
 
     def body(transport: Transport) -> Values:
         for _ in range(8):  # the same again, without what is left over
-            made.load_state_dict({name: each for name, each in made.state_dict().items() if name[0] == "q"})
+            made.load_state_dict(
+                {name: each for name, each in made.state_dict().items() if name[0] == "q"}
+            )
             got = step(made, [matrix.reshape(-1)], transport, shapes=[(60, 60)])[0]
         return got.reshape(60, 60)
 
@@ -297,12 +359,24 @@ def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
     [
         ("nosuch", "there is no codec 'nosuch' (known: fp16, bf16,"),
         ("onebits", "did you mean"),
-        ("topk:2", "codec='topk:2': the argument is the share of numbers to send, more than 0 and at most 1"),
+        (
+            "topk:2",
+            (
+                "codec='topk:2': the argument is the share of numbers to send, more than 0 and at"
+                " most 1"
+            ),
+        ),
         ("topk:0", "more than 0 and at most 1"),
         ("randomk:nan", "more than 0 and at most 1"),
         ("topk", "codec='topk': topk needs an argument, as in name:argument"),
         ("int8:4", "codec='int8:4': int8 takes no argument"),
-        ("sign:1", "codec='sign:1': the argument is the momentum of each rank's gradients, from 0 to less than 1"),
+        (
+            "sign:1",
+            (
+                "codec='sign:1': the argument is the momentum of each rank's gradients, from 0 to"
+                " less than 1"
+            ),
+        ),
         ("sign:-0.1", "from 0 to less than 1"),
         ("sign:nan", "from 0 to less than 1"),
         ("sign:much", "from 0 to less than 1"),
@@ -328,7 +402,10 @@ def test_optimizers_take_turns_with_one_object_not_with_equal_ones() -> None:
         claim(other, theirs, ["w"])  # type: ignore[arg-type]
     claim(one, theirs, ["w"])  # type: ignore[arg-type]
     claim(one, mine, ["x"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="codec='equal' is one object for several optimizers that have a tensor 'w'"):
+    with pytest.raises(
+        ValueError,
+        match="codec='equal' is one object for several optimizers that have a tensor 'w'",
+    ):
         claim(one, mine, ["v", "w"])  # type: ignore[arg-type]
 
 
@@ -338,4 +415,9 @@ def test_codecs_are_named_or_given() -> None:
     assert made is not None
     assert made.spec == "topk:0.01"
     assert codec(made) is made
-    assert [Sign(momentum).spec for momentum in (0, "0", 0.9, "0.9")] == ["sign", "sign", "sign:0.9", "sign:0.9"]
+    assert [Sign(momentum).spec for momentum in (0, "0", 0.9, "0.9")] == [
+        "sign",
+        "sign",
+        "sign:0.9",
+        "sign:0.9",
+    ]

@@ -14,7 +14,16 @@ from tests.kits.codec import gradients
 from tests.kits.push_codec import PushCodecKit, parts_of
 from tests.strategies.codecs.test_codecs import LENGTH, one_bit
 
-SPECS = ("fp16", "bf16", "int8", "onebit", "topk:0.05", "randomk:0.1", "threshold:0.5", "powersgd:2")
+SPECS = (
+    "fp16",
+    "bf16",
+    "int8",
+    "onebit",
+    "topk:0.05",
+    "randomk:0.1",
+    "threshold:0.5",
+    "powersgd:2",
+)
 
 
 def made(spec: str) -> PushCodec:
@@ -24,10 +33,14 @@ def made(spec: str) -> PushCodec:
 
 
 def kit(spec: str) -> type[PushCodecKit]:
-    return type(f"Test{spec.partition(':')[0].title()}", (PushCodecKit,), {"codec": lambda self: made(spec)})
+    return type(
+        f"Test{spec.partition(':')[0].title()}", (PushCodecKit,), {"codec": lambda self: made(spec)}
+    )
 
 
-TestFp16, TestBf16, TestInt8, TestOnebit, TestTopk, TestRandomk, TestThreshold, TestPowersgd = map(kit, SPECS)
+TestFp16, TestBf16, TestInt8, TestOnebit, TestTopk, TestRandomk, TestThreshold, TestPowersgd = map(
+    kit, SPECS
+)
 
 
 def test_the_kit_runs_every_codec_that_compresses_pushes() -> None:
@@ -59,7 +72,8 @@ def test_a_push_is_its_model(spec: str) -> None:
             size = np.abs(values)
             bound = 0.5 if spec == "threshold:0.5" else np.sort(size)[-int(np.ceil(0.05 * LENGTH))]
             want = np.where(size >= bound, values, 0)
-        assert (np.abs(got - want) <= 1e-4).mean() > 0.99, step  # one at the bound may fall on either side
+        # one at the bound may fall on either side
+        assert (np.abs(got - want) <= 1e-4).mean() > 0.99, step
         residual = values - got
 
 

@@ -31,17 +31,25 @@ def rested(exchange: WeightExchange) -> None:
 
 
 def take_turns(
-    rank: int, exchange: WeightExchange, weights: list[Any], slots: Any, statistics: list[Any],
-    drift: Callable[[int, int], list[Any]], then: Callable[[int], None] = lambda place: None,
-) -> None:  # fmt: skip
-    """The steps of all ranks, one after the other in ``ORDER``, and exchanges that are due; ``then``: after each."""
+    rank: int,
+    exchange: WeightExchange,
+    weights: list[Any],
+    slots: Any,
+    statistics: list[Any],
+    drift: Callable[[int, int], list[Any]],
+    then: Callable[[int], None] = lambda place: None,
+) -> None:
+    """The steps of all ranks, one after the other in ``ORDER``, and exchanges that are due;
+    ``then``: after each.
+    """
     import farandole.numpy as hvd
     from farandole.ps import peer
 
     step, patience = 0, peer.BUSY
     peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
     for place, turn in enumerate(ORDER):
-        hvd.barrier()  # nobody is at the end of an average of all: others would meet the weights of before
+        # nobody is at the end of an average of all: others would meet the weights of before
+        hvd.barrier()
         if turn == rank:
             step += 1
             for weight, change in zip(weights, drift(rank, place), strict=True):
@@ -64,12 +72,21 @@ def test_ranks_are_their_model() -> None:
             weights, statistics = [np.ones(shape) for shape in SHAPES], [np.full(2, float(rank))]
             exchange = WeightExchange("test", GradientOptions(), strategy)
             slots = exchange.slots(weights)
-            exchange.average(weights, slots, statistics=statistics)  # from now on each goes by itself
+            # from now on each goes by itself
+            exchange.average(weights, slots, statistics=statistics)
             assert statistics[0].tolist() == [1.0, 1.0]
             take_turns(rank, exchange, weights, slots, statistics, drift)
             own = [weight.copy() for weight in weights]
             exchange.average(weights, slots, statistics=statistics)
-            found.append((own, weights, strategy.staleness.mean, strategy.staleness.maximum, statistics[0].tolist()))
+            found.append(
+                (
+                    own,
+                    weights,
+                    strategy.staleness.mean,
+                    strategy.staleness.maximum,
+                    statistics[0].tolist(),
+                )
+            )
             exchange.begin_anew()
         return found
 
@@ -85,12 +102,16 @@ def test_ranks_are_their_model() -> None:
             for found, wanted in ((own, ranks[rank]), (end, mean)):
                 for one, other in zip(found, wanted, strict=True):
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9, err_msg=spec)
-            assert all(np.array_equal(one, two) for one, two in zip(end, results[0][number][1], strict=True))
+            assert all(
+                np.array_equal(one, two)
+                for one, two in zip(end, results[0][number][1], strict=True)
+            )
 
 
 def model(strategy: AsyncGossip) -> tuple[list[Any], list[Any], list[list[int]]]:
-    """By rank, its weights in the end; the mean of what all show, with what they had not added; by rank, the averages
-    between exchanges."""
+    """By rank, its weights in the end; the mean of what all show, with what they had not added; by
+    rank, the averages between exchanges.
+    """
     start = [np.ones(shape) for shape in SHAPES]
     ranks, anchors, shown = ([list(start) for _ in range(3)] for _ in range(3))
     steps, averages, seen = [0] * 3, [0] * 3, [0] * 3
@@ -105,7 +126,9 @@ def model(strategy: AsyncGossip) -> tuple[list[Any], list[Any], list[list[int]]]
         return stale
 
     for place, rank in enumerate(ORDER):
-        ranks[rank] = [weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)]
+        ranks[rank] = [
+            weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)
+        ]
         steps[rank] += 1
         if strategy.due(steps[rank]):
             staleness[rank].append(add(rank, strategy.damp))
@@ -182,7 +205,9 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
 
 
 def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
-    """One rank has gone on from an average, and the other one has not, when another weight comes."""
+    """One rank has gone on from an average, and the other one has not, when another weight
+    comes.
+    """
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
@@ -242,7 +267,9 @@ def test_pairs_with_other_weights_of_the_same_size_are_told() -> None:
         step()
         del weights[rank], names[rank]
         kept.moved([1 - rank])
-        with pytest.raises(ValueError, match=r"but rank 0 has others than rank 1, of the same sizes\. Add, freeze"):
+        with pytest.raises(
+            ValueError, match=r"but rank 0 has others than rank 1, of the same sizes\. Add, freeze"
+        ):
             go_on()
         assert weights[0].tolist() == [2.0 - rank] * 3
 
@@ -268,13 +295,17 @@ def test_what_makes_no_sense() -> None:
     for spec, text in [
         ("gossip_async:star", "gossip_async: graph='star' must be ring, torus"),
         ("gossip_async:every=0", "every='0' must be a whole number"),
-        ("gossip_async:ring,torus", "must be a first argument, then others by name, like gossip_async:ring,every=4"),
+        (
+            "gossip_async:ring,torus",
+            "must be a first argument, then others by name, like gossip_async:ring,every=4",
+        ),
         ("gossip_async:damp=2", "damp='2' must be 0 or 1"),
     ]:
         with pytest.raises(ValueError, match=text):
             strategy_of(spec)
     with pytest.raises(
-        ValueError, match=r"codec='sign' adds up what all ranks have.*each sends to its neighbours alone"
+        ValueError,
+        match=r"codec='sign' adds up what all ranks have.*each sends to its neighbours alone",
     ):
         gradient_options(strategy="gossip_async", codec="sign")
 
@@ -285,7 +316,11 @@ def test_what_makes_no_sense() -> None:
                 [np.ones(2)],
                 rf"rank {rank} has 'gossip_async:exponential,every={1 + rank}'",
             ),
-            (AsyncGossip(), [np.ones(2 + rank)], r"'weight 0' has shape \[2\] on rank 0 and \[3\] on rank 1"),
+            (
+                AsyncGossip(),
+                [np.ones(2 + rank)],
+                r"'weight 0' has shape \[2\] on rank 0 and \[3\] on rank 1",
+            ),
         ]:
             exchange = WeightExchange("DistributedOptimizer", GradientOptions(), strategy)
             with pytest.raises(ValueError, match=text):

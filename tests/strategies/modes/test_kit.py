@@ -8,9 +8,18 @@ from farandole.strategies.specs import strategy_of
 from tests.kits.strategy import StrategyKit
 
 SPECS = (
-    "local_sgd:3", "bmuf:2", "diloco:2", "easgd:2", "gossip:ring", "gossip_async:complete", "ps:2", "ps_async", "ssp:3",
-)  # fmt: skip
-ON_SERVERS = ("ps", "ps_async", "ssp")  # the centre is there, and a new one begins with the weights of rank 0
+    "local_sgd:3",
+    "bmuf:2",
+    "diloco:2",
+    "easgd:2",
+    "gossip:ring",
+    "gossip_async:complete",
+    "ps:2",
+    "ps_async",
+    "ssp:3",
+)
+# the centre is there, and a new one begins with the weights of rank 0
+ON_SERVERS = ("ps", "ps_async", "ssp")
 
 
 def kit(spec: str, codec: str = "") -> type[StrategyKit]:
@@ -21,19 +30,37 @@ def kit(spec: str, codec: str = "") -> type[StrategyKit]:
 
     name = spec.partition(":")[0]
     own = {
-        "strategy": strategy, "repeats": name != "gossip_async", "resumes": name not in ON_SERVERS,
-        "waits": name not in ("gossip_async", "ps_async", "ssp"), "joins": name != "gossip", "codec": codec,
-    }  # fmt: skip
+        "strategy": strategy,
+        "repeats": name != "gossip_async",
+        "resumes": name not in ON_SERVERS,
+        "waits": name not in ("gossip_async", "ps_async", "ssp"),
+        "joins": name != "gossip",
+        "codec": codec,
+    }
     return type(f"Test_{name}_{codec}", (StrategyKit,), own)
 
 
 (
-    TestLocalSGD, TestBMUF, TestDiLoCo, TestEASGD, TestGossip, TestAsyncGossip, TestPS, TestPSAsync, TestSSP,
-) = map(kit, SPECS)  # fmt: skip
+    TestLocalSGD,
+    TestBMUF,
+    TestDiLoCo,
+    TestEASGD,
+    TestGossip,
+    TestAsyncGossip,
+    TestPS,
+    TestPSAsync,
+    TestSSP,
+) = map(kit, SPECS)
 TestWarmup, TestEpoch = kit("local_sgd:4,warmup=2"), kit("local_sgd:epoch")
-TestNesterov, TestAdam = kit("local_sgd:2,outer=nesterov,lr=0.5"), kit("ps_async:2,optimizer=adam,lr=0.05")
+TestNesterov, TestAdam = (
+    kit("local_sgd:2,outer=nesterov,lr=0.5"),
+    kit("ps_async:2,optimizer=adam,lr=0.05"),
+)
 
-TestCodedGossip, TestCodedPairs = kit("gossip:exponential", "int8"), kit("gossip_async:complete", "topk:0.25")
+TestCodedGossip, TestCodedPairs = (
+    kit("gossip:exponential", "int8"),
+    kit("gossip_async:complete", "topk:0.25"),
+)
 
 
 def test_the_kit_runs_every_mode_that_there_is() -> None:

@@ -1,4 +1,6 @@
-"""Every mode against a plain model of itself: all ranks' weights in one process, step by step, in float64."""
+"""Every mode against a plain model of itself: all ranks' weights in one process, step by step, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def train(n: int, strategy: Strategy, steps: int, codec: str | type[Whole] = "")
 def model(n: int, strategy: Strategy, steps: int) -> list[list[Any]]:
     """The same, after the papers' formulas."""
     ranks = [[np.ones(shape) for shape in SHAPES] for _ in range(n)]
-    kept: dict[str, Any] = {"anchor": [np.ones(shape) for shape in SHAPES], "v": [np.zeros(shape) for shape in SHAPES]}
+    kept: dict[str, Any] = {
+        "anchor": [np.ones(shape) for shape in SHAPES],
+        "v": [np.zeros(shape) for shape in SHAPES],
+    }
     for step in range(1, steps + 1):
         ranks = [
             [weight + change for weight, change in zip(weights, drift(rank, step), strict=True)]
@@ -75,18 +80,25 @@ def model(n: int, strategy: Strategy, steps: int) -> list[list[Any]]:
         ]
         if strategy.due(step):
             for place in range(len(SHAPES)):
-                column = _exchanged(strategy, [weights[place] for weights in ranks], kept, place, step)
+                column = _exchanged(
+                    strategy, [weights[place] for weights in ranks], kept, place, step
+                )
                 for weights, value in zip(ranks, column, strict=True):
                     weights[place] = value
     return ranks
 
 
-def _exchanged(strategy: Any, weights: list[Any], kept: dict[str, Any], place: int, step: int) -> list[Any]:
+def _exchanged(
+    strategy: Any, weights: list[Any], kept: dict[str, Any], place: int, step: int
+) -> list[Any]:
     n, mean = len(weights), sum(weights) / len(weights)
     anchor = kept["anchor"][place]
     if isinstance(strategy, Gossip):
         sent = [GRAPHS[strategy.graph](rank, n, step // strategy.every) for rank in range(n)]
-        groups = [[source for source in range(n) if rank in sent[source] or source == rank] for rank in range(n)]
+        groups = [
+            [source for source in range(n) if rank in sent[source] or source == rank]
+            for rank in range(n)
+        ]
         return [sum(weights[source] for source in group) / len(group) for group in groups]
     if isinstance(strategy, EASGD):
         kept["anchor"][place] = (1 - strategy.beta) * anchor + strategy.beta * mean
@@ -94,7 +106,11 @@ def _exchanged(strategy: Any, weights: list[Any], kept: dict[str, Any], place: i
         return [(1 - alpha) * weight + alpha * anchor for weight in weights]
     if strategy.outer is not None:
         velocity = kept["v"][place] = strategy.momentum * kept["v"][place] + (anchor - mean)
-        way = velocity if strategy.outer == "momentum" else (anchor - mean) + strategy.momentum * velocity
+        way = (
+            velocity
+            if strategy.outer == "momentum"
+            else (anchor - mean) + strategy.momentum * velocity
+        )
         mean = kept["anchor"][place] = anchor - strategy.lr * way
     return [mean] * n
 
@@ -102,17 +118,29 @@ def _exchanged(strategy: Any, weights: list[Any], kept: dict[str, Any], place: i
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_mode_is_its_model(n: int) -> None:
     for strategy in [
-        LocalSGD(3), LocalSGD(4, warmup=2), LocalSGD(2, outer="nesterov", lr=0.5), BMUF(2), DiLoCo(3), EASGD(2),
-        *(Gossip(graph) for graph in GRAPHS), Gossip("ring", every=2),
-    ]:  # fmt: skip
+        LocalSGD(3),
+        LocalSGD(4, warmup=2),
+        LocalSGD(2, outer="nesterov", lr=0.5),
+        BMUF(2),
+        DiLoCo(3),
+        EASGD(2),
+        *(Gossip(graph) for graph in GRAPHS),
+        Gossip("ring", every=2),
+    ]:
         for codec in ("", Whole) if strategy.common != "neighbours" else ("",):
-            for found, expected in zip(train(n, strategy, 7, codec), model(n, strategy, 7), strict=True):
+            for found, expected in zip(
+                train(n, strategy, 7, codec), model(n, strategy, 7), strict=True
+            ):
                 for one, two in zip(found, expected, strict=True):
-                    np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec)
+                    np.testing.assert_allclose(
+                        one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec
+                    )
 
 
 def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() -> None:
-    """What it leaves out comes later; ranks hold the same bits; one that begins with other weights is brought in."""
+    """What it leaves out comes later; ranks hold the same bits; one that begins with other weights
+    is brought in.
+    """
     goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
     def fn(rank: int) -> tuple[list[Any], int, int]:
@@ -170,7 +198,9 @@ def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
 
 
 def test_a_codec_compresses_how_far_ranks_are_from_the_centre_that_they_make() -> None:
-    """Centres are the same bits on all ranks, also after one has joined; what is left out comes later."""
+    """Centres are the same bits on all ranks, also after one has joined; what is left out comes
+    later.
+    """
     goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
     def fn(rank: int) -> tuple[list[Any], list[Any], int]:
@@ -245,7 +275,9 @@ def test_gossip_says_that_it_needs_all_ranks() -> None:
         return "no error"
 
     found = job(2, fn)
-    assert found[1].startswith("strategy='gossip:exponential,every=1': a rank has called join(), and"), found
+    assert found[1].startswith(
+        "strategy='gossip:exponential,every=1': a rank has called join(), and"
+    ), found
 
 
 class Apart:
@@ -261,30 +293,45 @@ class Apart:
 
 
 def test_codecs_and_strategies_that_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match=r"codec='int8' has nothing to compress with strategy='apart'.*of their own"):
+    with pytest.raises(
+        ValueError,
+        match=r"codec='int8' has nothing to compress with strategy='apart'.*of their own",
+    ):
         gradient_options(strategy=Apart(), codec="int8")
     for codec in ("sign", "net:int8"):
         for strategy, what in (
             ("ps", "pushes by itself"),
             *((name, "sends to its neighbours alone") for name in ("gossip", "gossip_async")),
         ):
-            with pytest.raises(ValueError, match=rf"codec='{codec}' adds up what all ranks have.*each {what}.*int8"):
+            with pytest.raises(
+                ValueError, match=rf"codec='{codec}' adds up what all ranks have.*each {what}.*int8"
+            ):
                 gradient_options(strategy=strategy, codec=codec)
     for codec in ("sign", "sign:0.9", "net:sign"):  # nothing makes a step of votes smaller
         for strategy in ("local_sgd:4", "local_sgd:epoch", "easgd:4"):
-            with pytest.raises(ValueError, match=rf"codec='{codec}' gives -1, 0 or 1 .*strategy='{strategy}.*int8"):
+            with pytest.raises(
+                ValueError, match=rf"codec='{codec}' gives -1, 0 or 1 .*strategy='{strategy}.*int8"
+            ):
                 gradient_options(strategy=strategy, codec=codec)
-    assert gradient_options(strategy="bmuf:4,lr=0.01", codec="sign").codec == "sign"  # the outer rate does
+    # the outer rate does
+    assert gradient_options(strategy="bmuf:4,lr=0.01", codec="sign").codec == "sign"
     for strategy in ("diloco:8", "easgd:4", "ps_async", "gossip"):
         assert gradient_options(strategy=strategy, codec="int8").codec == "int8"
-    for wrong, text in ((7, "codec=7 is no codec: give a name"), ("threshold:inf", "the argument is")):
+    for wrong, text in (
+        (7, "codec=7 is no codec: give a name"),
+        ("threshold:inf", "the argument is"),
+    ):
         with pytest.raises(ValueError, match=text):
             gradient_options(codec=wrong)  # type: ignore[arg-type]
 
     def fn(rank: int) -> None:
-        exchange = WeightExchange("test", GradientOptions(codec="int8" if rank else ""), LocalSGD(1))
+        exchange = WeightExchange(
+            "test", GradientOptions(codec="int8" if rank else ""), LocalSGD(1)
+        )
         weights = [np.ones(3)]
-        with pytest.raises(ValueError, match=r"'local_sgd:1' and rank|'local_sgd:1 with the codec int8' and rank"):
+        with pytest.raises(
+            ValueError, match=r"'local_sgd:1' and rank|'local_sgd:1 with the codec int8' and rank"
+        ):
             exchange(weights, exchange.slots(weights), 1)
 
     job(2, fn)
@@ -298,8 +345,15 @@ def test_gossip_keeps_the_mean_and_comes_to_one_mind(graph: str, n: int) -> None
     for turn in range(200):
         to = [set(GRAPHS[graph](rank, n, turn)) - {rank} for rank in range(n)]
         heard = [[source for source in range(n) if rank in to[source]] for rank in range(n)]
-        assert all(len(to[rank]) == len(heard[rank]) for rank in range(n)), "the mean would not stay"
-        weights = np.array([(weights[rank] + weights[heard[rank]].sum()) / (1 + len(heard[rank])) for rank in range(n)])
+        assert all(len(to[rank]) == len(heard[rank]) for rank in range(n)), (
+            "the mean would not stay"
+        )
+        weights = np.array(
+            [
+                (weights[rank] + weights[heard[rank]].sum()) / (1 + len(heard[rank]))
+                for rank in range(n)
+            ]
+        )
         assert abs(weights.mean() - mean) < 1e-9
     assert np.ptp(weights) < 1e-3
 
@@ -315,15 +369,20 @@ def test_after_as_many_turns_as_two_to_the_number_of_ranks_all_have_the_mean() -
 @pytest.mark.parametrize(
     ("spec", "full"),
     [
-        ("local_sgd:8", "local_sgd:8"), ("local_sgd", "local_sgd:8"), ("local_sgd:epoch", "local_sgd:epoch"),
-        ("bmuf:16", "bmuf:16,lr=1,momentum=0.5"), ("diloco:50", "diloco:50,lr=0.7,momentum=0.9"),
-        ("easgd:4", "easgd:4,beta=0.9"), ("gossip", "gossip:exponential,every=1"),
-        ("gossip:ring", "gossip:ring,every=1"), ("local_sgd:3,warmup=2", "local_sgd:3,warmup=2"),
+        ("local_sgd:8", "local_sgd:8"),
+        ("local_sgd", "local_sgd:8"),
+        ("local_sgd:epoch", "local_sgd:epoch"),
+        ("bmuf:16", "bmuf:16,lr=1,momentum=0.5"),
+        ("diloco:50", "diloco:50,lr=0.7,momentum=0.9"),
+        ("easgd:4", "easgd:4,beta=0.9"),
+        ("gossip", "gossip:exponential,every=1"),
+        ("gossip:ring", "gossip:ring,every=1"),
+        ("local_sgd:3,warmup=2", "local_sgd:3,warmup=2"),
         ("local_sgd:4,outer=nesterov,lr=0.5", "local_sgd:4,outer=nesterov,lr=0.5,momentum=0.9"),
         ("easgd:4,beta=0.5", "easgd:4,beta=0.5"),
         ("ps:2,optimizer=adam", "ps:2,backup=0,optimizer=adam,lr=0.001,momentum=0.9"),
     ],
-)  # fmt: skip
+)
 def test_specs(spec: str, full: str) -> None:
     found = strategy_of(spec)
     assert not isinstance(found, str)
@@ -336,25 +395,42 @@ def test_specs(spec: str, full: str) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("locl_sgd:8", r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd"),
+        (
+            "locl_sgd:8",
+            r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd",
+        ),
         ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
-        ("local_sgd:x", "local_sgd: every='x' must be"), ("diloco:8,lr=-1", "diloco: lr='-1' must be a number, more"),
-        ("local_sgd:4,nesterov", "must be a first argument, then others by name, like local_sgd:8,warmup=100"),
-        ("easgd:4,beta=x", "easgd: beta='x' must be more than 0"), ("gossip:star", "graph='star' must be ring, torus"),
-        ("allreduce:3", "takes nothing after a colon"), ("local_sgd:", "an argument after the colon"),
+        ("local_sgd:x", "local_sgd: every='x' must be"),
+        ("diloco:8,lr=-1", "diloco: lr='-1' must be a number, more"),
+        (
+            "local_sgd:4,nesterov",
+            "must be a first argument, then others by name, like local_sgd:8,warmup=100",
+        ),
+        ("easgd:4,beta=x", "easgd: beta='x' must be more than 0"),
+        ("gossip:star", "graph='star' must be ring, torus"),
+        ("allreduce:3", "takes nothing after a colon"),
+        ("local_sgd:", "an argument after the colon"),
         (LocalSGD, "It is a class: call it"),
         (7, "It has no spec, epochs, common, slots"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_strategy(given: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         strategy_of(given)
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: LocalSGD(2.5), lambda: LocalSGD(outer="adam"), lambda: LocalSGD(momentum=1.0),
-              lambda: LocalSGD(lr=0.0), lambda: EASGD(beta=0), lambda: Gossip(every=0), lambda: LocalSGD(warmup=-1)],
-)  # fmt: skip
+    "wrong",
+    [
+        lambda: LocalSGD(2.5),
+        lambda: LocalSGD(outer="adam"),
+        lambda: LocalSGD(momentum=1.0),
+        lambda: LocalSGD(lr=0.0),
+        lambda: EASGD(beta=0),
+        lambda: Gossip(every=0),
+        lambda: LocalSGD(warmup=-1),
+    ],
+)
 def test_options_that_make_no_sense(wrong: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         wrong()
@@ -365,7 +441,10 @@ def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
         for mine, text in [
             (
                 LocalSGD(2 + rank),
-                rf"rank {rank} has 'local_sgd:{2 + rank}' and rank {1 - rank} has 'local_sgd:{3 - rank}'",
+                (
+                    rf"rank {rank} has 'local_sgd:{2 + rank}' and rank {1 - rank} has"
+                    rf" 'local_sgd:{3 - rank}'"
+                ),
             ),
             (LocalSGD(2), r"all ranks must exchange the same arrays in the same order, but"),
         ]:
@@ -388,10 +467,17 @@ def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
     state = kept.state_dict()
     assert state["waiting"] == [0, 1]
     other.load_state_dict({**state, "waiting": []})  # as after an exchange
-    with pytest.raises(ValueError, match="keeps something for 2 weights, and the optimizer has 1: load the state of"):
+    with pytest.raises(
+        ValueError,
+        match="keeps something for 2 weights, and the optimizer has 1: load the state of",
+    ):
         other([one], 2)
-    other.begin([one, two, one * 3], np.copy, [False, True, False])  # the checkpoint knew of no frozen ones
-    assert [weights[0] for weights in other.state_dict()["slots"]] == [pytest.approx(one), pytest.approx(0 * one)]
+    # the checkpoint knew of no frozen ones
+    other.begin([one, two, one * 3], np.copy, [False, True, False])
+    assert [weights[0] for weights in other.state_dict()["slots"]] == [
+        pytest.approx(one),
+        pytest.approx(0 * one),
+    ]
     assert [weights[2] for weights in other.state_dict()["slots"]] == [None, None]
     assert other.chosen("abc") == ["b"]
     other.begin([one, two, one * 3], lambda weight: weight, [True, False, False], stepping=True)

@@ -1,4 +1,6 @@
-"""``gossip`` with a codec (CHOCO-SGD) against a model of itself, and what must stay whatever a codec leaves out."""
+"""``gossip`` with a codec (CHOCO-SGD) against a model of itself, and what must stay whatever a
+codec leaves out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from farandole.strategies.weights import KeptExchange, WeightExchange
 from tests.job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
-CODECS = ["fp16", "bf16", "int8", "onebit", "topk:0.2", "randomk:0.2", "threshold:0.05", "powersgd:1"]
+CODECS = [
+    "fp16",
+    "bf16",
+    "int8",
+    "onebit",
+    "topk:0.2",
+    "randomk:0.2",
+    "threshold:0.05",
+    "powersgd:1",
+]
 
 Arrays = list[Any]
 
@@ -49,16 +60,23 @@ def largest(change: Any, share: float) -> Any:
 def model(n: int, graph: str, gamma: float, steps: int) -> list[Any]:
     """After algorithm 2 of the paper, with all ranks' weights in one process."""
     turns = range(n)
-    to = [{other for turn in turns for other in GRAPHS[graph](rank, n, turn)} - {rank} for rank in range(n)]
+    to = [
+        {other for turn in turns for other in GRAPHS[graph](rank, n, turn)} - {rank}
+        for rank in range(n)
+    ]
     weights = [flat(beginning(rank)) for rank in range(n)]
     copies = [weight.copy() for weight in weights]
     for step in range(1, steps + 1):
         weights = [weight + flat(drift(rank, step)) for rank, weight in enumerate(weights)]
-        copies = [copy + largest(weight - copy, 0.3) for weight, copy in zip(weights, copies, strict=True)]
+        copies = [
+            copy + largest(weight - copy, 0.3) for weight, copy in zip(weights, copies, strict=True)
+        ]
         for rank in range(n):
             heard = [other for other in range(n) if rank in to[other]]
             share = 1 / (len(heard) + 1)
-            weights[rank] = weights[rank] + gamma * sum(share * (copies[other] - copies[rank]) for other in heard)
+            weights[rank] = weights[rank] + gamma * sum(
+                share * (copies[other] - copies[rank]) for other in heard
+            )
     return weights
 
 
@@ -70,7 +88,9 @@ def test_gossip_with_a_codec_is_its_model(n: int) -> None:
         ends = []
         for graph, gamma in cases:
             weights = beginning(rank)
-            exchange = WeightExchange("test", GradientOptions(codec="topk:0.3"), Gossip(graph, gamma=gamma))
+            exchange = WeightExchange(
+                "test", GradientOptions(codec="topk:0.3"), Gossip(graph, gamma=gamma)
+            )
             slots = exchange.slots(weights)
             for step in range(1, 9):
                 for weight, change in zip(weights, drift(rank, step), strict=True):
@@ -82,7 +102,9 @@ def test_gossip_with_a_codec_is_its_model(n: int) -> None:
     found = job(n, fn)
     for place, (graph, gamma) in enumerate(cases):
         for rank, expected in enumerate(model(n, graph, gamma or 0.1, 8)):
-            np.testing.assert_allclose(found[rank][place], expected, rtol=1e-12, atol=1e-12, err_msg=graph)
+            np.testing.assert_allclose(
+                found[rank][place], expected, rtol=1e-12, atol=1e-12, err_msg=graph
+            )
 
 
 @pytest.mark.parametrize("graph", ["ring", "exponential"])
@@ -101,11 +123,17 @@ def test_the_mean_stays_and_ranks_come_to_one_mind_with_each_codec(graph: str) -
         return found
 
     ends = job(4, fn)
-    mean = np.mean([flat([np.random.default_rng(rank).standard_normal(40), np.full(3, float(rank))])
-                    for rank in range(4)], axis=0)  # fmt: skip
+    mean = np.mean(
+        [
+            flat([np.random.default_rng(rank).standard_normal(40), np.full(3, float(rank))])
+            for rank in range(4)
+        ],
+        axis=0,
+    )
     for spec, *ranks in zip(CODECS, *ends, strict=True):
         np.testing.assert_allclose(np.mean(ranks, axis=0), mean, atol=1e-6, err_msg=spec)
-        # what is smaller than a threshold is never sent; by two means for all numbers the last of the way is long
+        # what is smaller than a threshold is never sent; by two means for all numbers the last of
+        # the way is long
         bound = 0.2 if spec in ("threshold:0.05", "onebit") else 0.05
         assert np.abs(np.array(ranks) - mean).max() < bound, spec
 
@@ -122,7 +150,9 @@ def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
                     weight += np.asarray(change, weight.dtype)
                 kept(weights, step)
 
-        weights = [weight.astype(kind) for weight, kind in zip(beginning(rank), "fdff", strict=True)]
+        weights = [
+            weight.astype(kind) for weight, kind in zip(beginning(rank), "fdff", strict=True)
+        ]
         kept = KeptExchange("test", GradientOptions(codec=codec), Gossip("ring"))
         trained(kept, weights, range(1, 6))
         assert kept.exchange.codec is not None
@@ -140,7 +170,9 @@ def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
 
 
 def test_a_copy_that_neighbours_do_not_have_is_sent_anew() -> None:
-    """Rank 0's state goes to all in mid-run, say: the mean of all ranks' weights stays from then on."""
+    """Rank 0's state goes to all in mid-run, say: the mean of all ranks' weights stays from then
+    on.
+    """
 
     def fn(rank: int) -> tuple[Any, Any]:
         weights = [np.random.default_rng(rank).standard_normal(30)]
@@ -183,7 +215,9 @@ def test_ranks_recover_from_a_weight_that_is_not_finite(wrong: float) -> None:
 
     for spec, *ranks in zip(CODECS, *job(3, fn), strict=True):
         befores, afters = zip(*ranks, strict=True)
-        np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-9, err_msg=spec)
+        np.testing.assert_allclose(
+            np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-9, err_msg=spec
+        )
 
 
 def test_after_average_weights_ranks_do_not_come_apart_by_old_copies() -> None:
@@ -230,7 +264,11 @@ def test_copies_are_of_shapes_too_and_bytes_of_whole_ones_are_counted() -> None:
             assert exchange.codec.sent == 2 * (64 + 16)
             exchange(weights, exchange.slots(weights), 2)
             assert exchange.codec.sent == 2 * (64 + 16 + 16)
-            for others in ([*weights, more], [np.ones((6, 1)), np.ones(2)], [np.ones(2), np.ones((1, 6))]):
+            for others in (
+                [*weights, more],
+                [np.ones((6, 1)), np.ones(2)],
+                [np.ones(2), np.ones((1, 6))],
+            ):
                 exchange(others, exchange.slots(others), 3)
 
     job(3, fn)
@@ -259,7 +297,9 @@ def test_a_message_that_was_lost_is_sent_anew() -> None:
 
 @pytest.mark.parametrize("codec", ["", "int8"])
 def test_ranks_that_go_on_with_other_weights_of_the_same_size_are_told(codec: str) -> None:
-    """Each has frozen one: they would average what is left of one with what is left of the other."""
+    """Each has frozen one: they would average what is left of one with what is left of the
+    other.
+    """
 
     def fn(rank: int) -> str:
         kept = KeptExchange("test", GradientOptions(codec=codec or None), Gossip("ring"))
@@ -278,7 +318,10 @@ def test_ranks_that_go_on_with_other_weights_of_the_same_size_are_told(codec: st
 
     for rank, text in enumerate(job(2, fn)):
         left = ("second", "first")[rank]
-        assert f"rank {1 - rank} sent others than rank {rank} has: {left}. Add, freeze and unfreeze" in text
+        assert (
+            f"rank {1 - rank} sent others than rank {rank} has: {left}. Add, freeze and unfreeze"
+            in text
+        )
 
 
 def test_messages_of_other_weights_are_refused() -> None:
@@ -304,9 +347,18 @@ def test_how_far_ranks_go() -> None:
         assert isinstance(codec, Consensus)
         found[spec] = codec.consensus_step([(3, 300, 2), (64, 100), (300, 1), (7,)])
     assert found == {
-        "fp16": 1.0, "bf16": 1.0, "int8": 1.0, "onebit": 0.5, "topk:0.2": 0.1, "topk:0.01": 0.02, "randomk:0.2": 0.1,
-        "randomk:0.01": 0.005, "threshold:0.05": 0.5, "powersgd:1": 1 / 64, "powersgd:4": 4 / 64,
-    }  # fmt: skip
+        "fp16": 1.0,
+        "bf16": 1.0,
+        "int8": 1.0,
+        "onebit": 0.5,
+        "topk:0.2": 0.1,
+        "topk:0.01": 0.02,
+        "randomk:0.2": 0.1,
+        "randomk:0.01": 0.005,
+        "threshold:0.05": 0.5,
+        "powersgd:1": 1 / 64,
+        "powersgd:4": 4 / 64,
+    }
     assert Gossip("ring", gamma="0.25").spec == "gossip:ring,every=1,gamma=0.25"
     assert Gossip.parse("ring,gamma=1").gamma == 1.0
     for wrong in (0, 1.5, "x", "nan"):

@@ -1,4 +1,6 @@
-"""``gossip_async`` with a codec (CHOCO-SGD in pairs) against a model, and what must stay whatever gets lost."""
+"""``gossip_async`` with a codec (CHOCO-SGD in pairs) against a model, and what must stay whatever
+gets lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_ranks_are_their_model(graph: str) -> None:
 
     def fn(rank: int) -> Any:
         weights, statistics = beginning(rank), [np.zeros(2)]
-        exchange = WeightExchange("test", GradientOptions(codec=f"topk:{SHARE}"), AsyncGossip(graph))
+        exchange = WeightExchange(
+            "test", GradientOptions(codec=f"topk:{SHARE}"), AsyncGossip(graph)
+        )
         slots = exchange.slots(weights)
 
         def settle(place: int) -> None:
@@ -72,7 +76,8 @@ def test_ranks_are_their_model(graph: str) -> None:
     found = job(3, fn, store=True)
     model, steps = Model(), [0] * 3
     model.settle()
-    mine = list(model.weights)  # as each rank had them after its last exchange, before the average that it asked for
+    # as each rank had them after its last exchange, before the average that it asked for
+    mine = list(model.weights)
     for place, rank in enumerate(ORDER):
         steps[rank] += 1
         model.weights[rank] = model.weights[rank] + flat(drift(rank, place))
@@ -101,8 +106,12 @@ def ranks_of(spec: str, n: int) -> list[tuple[SharedWeights, CodedAverages, Any]
     return found
 
 
-def average(ranks: list[tuple[SharedWeights, CodedAverages, Any]], low: int, high: int, lost: str = "") -> None:
-    """As two ``PeerGroup`` do. ``lost``: on which way a message gets lost, and whether ``high`` hears of it."""
+def average(
+    ranks: list[tuple[SharedWeights, CodedAverages, Any]], low: int, high: int, lost: str = ""
+) -> None:
+    """As two ``PeerGroup`` do. ``lost``: on which way a message gets lost, and whether ``high``
+    hears of it.
+    """
     asking, answering = ranks[low][1], ranks[high][1]
     answering.greeted(low, asking.greeting(high))
     asking.greeted(high, answering.greeting(low))
@@ -122,14 +131,17 @@ def average(ranks: list[tuple[SharedWeights, CodedAverages, Any]], low: int, hig
 @pytest.mark.parametrize("spec", CODECS)
 def test_the_sum_stays_and_ranks_come_to_one_mind_whatever_gets_lost(spec: str) -> None:
     ranks = ranks_of(spec, 4)
-    first = [[array.copy() for array in (*shared.trained, *shared.statistics)] for shared, _, _ in ranks]
+    first = [
+        [array.copy() for array in (*shared.trained, *shared.statistics)] for shared, _, _ in ranks
+    ]
     random = np.random.default_rng(7)
     for turn in range(4000):
         low, high = sorted(random.choice(4, 2, replace=False).tolist())
         average(ranks, low, high, lost=("there" if turn % 2 else "back") if turn % 10 == 3 else "")
         if turn == 1000:
             ranks[2][1].forget()  # it has begun anew
-    # what is smaller than a threshold is never sent; by two means for all numbers the last of the way is long
+    # what is smaller than a threshold is never sent; by two means for all numbers the last of the
+    # way is long
     bound = 0.2 if spec in ("threshold:0.05", "onebit") else 0.05
     for place in range(3):
         mean = np.mean([arrays[place] for arrays in first], axis=0)
@@ -142,11 +154,16 @@ def test_the_sum_stays_and_ranks_come_to_one_mind_whatever_gets_lost(spec: str) 
 @pytest.mark.parametrize(
     ("spec", "shape", "to"),
     [
-        ("topk:0.02", (1000,), 0.5), ("topk:0.004", (1000,), 0.5), ("randomk:0.02", (1000,), 0.5),
-        ("powersgd:1", (100, 100), 0.8), ("powersgd:4", (100, 100), 0.5),
+        ("topk:0.02", (1000,), 0.5),
+        ("topk:0.004", (1000,), 0.5),
+        ("randomk:0.02", (1000,), 0.5),
+        ("powersgd:1", (100, 100), 0.8),
+        ("powersgd:4", (100, 100), 0.5),
     ],
-)  # fmt: skip
-def test_ranks_do_not_come_apart_where_little_is_sent(spec: str, shape: tuple[int, ...], to: float) -> None:
+)
+def test_ranks_do_not_come_apart_where_little_is_sent(
+    spec: str, shape: tuple[int, ...], to: float
+) -> None:
     codecs, random = [codec_of(spec) for _ in range(2)], np.random.default_rng(3)
     shared = [SharedWeights([random.standard_normal(shape)]) for _ in range(2)]
     ranks = [
@@ -167,14 +184,20 @@ def test_how_far_a_pair_goes_is_an_argument() -> None:
         shared = [SharedWeights([np.full(300, float(rank))]) for rank in range(2)]
         made = codec_of(codec)
         ranks: list[Any] = [
-            (one, CodedAverages(one, made, ["a"], rank, 0.5) if made else WholeAverages(one, 0.5), made)  # type: ignore[arg-type]
+            (
+                one,
+                CodedAverages(one, made, ["a"], rank, 0.5) if made else WholeAverages(one, 0.5),
+                made,
+            )  # type: ignore[arg-type]
             for rank, one in enumerate(shared)
         ]
         average(ranks, 0, 1)
         assert np.allclose(shared[0].trained[0], 0.25)
         assert np.allclose(shared[1].trained[0], 0.75)
     assert AsyncGossip.parse("ring,gamma=0.25").spec == "gossip_async:ring,every=1,gamma=0.25"
-    with pytest.raises(ValueError, match=r"gossip_async: gamma='2' must be more than 0 and at most 1"):
+    with pytest.raises(
+        ValueError, match=r"gossip_async: gamma='2' must be more than 0 and at most 1"
+    ):
         AsyncGossip(gamma="2")
 
 
@@ -208,6 +231,8 @@ def test_messages_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match=r"a message of .* bytes does not fit"):
             answering.room(sizes)
     for message in (np.zeros(24, np.uint8), np.zeros(3, np.uint8), other.lend(1)[0]):
-        with pytest.raises(ValueError, match=r"rank 1 cannot read what rank 0 sent of its weights .*the same codec"):
+        with pytest.raises(
+            ValueError, match=r"rank 1 cannot read what rank 0 sent of its weights .*the same codec"
+        ):
             answering.halve(0, [message, np.zeros(2)])
     asking.lend(1)

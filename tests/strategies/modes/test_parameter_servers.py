@@ -1,4 +1,6 @@
-"""Strategies over parameter servers, against models of themselves that are given the same order of events."""
+"""Strategies over parameter servers, against models of themselves that are given the same order of
+events.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ from tests.strategies.modes.test_modes import SHAPES, drift
 # Ranks in the order in which they step: some more often than others.
 ORDER = [0, 1, 2, 0, 0, 2, 1, 0, 2, 1, 1, 0]
 ASYNC = [
-    "ps_async", "ps_async:2", "ps_async:1,damp=1", "ssp:4,every=1", "ps_async:1,optimizer=adam,lr=0.1",
-    "ps_async threshold:0.7", "ssp:4,damp=1 threshold:0.7",
-]  # fmt: skip
+    "ps_async",
+    "ps_async:2",
+    "ps_async:1,damp=1",
+    "ssp:4,every=1",
+    "ps_async:1,optimizer=adam,lr=0.1",
+    "ps_async threshold:0.7",
+    "ssp:4,damp=1 threshold:0.7",
+]
 PUSHED = ("bf16", "int8", "onebit", "topk:0.2", "randomk:0.3", "powersgd:1")
 
 
@@ -38,7 +45,8 @@ def test_asynchronous_ranks_are_their_model() -> None:
             weights = [np.ones(shape) for shape in SHAPES]
             exchange = WeightExchange("test", GradientOptions(codec=codec), strategy)
             slots, step = exchange.slots(weights), 0
-            exchange.average([np.zeros(1)])  # all have found each other to be alike: from now on each goes by itself
+            # all have found each other to be alike: from now on each goes by itself
+            exchange.average([np.zeros(1)])
             for place, turn in enumerate(ORDER):
                 if turn == rank:
                     step += 1
@@ -66,8 +74,10 @@ def test_asynchronous_ranks_are_their_model() -> None:
 
 
 def model(strategy: ParameterServer, bound: float) -> tuple[list[Any], list[Any], list[list[int]]]:
-    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the staleness of pushes.
-    Of a push only what is ``bound`` or more is sent, and the rest with the next one."""
+    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the
+    staleness of pushes. Of a push only what is ``bound`` or more is sent, and the rest with the
+    next one.
+    """
     start = [np.ones(shape) for shape in SHAPES]
     ranks, anchors = [list(start) for _ in range(3)], [list(start) for _ in range(3)]
     centre, version, pulled, steps = list(start), 0, [0] * 3, [0] * 3
@@ -87,7 +97,9 @@ def model(strategy: ParameterServer, bound: float) -> tuple[list[Any], list[Any]
             centre[place] = centre[place] + own
 
     for place, rank in enumerate(ORDER):
-        ranks[rank] = [weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)]
+        ranks[rank] = [
+            weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)
+        ]
         steps[rank] += 1
         if steps[rank] % strategy.every == 0:
             stale = version - pulled[rank]
@@ -106,7 +118,10 @@ def stepped(strategy: ParameterServer, way: Any, kept: Any, place: int) -> Any:
         return way
     kept["m"][place] = 0.9 * kept["m"][place] + 0.1 * way
     kept["s"][place] = 0.999 * kept["s"][place] + 0.001 * way**2
-    mean, square = kept["m"][place] / (1 - 0.9 ** kept["t"]), kept["s"][place] / (1 - 0.999 ** kept["t"])
+    mean, square = (
+        kept["m"][place] / (1 - 0.9 ** kept["t"]),
+        kept["s"][place] / (1 - 0.999 ** kept["t"]),
+    )
     return strategy.lr * mean / (np.sqrt(square) + 1e-8 / np.sqrt(1 - 0.999 ** kept["t"]))
 
 
@@ -143,13 +158,18 @@ def test_ranks_that_push_by_a_codec_come_to_their_goal() -> None:
 
 
 def test_synchronous_ranks_step_together_also_after_a_join() -> None:
-    """Rank r has r + 2 steps before each join; what it has left is the mean of those that are there."""
+    """Rank r has r + 2 steps before each join; what it has left is the mean of those that are
+    there.
+    """
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
 
         exchange = WeightExchange("test", GradientOptions(), ParameterServer())
-        weights, statistics = [np.zeros(2), np.zeros(3, dtype=np.float32)], [np.full(1, float(rank))]
+        weights, statistics = (
+            [np.zeros(2), np.zeros(3, dtype=np.float32)],
+            [np.full(1, float(rank))],
+        )
         slots, want, step = exchange.slots(weights), 0.0, 0
         for _ in range(2):
             for number in range(rank + 2):
@@ -173,8 +193,9 @@ def test_synchronous_ranks_step_together_also_after_a_join() -> None:
 
 
 def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() -> None:
-    """They go with the weights: rank 2 has the last ones, and what nobody has pushed of them counts like its weights.
-    A rank that stopped has old ones, which were in the centre once already."""
+    """They go with the weights: rank 2 has the last ones, and what nobody has pushed of them counts
+    like its weights. A rank that stopped has old ones, which were in the centre once already.
+    """
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
@@ -184,7 +205,8 @@ def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() 
             weights, statistics = [np.zeros(2)], [np.zeros(1, dtype=np.float32)]
             slots, last = exchange.slots(weights), 0.0
             exchange.average([np.zeros(1)])  # all have found each other to be alike
-            for turn in [rank] if strategy.sync else range(3):  # one after the other, where nobody waits
+            # one after the other, where nobody waits
+            for turn in [rank] if strategy.sync else range(3):
                 for step in range(1, 4 * rank + 4) if turn == rank else ():
                     weights[0] += 1
                     statistics[0] += 0.9 * (step - statistics[0])
@@ -195,7 +217,8 @@ def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() 
                     hvd.barrier()
             unpushed = float(statistics[0][0]) - last
             hvd.join()
-            centre = hvd.broadcast(np.array([last]), 2)  # as the last rank that pushed has pulled it
+            # as the last rank that pushed has pulled it
+            centre = hvd.broadcast(np.array([last]), 2)
             exchange.average(weights, slots, statistics=statistics)
             want = centre + hvd.allreduce(np.array([unpushed]), op=hvd.Average)
             np.testing.assert_allclose(statistics[0], want, rtol=1e-5, err_msg=strategy.spec)
@@ -226,7 +249,9 @@ def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
 
 
 def test_a_centre_is_that_of_the_weights_of_now() -> None:
-    """Of weights that came later, of an earlier state that was loaded, and of a process set that was made anew."""
+    """Of weights that came later, of an earlier state that was loaded, and of a process set that
+    was made anew.
+    """
 
     def fn(rank: int) -> None:
         from farandole import context
@@ -243,14 +268,18 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
             weight += 1 + rank
         kept(weights, 2, statistics=[np.zeros(1)])
         assert [weight.tolist() for weight in weights] == [[8.0] * 2, [9.0] * 3]
-        kept.load_state_dict({"strategy": kept.strategy.spec, "slots": [[np.zeros(2), np.zeros(3)]]})
+        kept.load_state_dict(
+            {"strategy": kept.strategy.spec, "slots": [[np.zeros(2), np.zeros(3)]]}
+        )
         weights = [np.full(2, float(rank)), np.zeros(3)]
         kept(weights, 3)
         assert [weight.tolist() for weight in weights] == [[1.0] * 2, [0.0] * 3]
         for begin in (1.0, 11.0):
             pair = context.add_process_set([1, 2])
             if rank:
-                of_pair = KeptExchange("test", GradientOptions(process_set=pair), AsyncParameterServer())
+                of_pair = KeptExchange(
+                    "test", GradientOptions(process_set=pair), AsyncParameterServer()
+                )
                 weights = [np.full(2, begin)]
                 of_pair.begin(weights, np.copy)
                 of_pair(weights, 1)
@@ -278,8 +307,8 @@ def test_a_rank_that_alone_adds_a_weight_is_named_on_all(spec: str) -> None:
 
     for text in job(2, fn, store=True):
         assert text.startswith(
-            "test: all ranks must train the same weights, but rank 1 has added second of shape (3,) and type float64 "
-            "after exchange 2, and rank 0 has gone on without that, to exchange "
+            "test: all ranks must train the same weights, but rank 1 has added second of shape (3,)"
+            " and type float64 after exchange 2, and rank 0 has gone on without that, to exchange "
         ), text
 
 
@@ -300,8 +329,14 @@ def test_exchanges_that_are_no_collectives_are_in_the_timeline(tmp_path: Path) -
 
     job(2, fn, store=True, timeline=str(path))
     events = json.loads(path.read_text())
-    lines = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    told = {(lines[event["pid"]], event["name"]) for event in events if event["ph"] == "X" and event["dur"]}
+    lines = {
+        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
+    told = {
+        (lines[event["pid"]], event["name"])
+        for event in events
+        if event["ph"] == "X" and event["dur"]
+    }
     assert {("test.weights.1", "SERVERS_PUSH"), ("test.weights.1", "SERVERS_PULL")} <= told
     assert ("test.weights.2", "AVERAGE_WITH_RANK_1") in told
 
@@ -344,12 +379,16 @@ def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> No
 @pytest.mark.parametrize(
     ("spec", "full"),
     [
-        ("ps", "ps:1,backup=0"), ("ps:2,backup=1", "ps:2,backup=1"), ("ps_async", "ps_async:1"),
-        ("ps:backup=1", "ps:1,backup=1"), ("ps_async:4,damp=1", "ps_async:4,damp=1"), ("ssp:2", "ssp:2,every=1"),
+        ("ps", "ps:1,backup=0"),
+        ("ps:2,backup=1", "ps:2,backup=1"),
+        ("ps_async", "ps_async:1"),
+        ("ps:backup=1", "ps:1,backup=1"),
+        ("ps_async:4,damp=1", "ps_async:4,damp=1"),
+        ("ssp:2", "ssp:2,every=1"),
         ("ssp:0,every=8,optimizer=momentum", "ssp:0,every=8,optimizer=momentum,lr=1,momentum=0.9"),
         ("ps_async:1,optimizer=adam", "ps_async:1,optimizer=adam,lr=0.001,momentum=0.9"),
     ],
-)  # fmt: skip
+)
 def test_specs(spec: str, full: str) -> None:
     found = strategy_of(spec)
     assert not isinstance(found, str)
@@ -359,14 +398,20 @@ def test_specs(spec: str, full: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("ps:0", "ps: every='0' must be a whole number, at least 1"), ("ssp:-1", "ssp: bound='-1' must be a whole"),
+        ("ps:0", "ps: every='0' must be a whole number, at least 1"),
+        ("ssp:-1", "ssp: bound='-1' must be a whole"),
         ("ps:1,2", "ps: strategy='ps:1,2' must be a first argument, then others by name"),
-        ("ps_async:2,backup=1", "ps_async: backup='1' must be left out: ps_async takes every, damp, optimizer,"),
-        ("ps_async:damp=2", "damp='2' must be 0 or 1"), ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
-        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"), ("ps:optimizer=sgd,lr=-1", "lr='-1' must be a number, 0"),
+        (
+            "ps_async:2,backup=1",
+            "ps_async: backup='1' must be left out: ps_async takes every, damp, optimizer,",
+        ),
+        ("ps_async:damp=2", "damp='2' must be 0 or 1"),
+        ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
+        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"),
+        ("ps:optimizer=sgd,lr=-1", "lr='-1' must be a number, 0"),
         ("ps:backup=1,2", "must be a first argument"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense(spec: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         strategy_of(spec)
@@ -375,9 +420,21 @@ def test_what_makes_no_sense(spec: str, text: str) -> None:
 def test_what_ranks_cannot_do() -> None:
     def fn(rank: int) -> None:
         for strategy, weights, text in [
-            (ParameterServer(backup=2), [np.ones(2)], "ps: backup=2 must be less than the number of ranks, 2"),
-            (SSP(1 + rank), [np.ones(2)], rf"rank {rank} has 'ssp:{1 + rank},every=1' and rank {1 - rank} has"),
-            (SSP(0), [np.ones(2 + rank)], r"rank [01] has weight 0 of shape \([23],\) .* where rank [01] has weight 0"),
+            (
+                ParameterServer(backup=2),
+                [np.ones(2)],
+                "ps: backup=2 must be less than the number of ranks, 2",
+            ),
+            (
+                SSP(1 + rank),
+                [np.ones(2)],
+                rf"rank {rank} has 'ssp:{1 + rank},every=1' and rank {1 - rank} has",
+            ),
+            (
+                SSP(0),
+                [np.ones(2 + rank)],
+                r"rank [01] has weight 0 of shape \([23],\) .* where rank [01] has weight 0",
+            ),
         ]:  # type: ParameterServer, Sequence[Any], str
             exchange = WeightExchange("DistributedOptimizer", GradientOptions(), strategy)
             with pytest.raises(ValueError, match=text):
@@ -389,7 +446,10 @@ def test_what_ranks_cannot_do() -> None:
 def test_without_a_job_there_is_a_cure() -> None:
     def fn(rank: int) -> None:
         exchange = WeightExchange("DistributedOptimizer", GradientOptions(), SSP())
-        with pytest.raises(ValueError, match=r"parameter servers need the store of a job.*start it with farandole run"):
+        with pytest.raises(
+            ValueError,
+            match=r"parameter servers need the store of a job.*start it with farandole run",
+        ):
             exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
 
     job(2, fn)
@@ -402,14 +462,17 @@ def _train(rank: int) -> None:
     exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
 
 
-def test_a_set_without_rank_0_in_a_job_without_a_driver_is_told_who_would_start_the_servers() -> None:
+def test_a_set_without_rank_0_in_a_job_without_a_driver_is_told_who_would_start_the_servers() -> (
+    None
+):
     def fn(rank: int) -> None:
         from farandole import context
         from farandole.errors import RendezvousError
 
         if rank:
             with pytest.raises(
-                RendezvousError, match=r"did not start within 0\.1 s.*rank 0 does when it uses it itself"
+                RendezvousError,
+                match=r"did not start within 0\.1 s.*rank 0 does when it uses it itself",
             ):
                 context.servers()
 

@@ -1,5 +1,7 @@
 # ruff: noqa -- written as users of Horovod write
-"""Elastic training with TensorFlow and with Keras, as users of Horovod write it, in a job of fixed size."""
+"""Elastic training with TensorFlow and with Keras, as users of Horovod write it, in a job of fixed
+size.
+"""
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as khvd
@@ -47,11 +49,14 @@ def train(state):
     return float(loss)
 
 
-training_step(x[:32], y[:32], allreduce=False)  # Horovod's programs make the optimizer's variables so
+# Horovod's programs make the optimizer's variables so
+training_step(x[:32], y[:32], allreduce=False)
 state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 state.register_reset_callbacks([lambda: optimizer.learning_rate.assign(0.02 * hvd.size())])
 loss = train(state)
-same = hvd.allgather_object([variable.numpy().tolist() for variable in [*model.weights, *optimizer.variables]])
+same = hvd.allgather_object(
+    [variable.numpy().tolist() for variable in [*model.weights, *optimizer.variables]]
+)
 print(f"loop {hvd.rank()} loss {loss:.3f} same {same[0] == same[-1]} batch {state.batch}")
 
 # ---- Keras ----
@@ -59,8 +64,9 @@ print(f"loop {hvd.rank()} loss {loss:.3f} same {same[0] == same[-1]} batch {stat
 model = net()
 model.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    optimizer=khvd.DistributedOptimizer(keras.optimizers.Adam(0.02 * khvd.size())), metrics=["accuracy"],
-)  # fmt: skip
+    optimizer=khvd.DistributedOptimizer(keras.optimizers.Adam(0.02 * khvd.size())),
+    metrics=["accuracy"],
+)
 state = khvd.elastic.KerasState(model, batch=0, epoch=0)
 state.register_reset_callbacks([lambda: None])
 callbacks = [
@@ -79,5 +85,6 @@ def fit(state):
 fit(state)
 same = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
 print(
-    f"keras {hvd.rank()} loss {model.evaluate(x, y, verbose=0)[0]:.3f} same {same[0] == same[-1]} batch {state.epoch}"
+    f"keras {hvd.rank()} loss {model.evaluate(x, y, verbose=0)[0]:.3f} same {same[0] == same[-1]}"
+    f" batch {state.epoch}"
 )

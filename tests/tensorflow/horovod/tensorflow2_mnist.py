@@ -56,4 +56,6 @@ if hvd.rank() == 0:
     checkpoint.save(sys.argv[1] + "/checkpoint")
 mean = hvd.allreduce(loss_value, name="loss")
 weights = hvd.allgather(tf.reshape(mnist_model.trainable_variables[0], (1, -1)))
-print(f"rank {hvd.rank()} loss {mean.numpy():.4f} same {np.ptp(weights.numpy(), axis=0).max() == 0}")
+print(
+    f"rank {hvd.rank()} loss {mean.numpy():.4f} same {np.ptp(weights.numpy(), axis=0).max() == 0}"
+)

@@ -13,7 +13,9 @@ def main(_):
     x = tf.placeholder(tf.float32, [None, 6], name="x")
     y = tf.placeholder(tf.float32, [None, 1], name="y")
     with tf.variable_scope("layer"):
-        weights = tf.get_variable("weights", [6, 1], initializer=tf.random_normal_initializer(seed=hvd.rank()))
+        weights = tf.get_variable(
+            "weights", [6, 1], initializer=tf.random_normal_initializer(seed=hvd.rank())
+        )
     loss = tf.losses.mean_squared_error(y, tf.matmul(x, weights))
     opt = tf.train.AdamOptimizer(0.02 * hvd.size())
     opt = hvd.DistributedOptimizer(opt)
@@ -31,7 +33,9 @@ def main(_):
         while not mon_sess.should_stop():
             batch = random.normal(size=(32, 6))
             target = batch.sum(axis=1, keepdims=True)
-            _, value, found = mon_sess.run([train_op, loss, weights], feed_dict={x: batch, y: target})
+            _, value, found = mon_sess.run(
+                [train_op, loss, weights], feed_dict={x: batch, y: target}
+            )
     everyone = hvd.allgather_object(found.tolist())
     print(f"rank {hvd.rank()} loss {value:.4f} same {everyone[0] == everyone[1]}")
 

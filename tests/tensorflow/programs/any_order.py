@@ -1,4 +1,6 @@
-"""200 collectives, which every rank asks for in an order of its own: in eager mode, in a function and in a session."""
+"""200 collectives, which every rank asks for in an order of its own: in eager mode, in a function
+and in a session.
+"""
 
 import random
 import sys
@@ -69,7 +71,8 @@ if __name__ == "__main__":
     x = tf.constant([1.0, 2.0])
     with ThreadPoolExecutor(COUNT) as threads:
         one = {
-            number: threads.submit(hvd.allreduce, x * float(number), op=hvd.Sum, name=f"{number}") for number in free
+            number: threads.submit(hvd.allreduce, x * float(number), op=hvd.Sum, name=f"{number}")
+            for number in free
         }
         check([one[number].result().numpy() for number in range(COUNT)])
     check_that_autograph_rewrites_this_file_alone()
@@ -81,7 +84,9 @@ if __name__ == "__main__":
         with tf.Graph().as_default():
             place = tf.compat.v1.placeholder(tf.float32, [2])
             fetches = build(free, place, False) if threads == 1 else build(common, place, True)
-            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=True)
+            config = tf.compat.v1.ConfigProto(
+                inter_op_parallelism_threads=threads, use_per_session_threads=True
+            )
             with tf.compat.v1.Session(config=config) as session:
                 for _ in range(3):
                     check(session.run(fetches, {place: [1.0, 2.0]}))

@@ -1,8 +1,9 @@
-"""PyTorch's own tests of torch.distributed, which its wheel brings, on Farandole's wires under the name of Gloo.
+"""PyTorch's own tests of torch.distributed, which its wheel brings, on Farandole's wires under the
+name of Gloo.
 
-``python -m tests.torch.distributed.suite [names]`` runs them on 2 ranks and tells how each ended; with Gloo
-itself: ``SUITE_BACKEND=gloo`` in front. PyTorch starts new processes for each test, which takes seconds; here the same
-two run all of them.
+``python -m tests.torch.distributed.suite [names]`` runs them on 2 ranks and tells how each ended;
+with Gloo itself: ``SUITE_BACKEND=gloo`` in front. PyTorch starts new processes for each test, which
+takes seconds; here the same two run all of them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,23 @@ from typing import Any
 HERE = Path(__file__).parent
 EXCEPTIONS = HERE / "suite_exceptions.txt"
 PASSED = "passed"
-VARIABLES = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "env://", "TEMP_DIR": tempfile.gettempdir()}
+VARIABLES = {
+    "BACKEND": "gloo",
+    "WORLD_SIZE": "2",
+    "INIT_METHOD": "env://",
+    "TEMP_DIR": tempfile.gettempdir(),
+}
 SECONDS = 60.0  # until a rank that waits for the other one in a test gives up
 
 
 def exceptions() -> dict[str, str]:
     """The tests that do not pass, and why."""
-    lines = [line for line in EXCEPTIONS.read_text().splitlines() if line and not line.startswith("#")]
-    return {name.strip(): reason.strip() for name, _, reason in (line.partition(":") for line in lines)}
+    lines = [
+        line for line in EXCEPTIONS.read_text().splitlines() if line and not line.startswith("#")
+    ]
+    return {
+        name.strip(): reason.strip() for name, _, reason in (line.partition(":") for line in lines)
+    }
 
 
 def names() -> list[str]:
@@ -45,7 +55,9 @@ def names() -> list[str]:
     ]
 
 
-def outcomes(rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole") -> dict[str, str]:
+def outcomes(
+    rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole"
+) -> dict[str, str]:
     """How each test ended on this rank of 2: passed, skipped, or the error. Collective."""
     module = _module()
     try:
@@ -66,15 +78,19 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
     torch.manual_seed(0)
     random.seed(0)
     module.INIT_METHOD = f"file://{folder}/again"  # for those that begin anew
-    module.PROFILING_SUPPORTED_BACKENDS = []  # else they look for the events that Gloo gives PyTorch's profiler
+    # else they look for the events that Gloo gives PyTorch's profiler
+    module.PROFILING_SUPPORTED_BACKENDS = []
     test = _suite(module)(name)
     test.rank, test.file_name = rank, str(folder / "store")
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             dist.init_process_group(
-                "gloo", init_method=f"file://{folder}/store", world_size=2, rank=rank,
+                "gloo",
+                init_method=f"file://{folder}/store",
+                world_size=2,
+                rank=rank,
                 timeout=timedelta(seconds=SECONDS),
-            )  # fmt: skip
+            )
             dist.set_debug_level(dist.DebugLevel.OFF)
             test._barrier()
             getattr(test, name)()
@@ -95,12 +111,15 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
 
 def _suite(module: Any) -> Any:
     class Suite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
-        """Without the processes that it starts: the number of its rank says that it is one of them."""
+        """Without the processes that it starts: the number of its rank says that it is one of
+        them.
+        """
 
         world_size = 2
 
         def _barrier(self, wait_for: int = 2, timeout: float = 10.0) -> None:
-            module.Barrier.sync(wait_for, max(timeout, SECONDS))  # by files: a busy machine may take its time
+            # by files: a busy machine may take its time
+            module.Barrier.sync(wait_for, max(timeout, SECONDS))
 
     return Suite
 
@@ -114,7 +133,9 @@ def _named_gloo(ours: bool) -> Iterator[None]:
     from farandole.torch.distributed import FarandoleProcessGroup
 
     class NamedGloo(FarandoleProcessGroup):
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)) -> None:
+        def __init__(
+            self, store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)
+        ) -> None:
             super().__init__(store, rank, size, timeout.total_seconds())
             self.gloo_options = types.SimpleNamespace()
 
@@ -139,7 +160,8 @@ def _named_gloo(ours: bool) -> Iterator[None]:
 def _module() -> Any:
     """PyTorch's; it reads the environment when it is imported, and in tests."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        sys.modules["expecttest"] = types.ModuleType("expecttest")  # PyTorch's tests derive from its class alone
+        # PyTorch's tests derive from its class alone
+        sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
     os.environ.update(VARIABLES)
     from torch.testing._internal.distributed import distributed_test
@@ -155,7 +177,11 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
             try:
-                both = pool.spread(2, lambda rank, name=name: outcomes(rank, folder, [name], backend), deadline=200.0)
+                both = pool.spread(
+                    2,
+                    lambda rank, name=name: outcomes(rank, folder, [name], backend),
+                    deadline=200.0,
+                )
                 found = [each[name] for each in both]
             except Exception as error:
                 found = [f"{type(error).__name__}: {error}"]

@@ -1,4 +1,6 @@
-"""Every collective gives what Gloo gives: to the bit for integers, bits, minimum and maximum; to rounding for sums."""
+"""Every collective gives what Gloo gives: to the bit for integers, bits, minimum and maximum; to
+rounding for sums.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ def against_gloo(rank: int) -> None:
             rough = mine.dtype in (torch.float16, torch.bfloat16)
             wide = torch.complex128 if mine.is_complex() else torch.float64
             torch.testing.assert_close(
-                mine.to(wide), theirs.to(wide), rtol=2e-2 if rough else 1e-5, atol=2e-2 if rough else 1e-5
+                mine.to(wide),
+                theirs.to(wide),
+                rtol=2e-2 if rough else 1e-5,
+                atol=2e-2 if rough else 1e-5,
             )
         digests.append((what, zlib.crc32(mine.contiguous().reshape(-1).view(torch.uint8).numpy())))
 
     digests: list[tuple[object, int]] = []
-    cases = [(dtype, kind) for dtype in (*integers, torch.bool, *floats)
-             for kind in (op.SUM, op.PRODUCT, op.MIN, op.MAX)]  # fmt: skip
+    cases = [
+        (dtype, kind)
+        for dtype in (*integers, torch.bool, *floats)
+        for kind in (op.SUM, op.PRODUCT, op.MIN, op.MAX)
+    ]
     cases += [(dtype, kind) for dtype in integers for kind in (op.BAND, op.BOR, op.BXOR)]
     cases += [(torch.complex64, op.SUM), (torch.complex128, op.SUM)]
     for dtype, kind in cases:
@@ -57,7 +65,14 @@ def against_gloo(rank: int) -> None:
     dist.all_gather_object(all_digests, digests)
     assert all_digests[0] == all_digests[rank], "ranks have other bits"
 
-    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8):
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.uint8,
+    ):
         for length in (4, 100_003):
             moves(rank, n, group, values(dtype, length), same)
     reduces(rank, n, group, values, same)
@@ -88,7 +103,9 @@ def moves(rank: int, n: int, group: Any, given: Any, same: Any) -> None:
     dist.scatter(part, lists[0] if rank == 2 else None, src=2, group=group)
     assert torch.equal(part, lists[0][rank]), ("scatter", *what)
     parts = [torch.zeros_like(given) for _ in range(n)]
-    dist.all_to_all(parts, [given if peer == rank else lists[0][peer] for peer in range(n)], group=group)
+    dist.all_to_all(
+        parts, [given if peer == rank else lists[0][peer] for peer in range(n)], group=group
+    )
     assert all(torch.equal(part, lists[0][rank]) for part in parts), ("all_to_all", *what)
     splits = [rank + 1] * n  # to rank i go rank + 1 numbers, from it come i + 1
     rows = given[: (rank + 1) * n] if len(given) > 100 else given.repeat(3)[: (rank + 1) * n]
@@ -117,7 +134,9 @@ def reduces(rank: int, n: int, group: Any, values: Any, same: Any) -> None:
         dist.reduce_scatter_tensor(out, given, group=group)
         torch.testing.assert_close(out, total[rank * length : (rank + 1) * length])
         out.zero_()
-        dist.reduce_scatter(out, [part.clone() for part in given.split(length)], dist.ReduceOp.AVG, group=group)
+        dist.reduce_scatter(
+            out, [part.clone() for part in given.split(length)], dist.ReduceOp.AVG, group=group
+        )
         torch.testing.assert_close(out, total[rank * length : (rank + 1) * length] / n)
         factor = torch.distributed._make_nccl_premul_sum(0.5)
         scaled = given.clone()
@@ -162,7 +181,9 @@ def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
 
 
 def overlapping(rank: int) -> None:
-    """On 3 ranks: what is given and what is taken lie in one piece of memory, at its place in it and elsewhere."""
+    """On 3 ranks: what is given and what is taken lie in one piece of memory, at its place in it
+    and elsewhere.
+    """
     import torch
     from torch import distributed as dist
 
@@ -180,20 +201,30 @@ def overlapping(rank: int) -> None:
         part = whole[length // 2 :][:length]
         part.copy_(numbers[:length] + rank)
         dist.all_gather_into_tensor(whole, part)
-        assert torch.equal(whole, torch.cat([numbers[:length] + peer for peer in range(n)])), ("all_gather", length)
+        assert torch.equal(whole, torch.cat([numbers[:length] + peer for peer in range(n)])), (
+            "all_gather",
+            length,
+        )
 
         rows = [[length + (source * 2 + target) % 3 for target in range(n)] for source in range(n)]
         sent, received = rows[rank], [rows[peer][rank] for peer in range(n)]
         whole = torch.zeros(n * (length + 3), dtype=torch.float64)
-        whole[: sum(sent)] = torch.cat([torch.full((sent[peer],), 10.0 * rank + peer) for peer in range(n)])
+        whole[: sum(sent)] = torch.cat(
+            [torch.full((sent[peer],), 10.0 * rank + peer) for peer in range(n)]
+        )
         dist.all_to_all_single(whole[: sum(received)], whole[: sum(sent)], received, sent)
-        expected = torch.cat([torch.full((received[peer],), 10.0 * peer + rank) for peer in range(n)])
+        expected = torch.cat(
+            [torch.full((received[peer],), 10.0 * peer + rank) for peer in range(n)]
+        )
         assert torch.equal(whole[: sum(received)], expected.double()), ("all_to_all", length)
 
         parts = [torch.full((length,), 10.0 * rank + peer) for peer in range(n)]
         dist.all_to_all([parts[(peer + 1) % n] for peer in range(n)], parts)
         for peer in range(n):
-            assert (parts[(peer + 1) % n] == 10.0 * peer + rank).all(), ("all_to_all of a list", length)
+            assert (parts[(peer + 1) % n] == 10.0 * peer + rank).all(), (
+                "all_to_all of a list",
+                length,
+            )
 
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
@@ -245,7 +276,8 @@ def of_functional_collectives(rank: int) -> None:
             assert not torch._C._distributed_c10d._get_work_registry_size()
 
     given = torch.arange(4.0) + rank
-    box = dist.all_reduce(given, async_op=True).boxed()  # as C++ takes it: of the work itself, nothing is kept
+    # as C++ takes it: of the work itself, nothing is kept
+    box = dist.all_reduce(given, async_op=True).boxed()
     dist.Work.unbox(box).wait()
     assert torch.equal(given, total)
 
@@ -266,9 +298,11 @@ def strange_roots(_: int) -> None:
 
     ones: Any = torch.ones(3)
     calls: list[Any] = [
-        lambda root: dist.broadcast(ones, root), lambda root: dist.reduce(ones, root),
-        lambda root: dist.gather(ones, None, root), lambda root: dist.scatter(ones, None, root),
-    ]  # fmt: skip
+        lambda root: dist.broadcast(ones, root),
+        lambda root: dist.reduce(ones, root),
+        lambda root: dist.gather(ones, None, root),
+        lambda root: dist.scatter(ones, None, root),
+    ]
     for call in calls:
         for root in (2, 7):
             with pytest.raises(ValueError, match=f"the root {root} is no member of .* 0 to 1"):
@@ -290,9 +324,14 @@ def averages_of_int64(rank: int) -> None:
     for count in (0, 1, 2, 70_000):
         chance = [torch.Generator().manual_seed(k) for k in range(n)]
         some = [torch.randint(-(2**63), 2**63 - 1, (count * n,), generator=each) for each in chance]
-        some = [torch.where(torch.arange(count * n) % 3 == 0, 2**63 - 1 - k, each) for k, each in enumerate(some)]
+        some = [
+            torch.where(torch.arange(count * n) % 3 == 0, 2**63 - 1 - k, each)
+            for k, each in enumerate(some)
+        ]
         sums = [sum(row) for row in zip(*[each.tolist() for each in some], strict=True)]
-        right = torch.tensor([abs(total) // n * (1 if total > 0 else -1) for total in sums], dtype=torch.int64)
+        right = torch.tensor(
+            [abs(total) // n * (1 if total > 0 else -1) for total in sums], dtype=torch.int64
+        )
         reduced, to_one = some[rank].clone(), some[rank].clone()
         dist.all_reduce(reduced, mean)
         assert torch.equal(reduced, right)
@@ -318,7 +357,9 @@ def of_the_meta_device(_: int) -> None:
     nothing = torch.ones(3, device="meta")
     calls: list[Any] = [dist.all_reduce, lambda tensor: dist.send(tensor, 1 - dist.get_rank())]
     for call in calls:
-        with pytest.raises(ValueError, match=r"on the meta device has no elements.* module.to_empty"):
+        with pytest.raises(
+            ValueError, match=r"on the meta device has no elements.* module.to_empty"
+        ):
             call(nothing)
     dist.barrier()
 
@@ -328,7 +369,9 @@ def test_a_tensor_without_elements_is_told_what_gives_it_some() -> None:
 
 
 def in_inference_mode(rank: int) -> None:
-    """With gaps, so that they are copied, on a thread of ours: the mode is that of the program's thread alone."""
+    """With gaps, so that they are copied, on a thread of ours: the mode is that of the program's
+    thread alone.
+    """
     import torch
     from torch import distributed as dist
 

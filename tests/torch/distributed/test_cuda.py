@@ -8,12 +8,24 @@ import pytest
 
 from tests.torch.distributed.tools import members
 from tests.torch.gpus import NCCL, apart, place, with_gpu
-from tests.torch.test_optimizer import OPTIMIZERS, alone, assert_close, data, loss_of, net, part, values
+from tests.torch.test_optimizer import (
+    OPTIMIZERS,
+    alone,
+    assert_close,
+    data,
+    loss_of,
+    net,
+    part,
+    values,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = with_gpu
-BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.skipif(not NCCL, reason="torch was built without NCCL"))]
+BACKENDS = [
+    "gloo",
+    pytest.param("nccl", marks=pytest.mark.skipif(not NCCL, reason="torch was built without NCCL")),
+]
 
 
 def gpu_members(n: int, fn: Any, backend: str) -> list[Any]:

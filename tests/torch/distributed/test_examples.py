@@ -1,4 +1,6 @@
-"""Models that are split over workers train as on one: their layers on different ones, or their matrices."""
+"""Models that are split over workers train as on one: their layers on different ones, or their
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def load(script: str) -> Any:
 def on_one_process(example: Any) -> list[float]:
     import torch
 
-    layers = torch.nn.Sequential(*example.make_layers()) if hasattr(example, "make_layers") else example.make_model()
+    layers = (
+        torch.nn.Sequential(*example.make_layers())
+        if hasattr(example, "make_layers")
+        else example.make_model()
+    )
     optimizer, losses = torch.optim.SGD(layers.parameters(), lr=0.1), []
     for step in range(STEPS):
         rows, targets = example.batch(step)

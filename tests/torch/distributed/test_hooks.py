@@ -15,7 +15,9 @@ BUSY = 0.06  # seconds; longer than anybody waits before running what another th
 
 
 def power_sgd(rank: int) -> None:
-    """On 2 ranks, of which one computes for long between two buckets, and sleeps. Backward has calls of its own."""
+    """On 2 ranks, of which one computes for long between two buckets, and sleeps. Backward has
+    calls of its own.
+    """
     import torch
     from torch import distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
@@ -31,7 +33,9 @@ def power_sgd(rank: int) -> None:
     wanted = trained(gloo, one_by_one, rank, busy=0.0)
     for overlap in (False, True):
         world._spare = overlap
-        for found, expected in zip(trained(world, powerSGD_hook, rank, busy=BUSY * rank), wanted, strict=True):
+        for found, expected in zip(
+            trained(world, powerSGD_hook, rank, busy=BUSY * rank), wanted, strict=True
+        ):
             torch.testing.assert_close(found, expected)
     world._spare = spare
 
@@ -76,15 +80,20 @@ def built_in(rank: int) -> None:
         found = []
         for group in (dist.new_group(backend="gloo"), dist.group.WORLD):
             torch.manual_seed(7)
-            model = DistributedDataParallel(torch.nn.Linear(40, 48), process_group=group, bucket_cap_mb=0.005)
+            model = DistributedDataParallel(
+                torch.nn.Linear(40, 48), process_group=group, bucket_cap_mb=0.005
+            )
             model._register_builtin_comm_hook(kind)
             model(torch.randn(8, 40) + rank).square().mean().backward()
             found.append([parameter.grad for parameter in model.parameters()])
-        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)  # of 2 ranks: one sum has one rounding
+        # of 2 ranks: one sum has one rounding
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
-    """The parameters of a model with several buckets after steps of which the last ones compress."""
+    """The parameters of a model with several buckets after steps of which the last ones
+    compress.
+    """
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
     from torch.nn.parallel import DistributedDataParallel
@@ -96,8 +105,10 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
 
         @staticmethod
         def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
-            torch.distributed.all_reduce(gradient.sum(), group=group)  # as batch norm over all ranks
-            if gradient.shape[1] == 40:  # in the middle; as threads of a kernel sleep that wait for each other
+            # as batch norm over all ranks
+            torch.distributed.all_reduce(gradient.sum(), group=group)
+            # in the middle; as threads of a kernel sleep that wait for each other
+            if gradient.shape[1] == 40:
                 time.sleep(busy)
             end = time.monotonic() + busy
             while time.monotonic() < end:
@@ -110,12 +121,17 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
 
     torch.manual_seed(7)
     model = DistributedDataParallel(
-        torch.nn.Sequential(Layer(40, 48), torch.nn.Tanh(), Layer(48, 40), torch.nn.Tanh(), Layer(40, 48)),
-        process_group=group, bucket_cap_mb=0.005,
-    )  # fmt: skip
+        torch.nn.Sequential(
+            Layer(40, 48), torch.nn.Tanh(), Layer(48, 40), torch.nn.Tanh(), Layer(40, 48)
+        ),
+        process_group=group,
+        bucket_cap_mb=0.005,
+    )
     state = PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=2)
     seen: set[int] = set()
-    model.register_comm_hook(state, lambda state, bucket: seen.add(bucket.index()) or hook(state, bucket))
+    model.register_comm_hook(
+        state, lambda state, bucket: seen.add(bucket.index()) or hook(state, bucket)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(rank)
     for _ in range(4):

@@ -1,4 +1,6 @@
-"""Tensors that are given again and again are worked on where they stand: with the same results, apart from forks."""
+"""Tensors that are given again and again are worked on where they stand: with the same results,
+apart from forks.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +42,38 @@ def test_results_are_those_of_tensors_that_are_given_once(n: int) -> None:
         from torch import distributed as dist
 
         some = torch.Generator().manual_seed(rank)
-        kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.complex64]
+        kinds = [
+            torch.float32,
+            torch.float64,
+            torch.bfloat16,
+            torch.float16,
+            torch.int8,
+            torch.int64,
+            torch.complex64,
+        ]
         for dtype in kinds:
             lasting = torch.empty(1_200_003 // dtype.itemsize, dtype=dtype)
             for turn in range(TIMES):
-                op = dist.ReduceOp.AVG if dtype.is_floating_point and turn % 2 else dist.ReduceOp.SUM
+                op = (
+                    dist.ReduceOp.AVG if dtype.is_floating_point and turn % 2 else dist.ReduceOp.SUM
+                )
                 given = torch.randn(len(lasting), generator=some).mul(10).to(dtype)
                 lasting.copy_(given)
                 dist.all_reduce(lasting, op)
                 whole = given.new_empty(n, len(given))
                 dist.all_gather_into_tensor(whole.view(-1), given)
                 wide = torch.complex128 if dtype.is_complex else torch.float64
-                wanted = (whole.sum(0) if dtype in (torch.int8, torch.int64) else whole.to(wide).sum(0)).to(wide)
+                wanted = (
+                    whole.sum(0) if dtype in (torch.int8, torch.int64) else whole.to(wide).sum(0)
+                ).to(wide)
                 if op == dist.ReduceOp.AVG:
                     wanted /= n
-                rough = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 0.02, torch.float16: 5e-3}
+                rough = {
+                    torch.float32: 1e-5,
+                    torch.complex64: 1e-5,
+                    torch.bfloat16: 0.02,
+                    torch.float16: 5e-3,
+                }
                 limit = rough.get(dtype, 1e-12)
                 torch.testing.assert_close(lasting.to(wide), wanted, rtol=limit, atol=limit)
                 dist.all_gather_into_tensor(whole.view(-1), lasting)
@@ -105,7 +124,9 @@ def test_a_map_that_others_have_a_part_in_keeps_its_results() -> None:
         from torch import distributed as dist
 
         tensor = torch.empty(LENGTH).share_memory_()
-        other = torch.UntypedStorage._new_shared_filename_cpu(*tensor.untyped_storage()._share_filename_cpu_())
+        other = torch.UntypedStorage._new_shared_filename_cpu(
+            *tensor.untyped_storage()._share_filename_cpu_()
+        )
         seen = torch.empty(0).set_(other)
         for turn in range(TIMES):
             dist.all_reduce(tensor.fill_(turn))
@@ -300,7 +321,10 @@ def test_memory_that_the_program_holds_without_a_tensor_is_kept() -> None:
             lambda: torch.frombuffer(some_bytes, dtype=torch.float32),
             lambda: torch.empty(0).set_(of_storage),
         ]
-        tensors, found = [torch.from_numpy(array), torch.frombuffer(some_bytes, dtype=torch.float32), own], []
+        tensors, found = (
+            [torch.from_numpy(array), torch.frombuffer(some_bytes, dtype=torch.float32), own],
+            [],
+        )
         del own
         while tensors:
             found.append(registered(tensors[0]))
@@ -315,7 +339,9 @@ def test_memory_that_the_program_holds_without_a_tensor_is_kept() -> None:
     assert members(2, fn) == [[False, False, True]] * 2
 
 
-def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up(tmp_path: Path) -> None:
+def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up(
+    tmp_path: Path,
+) -> None:
     given_up = tmp_path / "rank 0 has given up"
 
     def fn(rank: int) -> Any:
@@ -356,7 +382,9 @@ def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up(t
 
 
 def test_ranks_fork_at_once_while_calls_of_several_groups_run() -> None:
-    """One that waited for a group's call to end, and held another group, would wait for the other rank's fork."""
+    """One that waited for a group's call to end, and held another group, would wait for the other
+    rank's fork.
+    """
 
     def fn(rank: int) -> float:
         import os
@@ -407,7 +435,9 @@ def test_a_rank_that_may_open_no_more_files() -> None:
         tensors = [torch.empty(LENGTH) for _ in range(20)]
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         if rank == 1:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1])
+            )
         try:
             for turn in range(TIMES):
                 for tensor in tensors:
@@ -435,7 +465,9 @@ def test_a_rank_that_may_open_no_more_files_once_tensors_are_registered() -> Non
         tensors[0].untyped_storage().resize_(8 * LENGTH)
         before, files = resource.getrlimit(resource.RLIMIT_NOFILE), []
         if rank == 1:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, before[1]))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, before[1])
+            )
             with contextlib.suppress(OSError):
                 while True:
                     files.append(os.open("/dev/null", os.O_RDONLY))
@@ -488,12 +520,14 @@ def test_memory_that_grows() -> None:
 
         from farandole.transports.shm import pages, remapped
 
-        *_used_up, tensor = (torch.empty(10_000_000) for _ in range(6))  # mapped apart, and given back to the system
+        # mapped apart, and given back to the system
+        *_used_up, tensor = (torch.empty(10_000_000) for _ in range(6))
         assert registered(tensor)
         before = tensor.data_ptr()
         tensor.resize_(2 * len(tensor))
         gone = not pages.mapped(before + 4096, before + 8192)
-        with mock.patch.object(remapped.RemappedBuffers, "_look"):  # it sees one region in each call: others here
+        # it sees one region in each call: others here
+        with mock.patch.object(remapped.RemappedBuffers, "_look"):
             dist.all_reduce(tensor.fill_(rank))
         assert (tensor == 1).all()
         assert registered(tensor)
@@ -515,7 +549,8 @@ def test_memory_that_the_program_frees_and_gets_again_at_the_same_address() -> N
             tensor.untyped_storage().resize_(0)
             tensor.untyped_storage().resize_(4 * len(tensor))
             again = again or tensor.data_ptr() == before
-            for _ in range(turn % 3 + 1):  # so that it is registered anew, now and then, where it stands now
+            # so that it is registered anew, now and then, where it stands now
+            for _ in range(turn % 3 + 1):
                 dist.all_reduce(tensor.fill_(turn + rank))
                 assert (tensor == 2 * turn + 1).all()
         return again
@@ -555,7 +590,9 @@ def test_memory_of_another_size_is_other_memory() -> None:
     from farandole.torch.distributed.lasting import StorageKeeper
 
     sizes = [800]
-    keeper = StorageKeeper(SimpleNamespace(_cdata=1, data_ptr=lambda: 4096, nbytes=lambda: sizes[-1]))
+    keeper = StorageKeeper(
+        SimpleNamespace(_cdata=1, data_ptr=lambda: 4096, nbytes=lambda: sizes[-1])
+    )
     assert not keeper.moved()
     sizes.append(400)
     assert keeper.moved()
@@ -570,9 +607,13 @@ def test_buckets_of_ddp_are_registered() -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU(), torch.nn.Linear(700, 10))
+        net = torch.nn.Sequential(
+            torch.nn.Linear(300, 700), torch.nn.ReLU(), torch.nn.Linear(700, 10)
+        )
         groups = (dist.group.WORLD, dist.new_group(backend="gloo"))
-        models = [DistributedDataParallel(copy.deepcopy(net), process_group=group) for group in groups]
+        models = [
+            DistributedDataParallel(copy.deepcopy(net), process_group=group) for group in groups
+        ]
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
         for step in range(TIMES):
             images = torch.randn(8, 300, generator=torch.Generator().manual_seed(10 * step + rank))
@@ -597,20 +638,25 @@ def test_where_it_cannot_be_seen_whose_pages_they_are_nothing_is_registered() ->
         from farandole.transports.shm import pages
 
         found = []
-        last_file = mock.Mock(side_effect=[False, OSError])  # that may be open is the one of the memory
+        # that may be open is the one of the memory
+        last_file = mock.Mock(side_effect=[False, OSError])
         for seen in (mock.Mock(return_value=False), mock.Mock(side_effect=OSError), last_file):
             tensor = torch.empty(LENGTH)
             with mock.patch.object(pages, "are_shared", seen):
                 found.append(registered(tensor))
             where = tensor.data_ptr()
-            found.append(all(each.rights == "rw-p" for each in pages.mapped(where, where + tensor.nbytes)))
+            found.append(
+                all(each.rights == "rw-p" for each in pages.mapped(where, where + tensor.nbytes))
+            )
             dist.barrier()
         return found
 
     assert members(2, fn) == [[False, True] * 3] * 2
 
 
-def test_memory_of_another_allocator_than_glibcs_is_left_alone_and_all_where_one_rank_does_not_want_it() -> None:
+def test_memory_of_another_allocator_than_glibcs_is_left_alone_and_all_where_one_rank_does_not_want_it() -> (
+    None
+):
     def fn(rank: int) -> list[bool]:
         from unittest import mock
 

@@ -41,7 +41,10 @@ def work_and_messages(rank: int) -> None:
     tensors = [torch.full((1000,), float(rank + number)) for number in range(50)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     heard: list[float] = []
-    futures = [work.get_future().then(lambda future: heard.append(float(future.value()[0][0]))) for work in works[:5]]
+    futures = [
+        work.get_future().then(lambda future: heard.append(float(future.value()[0][0])))
+        for work in works[:5]
+    ]
     for work in reversed(works):
         assert work.wait()
         assert work.is_completed()
@@ -66,11 +69,18 @@ def work_and_messages(rank: int) -> None:
         assert dist.recv(torch.zeros(1), tag=5) == 1
     else:
         found = torch.zeros(300_000)
-        assert [dist.recv(found, 0, tag=tag) or float(found[0]) for tag in (8, 7, 7)] == [2.0, 1.0, 3.0]
+        assert [dist.recv(found, 0, tag=tag) or float(found[0]) for tag in (8, 7, 7)] == [
+            2.0,
+            1.0,
+            3.0,
+        ]
         work = dist.isend(torch.ones(1), 0, tag=5)
         work.wait()
         gaps = torch.zeros(6)[::2]
-    ops = [dist.P2POp(dist.isend, torch.ones(3) * rank, other), dist.P2POp(dist.irecv, torch.zeros(3), other)]
+    ops = [
+        dist.P2POp(dist.isend, torch.ones(3) * rank, other),
+        dist.P2POp(dist.irecv, torch.zeros(3), other),
+    ]
     for request in dist.batch_isend_irecv(ops):
         request.wait()
     assert ops[1].tensor.tolist() == [other] * 3
@@ -83,7 +93,9 @@ def work_and_messages(rank: int) -> None:
     first, answer, last = torch.zeros(2), torch.zeros(2), torch.zeros(2)
     if rank == 0:
         work = dist.irecv(first, 1, tag=11)
-        heard_of = work.get_future().then(lambda _: (dist.send(first + 1, 1, tag=12), dist.recv(last, 1, tag=13)))
+        heard_of = work.get_future().then(
+            lambda _: (dist.send(first + 1, 1, tag=12), dist.recv(last, 1, tag=13))
+        )
         work.wait()
         heard_of.wait()
         assert (first[0].item(), last[0].item()) == (5.0, 12.0)
@@ -122,7 +134,9 @@ def torchs_overloads(rank: int) -> None:
     assert parts[0].tolist() == [3.0 if rank else 1.0] * 2
     world.scatter(output_tensor=tensor, input_tensors=parts if rank else [], root=1).wait()
     assert torch.equal(tensor, mine() * 3)
-    world.alltoall_base(output=tensor, input=mine(), output_split_sizes=[], input_split_sizes=[], timeout=soon).wait()
+    world.alltoall_base(
+        output=tensor, input=mine(), output_split_sizes=[], input_split_sizes=[], timeout=soon
+    ).wait()
     assert tensor.tolist() == [1.0, 2.0]
     world.barrier(soon).wait()
 
@@ -133,12 +147,27 @@ def what_does_not_fit(rank: int) -> None:
     from torch import distributed as dist
 
     pairs = {
-        "shape": (lambda: dist.all_reduce(torch.ones(2, 3)), lambda: dist.all_reduce(torch.ones(3, 2))),
-        "large": (lambda: dist.all_reduce(torch.ones(100)), lambda: dist.all_reduce(torch.ones(1_000_000))),
-        "dtype": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2).int())),
-        "op": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)),
+        "shape": (
+            lambda: dist.all_reduce(torch.ones(2, 3)),
+            lambda: dist.all_reduce(torch.ones(3, 2)),
+        ),
+        "large": (
+            lambda: dist.all_reduce(torch.ones(100)),
+            lambda: dist.all_reduce(torch.ones(1_000_000)),
+        ),
+        "dtype": (
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: dist.all_reduce(torch.ones(2).int()),
+        ),
+        "op": (
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX),
+        ),
         "call": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.broadcast(torch.ones(2), 0)),
-        "root": (lambda: dist.broadcast(torch.ones(2), 1), lambda: dist.broadcast(torch.ones(2), 0)),
+        "root": (
+            lambda: dist.broadcast(torch.ones(2), 1),
+            lambda: dist.broadcast(torch.ones(2), 0),
+        ),
         "splits": (
             lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
             lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
@@ -148,20 +177,29 @@ def what_does_not_fit(rank: int) -> None:
             lambda: dist.all_to_all([torch.ones(2), torch.ones(3)], [torch.ones(2)] * 2),
         ),
         "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2))),
-    }  # fmt: skip
+    }
     for what, calls in pairs.items():
         text = error_of(calls[rank])
         assert "do not call the same" in text, (what, text)
         assert "rank 0: call" in text, (what, text)
         assert "rank 1: call" in text, (what, text)
-        assert what != "splits" or "[3] into float32 [3], rows to each rank [1, 2], from each [1, 2]" in text
-        assert what != "parts" or all(f"float32 [2], [2] into float32 [2], [{rows}]" in text for rows in (2, 3)), text
+        assert (
+            what != "splits"
+            or "[3] into float32 [3], rows to each rank [1, 2], from each [1, 2]" in text
+        )
+        assert what != "parts" or all(
+            f"float32 [2], [2] into float32 [2], [{rows}]" in text for rows in (2, 3)
+        ), text
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [2.0, 2.0]
     assert "integers" in error_of(lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND))
-    assert "boolean" in error_of(lambda: dist.all_reduce(torch.ones(1, dtype=torch.bool), dist.ReduceOp.AVG))
-    assert "dtypes" in error_of(lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1)))
+    assert "boolean" in error_of(
+        lambda: dist.all_reduce(torch.ones(1, dtype=torch.bool), dist.ReduceOp.AVG)
+    )
+    assert "dtypes" in error_of(
+        lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1))
+    )
     rows, sparse = torch.ones(2), torch.eye(2).to_sparse()
     assert "none below 0" in error_of(lambda: dist.all_to_all_single(rows, rows, [4, -2], [4, -2]))
     assert "give tensor.to_dense()" in error_of(lambda: dist.broadcast(sparse, 0))
@@ -205,7 +243,9 @@ def test_work_messages_and_misfits(wire: str) -> None:
 
 
 def random_program(seed: int, rank: int) -> None:
-    """200 calls on overlapping groups of 4 ranks, against a model: every rank knows what all ranks have."""
+    """200 calls on overlapping groups of 4 ranks, against a model: every rank knows what all ranks
+    have.
+    """
     import torch
     from torch import distributed as dist
 
@@ -215,13 +255,19 @@ def random_program(seed: int, rank: int) -> None:
     state = {member: torch.arange(6, dtype=torch.int64) + member for member in range(4)}
     mine, pending = state[rank].clone(), []
     for _ in range(200):
-        which, kind, later = chance.randrange(len(subsets)), chance.randrange(6), chance.random() < 0.4
+        which, kind, later = (
+            chance.randrange(len(subsets)),
+            chance.randrange(6),
+            chance.random() < 0.4,
+        )
         ranks, group = subsets[which], groups[which]
         root, peer = chance.sample(ranks, 2)
         everyone = torch.stack([state[member] for member in ranks])
         work: Any = None
         if kind == 0:
-            work = rank in ranks and dist.all_reduce(mine, dist.ReduceOp.MAX, group=group, async_op=True)
+            work = rank in ranks and dist.all_reduce(
+                mine, dist.ReduceOp.MAX, group=group, async_op=True
+            )
             results = dict.fromkeys(ranks, everyone.max(dim=0).values)
         elif kind == 1:
             work = rank in ranks and dist.broadcast(mine, root, group=group, async_op=True)
@@ -248,7 +294,9 @@ def random_program(seed: int, rank: int) -> None:
             if rank in ranks:
                 dist.barrier(group=group)
             results = {}
-        state = {member: results.get(member, values).clone() % 1000 for member, values in state.items()}
+        state = {
+            member: results.get(member, values).clone() % 1000 for member, values in state.items()
+        }
         if work and later and kind != 3:
             pending.append(work)
         if work:
@@ -272,7 +320,10 @@ def in_turn() -> None:
     for whole in (torch.ones(200_000), torch.ones(8)):
         gaps = whole[::2]
         half = dist._make_nccl_premul_sum(0.5)
-        works = [dist.all_reduce(gaps, op, async_op=True) for op in (dist.ReduceOp.SUM, dist.ReduceOp.SUM, half)]
+        works = [
+            dist.all_reduce(gaps, op, async_op=True)
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.SUM, half)
+        ]
         parts = [torch.zeros_like(gaps) for _ in range(3)]
         works.append(dist.all_gather(parts, gaps, async_op=True))
         works.append(dist.all_reduce(whole, half, async_op=True))
@@ -284,7 +335,9 @@ def in_turn() -> None:
 
 
 def what_a_fork_leaves() -> None:
-    """A child cannot call the group of its parent, in whose memory it would; nor does it end it, whatever it does."""
+    """A child cannot call the group of its parent, in whose memory it would; nor does it end it,
+    whatever it does.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -303,7 +356,11 @@ def of_a_fork() -> None:
 
     world: Any = dist.group.WORLD
     tensor, other = torch.ones(1), (world.rank() + 1) % world.size()
-    for call in (dist.all_reduce, lambda each: dist.send(each, other), lambda each: dist.recv(each, other)):
+    for call in (
+        dist.all_reduce,
+        lambda each: dist.send(each, other),
+        lambda each: dist.recv(each, other),
+    ):
         assert "a fork is no member" in error_of(lambda call=call: call(tensor))
     world.abort()
     process_group._leave()
@@ -332,12 +389,20 @@ def interrupted(rank: int, group: Any) -> None:
         raise KeyboardInterrupt
 
     if rank == 0:
-        assert isinstance(group.state.run("a call", before, 5.0, wait=True).error, KeyboardInterrupt)
+        assert isinstance(
+            group.state.run("a call", before, 5.0, wait=True).error, KeyboardInterrupt
+        )
         dist.barrier(group=group)
-        assert isinstance(group.state.run("a call", within, 5.0, wait=True).error, KeyboardInterrupt)
+        assert isinstance(
+            group.state.run("a call", within, 5.0, wait=True).error, KeyboardInterrupt
+        )
 
     text = error_of(lambda: met(rank, group))
-    assert ("has failed before: KeyboardInterrupt" if rank == 0 else "rank 0, in a call: KeyboardInterrupt") in text
+    assert (
+        "has failed before: KeyboardInterrupt"
+        if rank == 0
+        else "rank 0, in a call: KeyboardInterrupt"
+    ) in text
 
 
 def life_of_groups(rank: int) -> None:
@@ -349,7 +414,8 @@ def life_of_groups(rank: int) -> None:
 
     world = dist.group.WORLD
     assert dist.get_backend() == "farandole"
-    assert "FARANDOLE" not in dist.Backend._plugins.keys()  # noqa: SIM118  # see autoload; torch has some of its own
+    # see autoload; torch has some of its own
+    assert "FARANDOLE" not in dist.Backend._plugins.keys()  # noqa: SIM118
     assert world.name() == "farandole"
     assert (world.rank(), world.size()) == (rank, 3)
     for _ in range(3):
@@ -385,7 +451,11 @@ def life_of_groups(rank: int) -> None:
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": number} for number in range(3)]
     monitored_barrier()
-    text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)) if rank == 0 else ""
+    text = (
+        error_of(lambda: monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True))
+        if rank == 0
+        else ""
+    )
     assert rank or "Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms" in text
     dist.barrier()  # it has broken nothing
     group = dist.new_group()
@@ -397,7 +467,9 @@ def life_of_groups(rank: int) -> None:
     interrupted(rank, dist.new_group())
     dist.barrier()
     if rank == 1:
-        assert "cpu:farandole,cuda:nccl" in error_of(lambda: world._get_backend(torch.device("cuda")))
+        assert "cpu:farandole,cuda:nccl" in error_of(
+            lambda: world._get_backend(torch.device("cuda"))
+        )
 
 
 def test_groups_begin_end_and_begin_again() -> None:
@@ -406,7 +478,9 @@ def test_groups_begin_end_and_begin_again() -> None:
 
 
 def left_barrier(rank: int, left: Path) -> str:
-    """On 3 ranks: a handler of a signal raises on rank 0, which waits for rank 2; then ``left`` exists."""
+    """On 3 ranks: a handler of a signal raises on rank 0, which waits for rank 2; then ``left``
+    exists.
+    """
     from torch import distributed as dist
 
     from farandole.torch.distributed import monitored_barrier
@@ -424,7 +498,8 @@ def left_barrier(rank: int, left: Path) -> str:
             signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         if rank == 2:
             until(left.exists, "the end of rank 0's wait")
-        text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=600)))  # longer than a test may take
+        # longer than a test may take
+        text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=600)))
     finally:
         if rank == 0:
             signal.signal(signal.SIGALRM, before)
@@ -438,7 +513,11 @@ def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it(tmp_path
     """Whether it waits already or comes later. It waited twice the timeout."""
     texts = members(3, lambda rank: left_barrier(rank, tmp_path / "left"))
     assert texts[0] == "preempted"
-    assert ["it left the barrier: ValueError: preempted" in text for text in texts] == [False, True, True]
+    assert ["it left the barrier: ValueError: preempted" in text for text in texts] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def barrier_of_a_dead_rank(rank: int) -> str:
@@ -541,7 +620,9 @@ def too_late(rank: int, what: str) -> str:
 
 
 def killed_together(rank: int) -> None:
-    """Rank 2 is killed, while others are in the barrier still, or have begun what comes after it."""
+    """Rank 2 is killed, while others are in the barrier still, or have begun what comes after
+    it.
+    """
     import torch
     from torch import distributed as dist
 
@@ -560,10 +641,12 @@ def names_rank_2(text: str) -> bool:
 def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
     texts = members(3, lambda rank: too_late(rank, "elsewhere"), wire=wire)
     for text in texts:
-        assert names_rank_2(text), texts  # on rank 2 too: it gets no result that the others do not have
+        # on rank 2 too: it gets no result that the others do not have
+        assert names_rank_2(text), texts
     stands = (" is at:\n", f"    {__file__}, line ", "error_of(lambda: dist.")
     told = any(all(part in text for part in stands) for text in texts)
-    assert told or any("does not answer" in text for text in texts), texts  # on a machine that is too busy
+    # on a machine that is too busy
+    assert told or any("does not answer" in text for text in texts), texts
     first, second, died = members(3, lambda rank: too_late(rank, "killed"), wire=wire, deaths=True)
     assert isinstance(died, Died)
     assert "rank 2" in first
@@ -578,7 +661,9 @@ def without_rank_0(rank: int) -> None:
     from farandole.torch.distributed import rendezvous
 
     store = dist.HashStore()
-    with pytest.raises(RendezvousError, match=r"the members 0 of a group of 3 did not come .* within 0\.2 s") as caught:
+    with pytest.raises(
+        RendezvousError, match=r"the members 0 of a group of 3 did not come .* within 0\.2 s"
+    ) as caught:
         rendezvous.meet(store, 1, 3, 0.2)
     assert caught.value.missing == (0,)
 
@@ -591,7 +676,8 @@ def test_rank_0_that_does_not_come_is_named() -> None:
 def test_a_rank_that_stopped_is_named() -> None:
     texts = members(3, lambda rank: too_late(rank, "stopped"))[:2]
     assert all(names_rank_2(text) for text in texts), texts
-    assert any(" is stopped" in text or " is at:\n" in text for text in texts), texts  # it may be asked before it stops
+    # it may be asked before it stops
+    assert any(" is stopped" in text or " is at:\n" in text for text in texts), texts
 
 
 def without_an_import(rank: int) -> None:
@@ -600,12 +686,14 @@ def without_an_import(rank: int) -> None:
 
     from farandole import autoload
 
-    others = {name: made for name, made in dist.Backend._plugins.items() if name != "FARANDOLE"}  # of torch's own tests
+    # of torch's own tests
+    others = {name: made for name, made in dist.Backend._plugins.items() if name != "FARANDOLE"}
     dist.Backend._plugins = {}
     try:
         autoload.register()
         autoload.register()
-        assert not dist.Backend._plugins.keys()  # with any, torch.distributed gives "cpu:gloo" no default backend
+        # with any, torch.distributed gives "cpu:gloo" no default backend
+        assert not dist.Backend._plugins.keys()
         dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
         assert dist.group.WORLD.name() == "gloo"
         dist.destroy_process_group()
@@ -618,7 +706,9 @@ def begins_beside_nccl(**options: Any) -> None:
     import torch
     from torch import distributed as dist
 
-    dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, **options)
+    dist.init_process_group(
+        "cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, **options
+    )
     try:
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
@@ -629,11 +719,15 @@ def begins_beside_nccl(**options: Any) -> None:
 
 
 def test_a_program_may_name_its_gpu_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning does, and torch then looks for the GPU's backend before it knows what the group was asked for."""
+    """Lightning does, and torch then looks for the GPU's backend before it knows what the group was
+    asked for.
+    """
     import torch
 
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     begins_beside_nccl(device_id=gpu)
 
@@ -653,7 +747,9 @@ def with_another_secret(_: int) -> None:
             os.environ["FARANDOLE_SECRET"] = own
             store = dist.HashStore()
             store.set("farandole/wire/2/1", json.dumps({"scope": "s", "secret": told}))
-            with pytest.raises(SettingsError, match=f"{started} of this group was started by Farandole"):
+            with pytest.raises(
+                SettingsError, match=f"{started} of this group was started by Farandole"
+            ):
                 meet(store, 1, 2, 5.0)
     finally:
         os.environ.pop("FARANDOLE_SECRET")
@@ -686,6 +782,9 @@ def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_word_alone_suffices() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert '[project.entry-points."torch.backends"]\nfarandole = "farandole.autoload:register"\n' in project
+    assert (
+        '[project.entry-points."torch.backends"]\nfarandole = "farandole.autoload:register"\n'
+        in project
+    )
     pool.spread(1, without_an_import)
     pool.spread(1, with_another_secret)

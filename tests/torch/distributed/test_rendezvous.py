@@ -16,7 +16,9 @@ pytest.importorskip("torch")
 
 
 def test_looking_for_who_has_not_come_yet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """torch's own ``wait`` prints two warnings each time, and a rank looks twice a second for those that are late."""
+    """torch's own ``wait`` prints two warnings each time, and a rank looks twice a second for those
+    that are late.
+    """
     from torch import distributed as dist
 
     from farandole.torch.distributed.rendezvous import GroupStore
@@ -55,12 +57,23 @@ def test_ranks_that_cannot_be_are_told(named: str, monkeypatch: pytest.MonkeyPat
 
     import farandole.torch.distributed  # noqa: F401
 
-    for name, value in {"RANK": "2", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+    for name, value in {
+        "RANK": "2",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "9",
+    }.items():
         monkeypatch.setenv(name, value)
     given: dict[str, Any] = {"init_method": named}
     if named != "env://":
-        given = {"rank": 2, "world_size": 1, **(given if named != "store" else {"store": dist.HashStore()})}
-    with pytest.raises(SettingsError, match=r"to be rank 2 of 1 .* a process that is to train alone is rank 0 of 1"):
+        given = {
+            "rank": 2,
+            "world_size": 1,
+            **(given if named != "store" else {"store": dist.HashStore()}),
+        }
+    with pytest.raises(
+        SettingsError, match=r"to be rank 2 of 1 .* a process that is to train alone is rank 0 of 1"
+    ):
         dist.init_process_group("farandole", **given)
     assert not dist.is_initialized()
 
@@ -74,7 +87,8 @@ def one_catches_its_error(rank: int, wrong: int) -> None:
             dist.new_group([0, 5])
         return
     with pytest.raises(
-        RendezvousError, match=rf"members {wrong} of a group of 3 have ended, or left the default group"
+        RendezvousError,
+        match=rf"members {wrong} of a group of 3 have ended, or left the default group",
     ):
         dist.new_group(timeout=timedelta(hours=1))
 
@@ -94,7 +108,8 @@ def one_gives_up(rank: int, wrong: int, where: str) -> None:
         raise MemoryError("no room")
 
     expected = pytest.raises(
-        RendezvousError, match=f"^the member {wrong} of this group gave up .*: MemoryError: no room$"
+        RendezvousError,
+        match=f"^the member {wrong} of this group gave up .*: MemoryError: no room$",
     )
     with pytest.MonkeyPatch.context() as patch:
         if rank == wrong:

@@ -1,4 +1,6 @@
-"""PyTorch's own tests of torch.distributed pass, but for those of a file that says why they do not."""
+"""PyTorch's own tests of torch.distributed pass, but for those of a file that says why they
+do not.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,21 @@ from tests.torch.distributed import suite
 
 pytest.importorskip("torch")
 
-# The quick ones; the others are ``python -m tests.torch.distributed.suite``: DDP, and what waits for deadlines.
+# The quick ones; the others are ``python -m tests.torch.distributed.suite``: DDP, and what waits
+# for deadlines.
 QUICK = (
-    "test_all_", "test_broadcast", "test_gather", "test_reduce", "test_scatter", "test_isend", "test_irecv",
-    "test_send_recv", "test_batch_isend_irecv_gloo", "test_get_", "test_destroy",
-)  # fmt: skip
+    "test_all_",
+    "test_broadcast",
+    "test_gather",
+    "test_reduce",
+    "test_scatter",
+    "test_isend",
+    "test_irecv",
+    "test_send_recv",
+    "test_batch_isend_irecv_gloo",
+    "test_get_",
+    "test_destroy",
+)
 
 
 @pytest.mark.slow
@@ -28,6 +40,8 @@ def test_pytorchs_own_tests_pass() -> None:
         first, second = pool.spread(2, lambda rank: suite.outcomes(rank, folder, wanted))
     ended = {name: {first[name], second[name]} for name in wanted}
     passed = [name for name, both in ended.items() if both == {suite.PASSED}]
-    skipped = [name for name, both in ended.items() if any(text.startswith("skipped") for text in both)]
+    skipped = [
+        name for name, both in ended.items() if any(text.startswith("skipped") for text in both)
+    ]
     assert {name: both for name, both in ended.items() if name not in (*passed, *skipped)} == {}
     assert len(passed) >= 50, passed

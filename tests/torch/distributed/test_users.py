@@ -53,9 +53,16 @@ def ddp_in_its_ways(first: Any, train: Any, mine: slice, check: Any) -> None:
 
     group: Any = dist.group.WORLD
     spare = group._spare
-    for options in ({}, {"overlap": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"hook": True}):
+    for options in (
+        {},
+        {"overlap": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"hook": True},
+    ):
         hook = options.pop("hook", False)
-        group._spare = options.pop("overlap", False)  # else buckets are exchanged when backward ends
+        # else buckets are exchanged when backward ends
+        group._spare = options.pop("overlap", False)
         model = DistributedDataParallel(copy.deepcopy(first), **options)  # type: ignore[arg-type]
         if hook:
             model.register_comm_hook(None, default_hooks.allreduce_hook)
@@ -87,7 +94,9 @@ def zero_and_fsdp(first: Any, train: Any, mine: slice, check: Any, folder: str) 
     check([parameter.full_tensor() for parameter in sharded.parameters()])
 
     checkpoint.save({"model": sharded.state_dict()}, checkpoint_id=folder)
-    state = {"model": {name: torch.zeros_like(value) for name, value in sharded.state_dict().items()}}
+    state = {
+        "model": {name: torch.zeros_like(value) for name, value in sharded.state_dict().items()}
+    }
     checkpoint.load(state, checkpoint_id=folder)
     check([value.full_tensor() for value in state["model"].values()])
 
@@ -97,10 +106,16 @@ def tensor_parallel(first: Any, inputs: Any) -> None:
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    split = parallelize_module(copy.deepcopy(first), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    split = parallelize_module(
+        copy.deepcopy(first), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     torch.testing.assert_close(split(inputs), first(inputs))
     spread = distribute_tensor(inputs, mesh, [Shard(0)])
     torch.testing.assert_close((spread @ spread.t()).full_tensor(), inputs @ inputs.t())
@@ -117,7 +132,8 @@ def uneven_inputs(first: Any, rank: int) -> None:
     with model.join():
         for _ in range(3 + 2 * rank):
             model(torch.ones(2, 6)).sum().backward()
-    with model.join(divide_by_initial_world_size=False):  # the mean of the ranks that still have inputs
+    # the mean of the ranks that still have inputs
+    with model.join(divide_by_initial_world_size=False):
         for step in range(1 + rank):
             model.zero_grad()
             (model(torch.ones(2, 6)).sum() * (rank + 1)).backward()

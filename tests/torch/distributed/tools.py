@@ -13,16 +13,27 @@ from tests import pool
 
 
 def members(
-    n: int, fn: Callable[[int], Any], *, backend: str = "farandole", timeout: float = 60.0, wire: str = "auto",
+    n: int,
+    fn: Callable[[int], Any],
+    *,
+    backend: str = "farandole",
+    timeout: float = 60.0,
+    wire: str = "auto",
     deaths: bool = False,
-) -> list[Any]:  # fmt: skip
-    """The results of ``fn(rank)`` on n ranks that have been through ``init_process_group(backend)``."""
+) -> list[Any]:
+    """The results of ``fn(rank)`` on n ranks that have been through
+    ``init_process_group(backend)``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        return pool.spread(n, lambda rank: _member(rank, n, store, backend, timeout, wire, fn), deaths=deaths)
+        return pool.spread(
+            n, lambda rank: _member(rank, n, store, backend, timeout, wire, fn), deaths=deaths
+        )
 
 
-def _member(rank: int, n: int, store: str, backend: str, timeout: float, wire: str, fn: Callable[[int], Any]) -> Any:
+def _member(
+    rank: int, n: int, store: str, backend: str, timeout: float, wire: str, fn: Callable[[int], Any]
+) -> Any:
     import torch
     from torch import distributed as dist
 
@@ -31,7 +42,11 @@ def _member(rank: int, n: int, store: str, backend: str, timeout: float, wire: s
     torch.set_num_threads(1)
     os.environ["FARANDOLE_TRANSPORT"] = wire
     dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=n, timeout=timedelta(seconds=timeout)
+        backend,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=timeout),
     )
     try:
         return fn(rank)

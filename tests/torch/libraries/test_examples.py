@@ -1,4 +1,6 @@
-"""Accelerate, Lightning and Hugging Face's Trainer train on two ranks of the backend as one process does."""
+"""Accelerate, Lightning and Hugging Face's Trainer train on two ranks of the backend as one process
+does.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,17 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 def output_of(script: str, *arguments: str, launcher: list[str] = RUN, np: int = 2) -> str:
     """What the example prints, without the ranks' prefixes."""
-    program = [*([sys.executable] if launcher is RUN else []), str(ROOT / "examples" / script), "--epochs", "3"]
+    program = [
+        *([sys.executable] if launcher is RUN else []),
+        str(ROOT / "examples" / script),
+        "--epochs",
+        "3",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *launcher, str(np), *program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
 
@@ -41,7 +50,9 @@ def losses(output: str) -> list[float]:
 
 
 def load(script: str) -> Any:
-    found = importlib.util.spec_from_file_location(script.removesuffix(".py"), ROOT / "examples" / script)
+    found = importlib.util.spec_from_file_location(
+        script.removesuffix(".py"), ROOT / "examples" / script
+    )
     assert found is not None
     assert found.loader is not None
     example: Any = importlib.util.module_from_spec(found)
@@ -50,14 +61,17 @@ def load(script: str) -> Any:
 
 
 def by_hand(script: str) -> tuple[float, list[float]]:
-    """The sum of the weights and the losses of one process that trains in a plain loop, with both ranks' batches."""
+    """The sum of the weights and the losses of one process that trains in a plain loop, with both
+    ranks' batches.
+    """
     import torch
     from torch.utils.data import DistributedSampler
 
     example = load(script)
     model = example.Regression().net if hasattr(example, "Regression") else example.make_model()
     optimizer, means = torch.optim.SGD(model.parameters(), lr=0.1), []
-    data, shuffle = example.data(), hasattr(example, "Regression")  # Lightning shuffles for training
+    # Lightning shuffles for training
+    data, shuffle = example.data(), hasattr(example, "Regression")
     samplers = [DistributedSampler(data, 2, rank, shuffle=shuffle, seed=0) for rank in range(2)]
     for epoch in range(3):
         steps = []
@@ -98,9 +112,16 @@ def test_trainer() -> None:
     example = load("torch_trainer.py")
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            folder, use_cpu=True, num_train_epochs=3, per_device_train_batch_size=16, learning_rate=0.02,
-            report_to="none", save_strategy="no", logging_strategy="epoch", disable_tqdm=True,
-        )  # fmt: skip
+            folder,
+            use_cpu=True,
+            num_train_epochs=3,
+            per_device_train_batch_size=16,
+            learning_rate=0.02,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="epoch",
+            disable_tqdm=True,
+        )
         trainer = Trainer(example.make_model(), settings, train_dataset=example.Counting())
         trainer.train()
     expected = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
@@ -108,4 +129,6 @@ def test_trainer() -> None:
     assert found, output
     assert [float(loss) for loss in found[1].split()] == pytest.approx(expected, abs=2e-3)
     assert expected[-1] < expected[0]
-    assert weights(output) == pytest.approx(sum(float(each.sum()) for each in trainer.model.parameters()), abs=5e-3)
+    assert weights(output) == pytest.approx(
+        sum(float(each.sum()) for each in trainer.model.parameters()), abs=5e-3
+    )

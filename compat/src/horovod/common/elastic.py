@@ -2,4 +2,11 @@ from farandole.compat.exceptions import HorovodInternalError, HostsUpdatedInterr
 from farandole.frontend.elastic import HostUpdateResult, run_fn
 from farandole.frontend.state import ObjectState, State
 
-__all__ = ["HorovodInternalError", "HostUpdateResult", "HostsUpdatedInterrupt", "ObjectState", "State", "run_fn"]
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "run_fn",
+]

@@ -9,10 +9,16 @@ check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
 from tensorflow.compat.v1.train import Optimizer as _LegacyOptimizer  # noqa: E402,F401
 
 from farandole.compat import keras2  # noqa: E402
-from farandole.compat.internals import make_allreduce_grads as _make_allreduce_grads_fn  # noqa: E402,F401
-from farandole.compat.internals import make_broadcast_group as _make_broadcast_group_fn  # noqa: E402,F401
+from farandole.compat.internals import (  # noqa: E402
+    make_allreduce_grads as _make_allreduce_grads_fn,  # noqa: F401
+)
+from farandole.compat.internals import (  # noqa: E402
+    make_broadcast_group as _make_broadcast_group_fn,  # noqa: F401
+)
 from farandole.tensorflow import *  # noqa: E402,F403
-from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncBatchNormalization loads Keras
+
+# SyncBatchNormalization loads Keras
+from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402
 from farandole.tensorflow.optimizer import _Distributed as _DistributedOptimizer  # noqa: E402,F401
 from horovod.common.util import _cache as _cache  # noqa: E402
 from horovod.common.util import gpu_available as gpu_available  # noqa: E402
@@ -25,7 +31,8 @@ from horovod.tensorflow.util import _make_subgraph as _make_subgraph  # noqa: E4
 from horovod.tensorflow.util import refs_to_vars as refs_to_vars  # noqa: E402
 from horovod.tensorflow.util import vars_to_refs as vars_to_refs  # noqa: E402
 
-_import("horovod.tensorflow.compression")  # in the place of farandole's, where it has one of the name
+# in the place of farandole's, where it has one of the name
+_import("horovod.tensorflow.compression")
 _import("horovod.tensorflow.elastic")
 _import("horovod.tensorflow.functions")
 

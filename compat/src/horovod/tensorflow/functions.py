@@ -1,4 +1,6 @@
-from farandole.compat.internals import make_broadcast_group as _make_broadcast_group_fn  # noqa: F401
+from farandole.compat.internals import (
+    make_broadcast_group as _make_broadcast_group_fn,  # noqa: F401
+)
 from farandole.tensorflow import (
     allgather_object,
     broadcast_global_variables,

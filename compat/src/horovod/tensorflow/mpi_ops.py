@@ -9,7 +9,9 @@ from farandole.tensorflow import broadcast as broadcast
 from farandole.tensorflow import broadcast_ as broadcast_
 from farandole.tensorflow import grouped_allgather as grouped_allgather
 from farandole.tensorflow import grouped_reducescatter as grouped_reducescatter
-from farandole.tensorflow import handle_average_backwards_compatibility as handle_average_backwards_compatibility
+from farandole.tensorflow import (
+    handle_average_backwards_compatibility as handle_average_backwards_compatibility,
+)
 from farandole.tensorflow import reducescatter as reducescatter
 from farandole.tensorflow.mpi_ops import *  # noqa: F403
 from farandole.tensorflow.mpi_ops import check_num_rank_power_of_2 as check_num_rank_power_of_2

@@ -1,4 +1,6 @@
-"""Parquet files as data to train on: a handle that any process can open, and a rank's batches of it."""
+"""Parquet files as data to train on: a handle that any process can open, and a rank's batches of
+it.
+"""
 
 from __future__ import annotations
 

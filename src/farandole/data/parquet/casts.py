@@ -14,16 +14,19 @@ _NUMBERS = "biufc"
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether a dtype is one of numbers or booleans: numpy's, or of those that packages add (bfloat16)."""
+    """Whether a dtype is one of numbers or booleans: numpy's, or of those that packages add
+    (bfloat16).
+    """
     found = np.dtype(dtype)
     return found.kind in _NUMBERS or (found.kind == "V" and found.type is not np.void)
 
 
 def cast(found: Array, dtype: Any) -> tuple[Array, int]:
-    """Numbers as ``dtype``, and the place of the first one that it does not hold, -1 if it holds all of them.
+    """Numbers as ``dtype``, and the place of the first one that it does not hold, -1 if it holds
+    all of them.
 
-    Integers and booleans hold whole numbers of their range. Floating numbers hold what stays finite, rounded. Values
-    are looked at only where the dtype is narrower.
+    Integers and booleans hold whole numbers of their range. Floating numbers hold what stays
+    finite, rounded. Values are looked at only where the dtype is narrower.
     """
     wanted = np.dtype(dtype)
     if not found.size or np.can_cast(found.dtype, wanted, "safe"):
@@ -61,7 +64,8 @@ def _whole(found: Array, dtype: Any) -> tuple[Array, int]:
     least, most = bounds(dtype)
     low, high = found.min(), found.max()  # NaN, if there is one: in no range
     if found.dtype.kind == "f":
-        within = least <= float(low) and float(high) < float(most + 1)  # both sides are powers of 2, or 0: exact
+        # both sides are powers of 2, or 0: exact
+        within = least <= float(low) and float(high) < float(most + 1)
     else:
         within = least <= int(low) and int(high) <= most
     if within:

@@ -35,7 +35,8 @@ class _Loaded(NamedTuple):
     """``parts``: the rows of a block; or ``slot``: the number of their memory in ``Slots``."""
 
     parts: Sequence[Arrays]
-    rows: Array  # of the parts laid end to end, or of the memory, in the order in which the rank takes them
+    # of the parts laid end to end, or of the memory, in the order in which the rank takes them
+    rows: Array
     slot: int = -1
 
     def part_of(self, row: int) -> tuple[Arrays, int, int]:
@@ -76,8 +77,9 @@ class _Reading:
         self._begun = threading.Lock()
 
     def run(self) -> None:
-        """Read it, if nobody has begun. What is wrong with its rows is told when they are needed; all else that comes
-        up (a signal's handler may raise here) also now."""
+        """Read it, if nobody has begun. What is wrong with its rows is told when they are needed;
+        all else that comes up (a signal's handler may raise here) also now.
+        """
         if not self._begun.acquire(blocking=False):
             return
         try:
@@ -94,8 +96,10 @@ class _Reading:
 
 
 class Slots:
-    """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each column, so that a
-    batch is gathered from all pieces at once. The system gives what has been written to."""
+    """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each
+    column, so that a batch is gathered from all pieces at once. The system gives what has been
+    written to.
+    """
 
     def __init__(self, columns: Sequence[Column], count: int, rows: int) -> None:
         self.arrays = {column.name: _empty(column, count * rows) for column in columns}
@@ -122,8 +126,8 @@ class Slots:
     def fill(self, slot: int, piece: Piece, parts: Iterator[Arrays], rows: Array) -> Array:
         """Put ``rows`` of a piece, out of the parts of its block, in that order; where they are.
 
-        They are put in order here, while the piece is in the cache of this thread's core: what takes rows of all slots
-        in turn reads each of them from its beginning to its end.
+        They are put in order here, while the piece is in the cache of this thread's core: what
+        takes rows of all slots in turn reads each of them from its beginning to its end.
         """
         first, place = slot * self._rows, 0
         for part in parts:
@@ -138,7 +142,9 @@ class Slots:
                     self.arrays[name][to : to + end - begin] = array[begin - place : end - place]
                 if end == piece.end:
                     for array in self.arrays.values():
-                        array[first : first + len(rows)] = array[first:].take(rows - piece.begin, axis=0)
+                        array[first : first + len(rows)] = array[first:].take(
+                            rows - piece.begin, axis=0
+                        )
             place += count
         return np.arange(first, first + len(rows))
 
@@ -146,20 +152,32 @@ class Slots:
 class Chunks:
     """``take(n)``: the next n rows of a rank.
 
-    ``read(block)`` gives a block's columns, and ``parts(block)`` those of its rows in turn. ``threads`` read ``ahead``
-    pieces before they are needed, and who takes rows reads as well where it would wait for them: a thread more than
-    there are cores costs more than it reads. 0: each is read when it is needed. ``spare``: memory of an epoch that has
-    ended, which this one takes, and leaves there: fetching it anew takes a tenth of the time of a short epoch.
-    ``kept``: who reads keeps the blocks, so that their memory is not handed out.
+    ``read(block)`` gives a block's columns, and ``parts(block)`` those of its rows in turn.
+    ``threads`` read ``ahead`` pieces before they are needed, and who takes rows reads as well where
+    it would wait for them: a thread more than there are cores costs more than it reads. 0: each is
+    read when it is needed. ``spare``: memory of an epoch that has ended, which this one takes, and
+    leaves there: fetching it anew takes a tenth of the time of a short epoch. ``kept``: who reads
+    keeps the blocks, so that their memory is not handed out.
     """
 
     def __init__(
-        self, order: Order, strands: Sequence[Strand], columns: Sequence[Column], read: Callable[[int], Arrays],
-        parts: Callable[[int], Iterator[Arrays]], threads: int, ahead: int, spare: list[Slots], *, kept: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        order: Order,
+        strands: Sequence[Strand],
+        columns: Sequence[Column],
+        read: Callable[[int], Arrays],
+        parts: Callable[[int], Iterator[Arrays]],
+        threads: int,
+        ahead: int,
+        spare: list[Slots],
+        *,
+        kept: bool = False,
+    ) -> None:
         self._order, self._strands, self._columns = order, strands, columns
         self._read, self._parts = read, parts
-        self._needs = heapq.merge(*(_needs(order, number, strand) for number, strand in enumerate(strands)))
+        self._needs = heapq.merge(
+            *(_needs(order, number, strand) for number, strand in enumerate(strands))
+        )
         self._pool = ThreadPoolExecutor(threads, "farandole-reader") if threads else None
         self._threads, self._kept = threads, kept
         self._ahead: deque[_Reading] = deque()
@@ -177,13 +195,16 @@ class Chunks:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        # A thread whose start was interrupted (a handler raised) is none of the pool's, which has not waited for it.
+        # A thread whose start was interrupted (a handler raised) is none of the pool's, which has
+        # not waited for it.
         over = all(reading.is_over() for reading in self._ahead)
         if over and self._slots is not None and not self._spare and not self._slots.has_objects:
             self._spare.append(self._slots)
 
     def map(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-        """``function`` of each value, in the threads and this one. Raises the error of the first that has one."""
+        """``function`` of each value, in the threads and this one. Raises the error of the first
+        that has one.
+        """
         found: list[Any] = [None] * len(values)
         errors: dict[int, Exception] = {}
         places = iter(range(len(values)))  # each is given to one thread
@@ -206,7 +227,9 @@ class Chunks:
         return found
 
     def in_one_part(self) -> int | None:
-        """How many rows can be taken next in the memory into which they were read; None: all rows are copied."""
+        """How many rows can be taken next in the memory into which they were read; None: all rows
+        are copied.
+        """
         part = self._part()
         return None if part is None else part.rows
 
@@ -221,7 +244,10 @@ class Chunks:
         found = {column.name: _empty(column, rows) for column in self._columns}
         while self._place < end:
             until = min(end, self._load())
-            self._gather({name: array[self._place - begin : until - begin] for name, array in found.items()}, until)
+            self._gather(
+                {name: array[self._place - begin : until - begin] for name, array in found.items()},
+                until,
+            )
             self._place = until
         return found
 
@@ -271,7 +297,11 @@ class Chunks:
 
     def _rows(self, number: int, end: int) -> Array:
         """The next rows of a strand's piece, up to the rank's row ``end``."""
-        piece, taken, period = self._loaded[number], self._taken[number], self._strands[number].period
+        piece, taken, period = (
+            self._loaded[number],
+            self._taken[number],
+            self._strands[number].period,
+        )
         assert piece is not None
         count = len(range(self._next[number], end, period))
         self._next[number] += count * period
@@ -279,8 +309,9 @@ class Chunks:
         return piece.rows[taken : taken + count]
 
     def _load(self) -> int:
-        """Have every piece that is needed for the rank's next row, and begin with those that come next. The row for
-        which one more is needed."""
+        """Have every piece that is needed for the rank's next row, and begin with those that come
+        next. The row for which one more is needed.
+        """
         while True:
             while len(self._ahead) < self._ahead_most and (need := self._upcoming()) is not None:
                 assert self._pool is not None
@@ -362,6 +393,7 @@ def _needs(order: Order, number: int, strand: Strand) -> Iterator[_Need]:
     if strand.first >= order.lane_length(strand.lane):
         return
     for piece in order.pieces(strand.lane, strand.first):
-        turn = max(0, -(-(piece.step - strand.first) // strand.stride))  # the strand's first row in the piece
+        # the strand's first row in the piece
+        turn = max(0, -(-(piece.step - strand.first) // strand.stride))
         if strand.first + turn * strand.stride < piece.step + piece.end - piece.begin:
             yield _Need(strand.place + turn * strand.period, number, piece)

@@ -26,8 +26,10 @@ _IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and the images of i
 
 
 class Column(NamedTuple):
-    """``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value. ``fill``: stands
-    for null, and for the end of lists that are too short. ``decode``: makes an array of one row's bytes."""
+    """``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value.
+    ``fill``: stands for null, and for the end of lists that are too short. ``decode``: makes an
+    array of one row's bytes.
+    """
 
     name: str
     kind: str
@@ -39,7 +41,11 @@ class Column(NamedTuple):
     @property
     def width(self) -> int:
         """Bytes of one row, 0 where only the file knows."""
-        return 0 if self.kind in ("encoded", "text") else int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return (
+            0
+            if self.kind in ("encoded", "text")
+            else int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        )
 
 
 class Wanted(NamedTuple):
@@ -57,24 +63,37 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
         for name in getattr(wanted, option):
             if name not in columns:
                 near = did_you_mean(name, columns)
-                raise DataError(f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)} are{near}")
+                raise DataError(
+                    f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)}"
+                    f" are{near}"
+                )
 
 
-def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
-    """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
+def column_of(
+    name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where
+) -> Column:
+    """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that
+    nobody declared.
+    """
     column = _column_of(name, kind, wanted, first, where)
     if column.fill is not None:
         _check_fill(column, kind, where)
     return column
 
 
-def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
+def _column_of(
+    name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where
+) -> Column:
     pa = need("pyarrow", _PURPOSE)
     types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
     shape = _declared(wanted, name, where)
     if types.is_dictionary(kind):
         kind = kind.value_type
-    fields = {kind.field(number).name for number in range(kind.num_fields)} if types.is_struct(kind) else set()
+    fields = (
+        {kind.field(number).name for number in range(kind.num_fields)}
+        if types.is_struct(kind)
+        else set()
+    )
     if is_bytes(types, kind) and (decode is not None or shape is not None):
         if decode is None:
             return Column(name, "bytes", _dtype(wanted, name, "uint8"), shape or (), fill)
@@ -99,7 +118,13 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     if dtype and inner is kind:
         return Column(name, "number", dtype, _of_one(name, shape, where), fill)
     if dtype:
-        return Column(name, "list", dtype, _lengths(name, kind, first, where) if shape is None else shape, fill)
+        return Column(
+            name,
+            "list",
+            dtype,
+            _lengths(name, kind, first, where) if shape is None else shape,
+            fill,
+        )
     hint = _BINARY if is_bytes(types, kind) else cure(types, kind)
     raise where.error(name, None, f"{kind} is no type that becomes an array: {hint}")
 
@@ -111,9 +136,11 @@ def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None
     shape = tuple(int(length) for length in wanted.shapes[name])
     if any(length < 0 for length in shape):
         raise where.error(
-            name, None, f"shapes={{{name!r}: {shape}}} leaves a length open: give the length of each axis of one row, "
-            "without an axis for the rows"
-        )  # fmt: skip
+            name,
+            None,
+            f"shapes={{{name!r}: {shape}}} leaves a length open: give the length of each axis of"
+            " one row, without an axis for the rows",
+        )
     return shape
 
 
@@ -121,17 +148,22 @@ def _of_one(name: str, shape: tuple[int, ...] | None, where: Where) -> tuple[int
     """The shape of rows that are one value: without axes, or with some of length 1."""
     if shape is not None and np.prod(shape) != 1:
         cure = "leave the shape out, or give (1,) for an axis of its own"
-        raise where.error(name, None, f"shapes={{{name!r}: {shape}}}: each row is one value, and no list: {cure}")
+        raise where.error(
+            name, None, f"shapes={{{name!r}: {shape}}}: each row is one value, and no list: {cure}"
+        )
     return shape or ()
 
 
 UNDECODED = (
-    "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
+    "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its"
+    " image source)"
 )
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 
 
-def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where) -> Column:
+def _encoded(
+    name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where
+) -> Column:
     """A column whose bytes ``decode`` makes arrays of: the first row's shows the shape."""
     value = first()
     fill, shape = wanted.fill.get(name), _declared(wanted, name, where)
@@ -148,21 +180,29 @@ def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, w
 
 
 def decoded(value: bytes, column: Column) -> Array:
-    """The array of one row's bytes. DataError, which does not know the place, if it fails or has another shape."""
+    """The array of one row's bytes. DataError, which does not know the place, if it fails or has
+    another shape.
+    """
     try:
         found = np.asarray(_called(column, value))
     except Exception as error:  # the user's function
         if interrupts(error):
             raise
-        raise DataError(f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}"
+        ) from error
     if column.shape and found.shape != column.shape:
-        raise DataError(f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode")
+        raise DataError(
+            f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode"
+        )
     return found
 
 
 def _called(column: Column, value: bytes) -> Any:
-    """What ``decode`` gives. Some Pythons (3.11.7 is one) miscount now and then when two threads parse at once, as
-    ``numpy.load`` does with each header (github.com/python/cpython/issues/106905): the next try counts anew."""
+    """What ``decode`` gives. Some Pythons (3.11.7 is one) miscount now and then when two threads
+    parse at once, as ``numpy.load`` does with each header
+    (github.com/python/cpython/issues/106905): the next try counts anew.
+    """
     assert column.decode is not None
     for _ in range(_TRIES):
         with contextlib.suppress(SystemError):
@@ -177,11 +217,14 @@ def _dtype(wanted: Wanted, name: str, found: str) -> str:
     try:
         dtype = np.dtype(chosen)
     except TypeError as error:
-        raise DataError(f"dtypes={{{name!r}: {chosen!r}}}: numpy has no such dtype ({error})") from None
+        raise DataError(
+            f"dtypes={{{name!r}: {chosen!r}}}: numpy has no such dtype ({error})"
+        ) from None
     if not dtype.isnative:
         raise DataError(
-            f"dtypes={{{name!r}: {chosen!r}}}: batches have the byte order of this machine; for bytes of the other one "
-            f"give decode={{{name!r}: a function with np.frombuffer(value, {chosen!r}).astype({dtype.name!r})}}"
+            f"dtypes={{{name!r}: {chosen!r}}}: batches have the byte order of this machine; for"
+            f" bytes of the other one give decode={{{name!r}: a function with np.frombuffer(value,"
+            f" {chosen!r}).astype({dtype.name!r})}}"
         )
     return str(dtype.name)
 
@@ -195,7 +238,10 @@ def _numeric(wanted: Wanted, name: str, found: str, kind: Any, where: Where) -> 
 
 
 def _no_number(name: str, kind: Any, wanted: Wanted, where: Where) -> DataError:
-    text = f"{kind} does not become dtypes={{{name!r}: {wanted.dtypes[name]!r}}}: only numbers become other numbers"
+    text = (
+        f"{kind} does not become dtypes={{{name!r}: {wanted.dtypes[name]!r}}}: only numbers become"
+        " other numbers"
+    )
     return where.error(name, None, f"{text}; convert the column before, or leave its dtype out")
 
 
@@ -211,18 +257,22 @@ def _check_fill(column: Column, kind: Any, where: Where) -> None:
         found = np.asarray([float(value) for value in found.flat])
     place = cast(found, column.dtype)[1] if is_number(found.dtype) else 0
     if place >= 0:
-        raise where.error(column.name, None, f"fill={column.fill!r} does not fit: {rule(column.dtype)}")
+        raise where.error(
+            column.name, None, f"fill={column.fill!r} does not fit: {rule(column.dtype)}"
+        )
 
 
 def fitting(found: Array, column: Column) -> Array:
-    """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it does not fit."""
+    """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it
+    does not fit.
+    """
     if not (is_number(found.dtype) and is_number(column.dtype)):
         return found.astype(column.dtype, copy=False)
     made, place = cast(found, column.dtype)
     if place >= 0:
         raise DataError(
-            f"decode gives {found.flat[place]}, which does not fit: {rule(column.dtype)}; change decode, or give "
-            f"dtypes={{{column.name!r}: a dtype that holds it}}"
+            f"decode gives {found.flat[place]}, which does not fit: {rule(column.dtype)}; change"
+            f" decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
         )
     return made
 
@@ -254,9 +304,11 @@ def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tu
 
 
 def values(array: Any, column: Column, where: Where) -> Array:
-    """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with the column's dtype.
+    """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with
+    the column's dtype.
 
-    Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises DataError.
+    Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises
+    DataError.
     """
     pa = need("pyarrow", _PURPOSE)
     if isinstance(array, pa.ChunkedArray):
@@ -270,16 +322,20 @@ def values(array: Any, column: Column, where: Where) -> Array:
 
 
 def plain(array: Any) -> Array:
-    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read only, without
-    pyarrow's conversions for pandas."""
+    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read
+    only, without pyarrow's conversions for pandas.
+    """
     pa = need("pyarrow", _PURPOSE)
     if pa.types.is_boolean(array.type):
         return plain(array.cast(pa.uint8())).view(np.bool_)
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
-    found: Array = np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
-    found.flags.writeable = False  # what Parquet is read into could be written, also where others still need it
+    found: Array = np.frombuffer(array.buffers()[1], dtype)[
+        array.offset : array.offset + len(array)
+    ]
+    # what Parquet is read into could be written, also where others still need it
+    found.flags.writeable = False
     return found
 
 
@@ -300,8 +356,9 @@ def _numbers(array: Any, column: Column, where: Where, row_of: RowOf = int) -> A
 
 
 def _of_decimals(array: Any, column: Column) -> Any:
-    """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by way of their
-    digits: what Arrow makes of 5027.90 itself is 5027.900000000001."""
+    """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by
+    way of their digits: what Arrow makes of 5027.90 itself is 5027.900000000001.
+    """
     pa = need("pyarrow", _PURPOSE)
     wanted = np.dtype(column.dtype).kind
     if wanted in "iu":
@@ -328,22 +385,30 @@ def _scalar(column: Column, kind: Any, where: Where) -> Any:
     try:
         return pa.scalar(fill, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise where.error(column.name, None, f"fill={column.fill!r} is no {kind} ({error})") from None
+        raise where.error(
+            column.name, None, f"fill={column.fill!r} is no {kind} ({error})"
+        ) from None
 
 
 def _lists(array: Any, column: Column, where: Where) -> Array:
     return _nested(array, column.shape, column, where, int)
 
 
-def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf) -> Array:
+def _nested(
+    array: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf
+) -> Array:
     """Lists of lists. ``row_of``: the row of each of the array's elements."""
     pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
     if not shape or not is_list(pa.types, array.type):
         if shape or is_list(pa.types, array.type):
-            raise where.error(column.name, None, f"its lists are not nested as shape {column.shape} says")
+            raise where.error(
+                column.name, None, f"its lists are not nested as shape {column.shape} says"
+            )
         if array.null_count and column.fill is None:
             row = row_of(first_null(array))
-            raise where.error(column.name, row, f"null in a list; give fill={{{column.name!r}: value}}")
+            raise where.error(
+                column.name, row, f"null in a list; give fill={{{column.name!r}: value}}"
+            )
         return _numbers(array, column, where, row_of)
     inner = array.flatten()
     if pa.types.is_fixed_size_list(array.type):
@@ -354,23 +419,39 @@ def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, ro
     flat_list = len(shape) > 1 and not is_list(pa.types, inner.type)
     if flat_list:  # (28, 28) declared of flat lists with 784 values
         expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
-    wrong = np.flatnonzero((lengths > expected) if column.fill is not None else (lengths != expected))
+    wrong = np.flatnonzero(
+        (lengths > expected) if column.fill is not None else (lengths != expected)
+    )
     if wrong.size:
         row, length = row_of(int(wrong[0])), int(lengths[wrong[0]])
-        cure = "" if column.fill is not None or length > expected else f", or fill={{{column.name!r}: value}}"
+        cure = (
+            ""
+            if column.fill is not None or length > expected
+            else f", or fill={{{column.name!r}: value}}"
+        )
         raise where.error(
-            column.name, row, f"a list of {length}, where shape {column.shape} asks for {expected}; "
+            column.name,
+            row,
+            f"a list of {length}, where shape {column.shape} asks for {expected}; "
             f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
-        )  # fmt: skip
+        )
     found = _flat(inner, shape[1:], column, where, row_of, lengths, expected)
     return found.reshape(len(array), *(column.shape if flat_list else shape))
 
 
 def _flat(
-    inner: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf, lengths: Array, expected: int
+    inner: Any,
+    shape: tuple[int, ...],
+    column: Column,
+    where: Where,
+    row_of: RowOf,
+    lengths: Array,
+    expected: int,
 ) -> Array:
     if (lengths == expected).all():
-        return _nested(inner, shape, column, where, lambda element: row_of(element // max(expected, 1)))
+        return _nested(
+            inner, shape, column, where, lambda element: row_of(element // max(expected, 1))
+        )
     found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
     ragged = _nested(inner, shape, column, where, lambda element: row_of(_owner(lengths, element)))
     found[np.arange(expected) < lengths[:, None]] = ragged
@@ -403,9 +484,11 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
     if wrong.size:
         row = int(wrong[0])
         raise where.error(
-            column.name, row, f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
+            column.name,
+            row,
+            f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
             f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
-        )  # fmt: skip
+        )
     flat = plain(numbers.flatten().fill_null(float("nan")))
     flat = _cast(flat, column, where, lambda element: _owner(counts, element))
     if dense.all():
@@ -431,9 +514,11 @@ def _raw(array: Any, column: Column, where: Where) -> Array:
     if wrong.size:
         row = int(wrong[0])
         raise where.error(
-            column.name, row, f"{lengths[row]} bytes, where shape {column.shape} of {column.dtype} asks for "
+            column.name,
+            row,
+            f"{lengths[row]} bytes, where shape {column.shape} of {column.dtype} asks for "
             f"{column.width}; declare another one with shapes={{{column.name!r}: ...}}",
-        )  # fmt: skip
+        )
     if array.null_count:
         array = array.fill_null(np.full(column.shape, column.fill, column.dtype).tobytes())
     return _end_to_end(array).view(column.dtype).reshape(len(array), *column.shape)
@@ -463,13 +548,18 @@ def _images(array: Any, column: Column, where: Where) -> Array:
         found = plain(pc.struct_field(array, name).fill_null(length))
         wrong = np.flatnonzero(found != length)
         if wrong.size:
-            text = f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize them first"
+            text = (
+                f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize"
+                " them first"
+            )
             raise where.error(column.name, int(wrong[0]), text)
     return _raw(pc.struct_field(array, "data"), column, where)
 
 
 def undecoded(array: Any) -> Array:
-    """Which images of Spark's image source it could not decode: they are there, with a height of -1."""
+    """Which images of Spark's image source it could not decode: they are there, with a height of
+    -1.
+    """
     pc = need("pyarrow.compute", _PURPOSE)
     return plain(pc.less(pc.struct_field(array, "height"), 0).fill_null(False))
 
@@ -489,6 +579,11 @@ def _objects(array: Any, column: Column, where: Where) -> Array:
 
 
 _READ: dict[str, Callable[[Any, Column, Where], Array]] = {
-    "number": _numbers, "list": _lists, "vector": _vectors, "image": _images, "bytes": _raw, "encoded": _objects,
+    "number": _numbers,
+    "list": _lists,
+    "vector": _vectors,
+    "image": _images,
+    "bytes": _raw,
+    "encoded": _objects,
     "text": _objects,
-}  # fmt: skip
+}

@@ -8,7 +8,9 @@ import numpy as np
 
 
 def is_bytes(types: Any, kind: Any) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    )
 
 
 def number_dtype(types: Any, kind: Any) -> str:
@@ -32,7 +34,10 @@ def cure(types: Any, kind: Any) -> str:
     """What to do with a column of this type, which no cast makes an array."""
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
-        made = f"write its fields as columns of their own (of a DataFrame, they are that already: 's.{field}' of s)"
+        made = (
+            "write its fields as columns of their own (of a DataFrame, they are that already:"
+            f" 's.{field}' of s)"
+        )
     elif types.is_map(kind):
         made = "write its values as columns of their own, one for each key, or as a list"
     elif is_list(types, kind):

@@ -25,7 +25,9 @@ class Where(NamedTuple):
 
 
 class InFrame(Where):
-    """Rows of a DataFrame: its user knows neither the files that it was written to nor their order."""
+    """Rows of a DataFrame: its user knows neither the files that it was written to nor their
+    order.
+    """
 
     def error(self, column: str, row: int | None, text: str) -> DataError:
         return DataError(f"column {column!r} of the DataFrame: {text}")

@@ -1,4 +1,6 @@
-"""A rank's batches of an epoch: each row once over all ranks, in one order for any number of ranks."""
+"""A rank's batches of an epoch: each row once over all ranks, in one order for any number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ MEMORY = 128 << 20
 _CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # rows that are put together at a time
 _CHUNKS_AHEAD = 2
 _THREADS = 2
-_TOGETHER, _TOGETHER_PART = 1 << 20, 64  # bytes, and part of the memory: smaller row groups are read as one block
+# bytes, and part of the memory: smaller row groups are read as one block
+_TOGETHER, _TOGETHER_PART = 1 << 20, 64
 
 
 class _Epoch(NamedTuple):
@@ -43,56 +46,81 @@ class _Epoch(NamedTuple):
 
 
 class Reader:
-    """Batches of this rank, epoch by epoch: each ``for`` loop that ends is one, and the next one has another order.
+    """Batches of this rank, epoch by epoch: each ``for`` loop that ends is one, and the next one
+    has another order.
 
-    ``batch_size``: rows of this rank's batch. ``shuffle``, ``seed``: the order is a function of the files, the columns,
-    the seed and the epoch. ``even``: what becomes of rows that ranks and batches do not divide, see docs/data.md.
-    ``rank`` and ``size``: by default the job's. ``threads``: how many read ahead, besides the one that takes batches,
-    which reads where it would wait; by default 2, and 1 of near files where this rank has no more cores than 2. 0: rows
-    are read when a batch is asked for.
-    ``memory``: bytes that rows may take in this process, about; more of it shuffles better.
-    ``least``: with even="exact": fewer rows of a rank at the end of an epoch join its batch before.
+    ``batch_size``: rows of this rank's batch. ``shuffle``, ``seed``: the order is a function of the
+    files, the columns, the seed and the epoch. ``even``: what becomes of rows that ranks and
+    batches do not divide, see docs/data.md. ``rank`` and ``size``: by default the job's.
+    ``threads``: how many read ahead, besides the one that takes batches, which reads where it would
+    wait; by default 2, and 1 of near files where this rank has no more cores than 2. 0: rows are
+    read when a batch is asked for. ``memory``: bytes that rows may take in this process, about;
+    more of it shuffles better. ``least``: with even="exact": fewer rows of a rank at the end of an
+    epoch join its batch before.
     """
 
     def __init__(
-        self, data: ParquetData, batch_size: int, *, shuffle: bool = True, seed: int = 0, even: str = "exact",
-        rank: int | None = None, size: int | None = None, threads: int | None = None, memory: int = MEMORY,
+        self,
+        data: ParquetData,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        even: str = "exact",
+        rank: int | None = None,
+        size: int | None = None,
+        threads: int | None = None,
+        memory: int = MEMORY,
         least: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if even not in EVEN:
-            raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
+            raise SettingsError(
+                f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}"
+            )
         batch_size = whole("batch_size", batch_size, 1)
         threads = None if threads is None else whole("threads", threads, 0)
         seed, least = whole("seed", seed), whole("least", least, 1)
         memory = whole("memory", memory, 0, floats=True)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
-            raise SettingsError(f"rank={rank} and size={size} come together, and rank is from 0 to size - 1")
+            raise SettingsError(
+                f"rank={rank} and size={size} come together, and rank is from 0 to size - 1"
+            )
         scan = data.scan
         if not scan.rows:
             raise DataError(f"{data.path} has no rows")
         self.data, self.batch_size = data, batch_size
         self.epoch = 0
         self.position = 0  # where the next iteration begins, in rows of all ranks
-        self._shuffle, self._seed, self._even, self._threads = switch("shuffle", shuffle), seed, even, threads
+        self._shuffle, self._seed, self._even, self._threads = (
+            switch("shuffle", shuffle),
+            seed,
+            even,
+            threads,
+        )
         self._least = least
         self._told = None if rank is None or size is None else (rank, size)
         self._whole = scan.bytes * 2 <= memory  # read once, and then kept
-        self._blocks = scan.blocks(scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART))
+        self._blocks = scan.blocks(
+            scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART)
+        )
         largest = max(sum(group.size for group in block) for block in self._blocks)
         self._lanes = lanes_for(len(self._blocks), largest, memory)
         most = _THREADS if threads is None else threads
         self._pieces_ahead = ahead_for(most, self._lanes, largest, memory)
-        # Batches are put together on a thread of their own only where that takes long (decoding, and tensors of rows
-        # that are kept), or would wait for files: a thread more costs the others time.
+        # Batches are put together on a thread of their own only where that takes long (decoding,
+        # and tensors of rows that are kept), or would wait for files: a thread more costs the
+        # others time.
         encoded = any(column.kind == "encoded" for column in scan.columns)
         self._apart = most > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
         self._files = Files(data)
         self._kept: Arrays | None = None
         self._spare: list[Slots] = []
-        self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
+        # the last loop's, and how many batches it handed out
+        self._running: tuple[_Epoch, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None, "_spare": []}  # rows are read where the pickle is opened
+        # rows are read where the pickle is opened
+        return {**self.__dict__, "_kept": None, "_spare": []}
 
     @property
     def weighted(self) -> bool:
@@ -107,21 +135,24 @@ class Reader:
         epoch = self._begin()
         if not epoch.steps.count:
             raise DataError(
-                f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than a batch of {self.batch_size} "
-                f"on each of {epoch.size} ranks, and even='drop' leaves them out: use smaller batches, or another even="
+                f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than a batch of"
+                f" {self.batch_size} on each of {epoch.size} ranks, and even='drop' leaves them"
+                " out: use smaller batches, or another even="
             )
         done, process = 0, os.getpid()
         for batches in self._ahead(epoch):
             for batch in batches:
                 done += 1
                 self._running = (epoch, done)
-                if done == epoch.steps.count:  # before it is handed out: nobody need ask for one more
+                # before it is handed out: nobody need ask for one more
+                if done == epoch.steps.count:
                     self.epoch, self.position = epoch.number + 1, 0
                 yield batch
                 if self._threads != 0 and os.getpid() != process:
                     raise DataError(
-                        "this loop began in another process, whose threads read for it, and a fork has none of them: "
-                        "begin a loop of its own here, or read without threads (threads=0)"
+                        "this loop began in another process, whose threads read for it, and a fork"
+                        " has none of them: begin a loop of its own here, or read without threads"
+                        " (threads=0)"
                     )
 
     # Where training stands.
@@ -134,9 +165,10 @@ class Reader:
         self._running = None
 
     def state_dict(self, steps: int | None = None) -> dict[str, int]:
-        """Where training stands, for any number of ranks. ``steps``: batches of this iteration that are done; by
-        default those that were handed out: more where somebody prefetches (Keras, tf.data). An iteration that has run
-        out counts until the first batch of the next one."""
+        """Where training stands, for any number of ranks. ``steps``: batches of this iteration that
+        are done; by default those that were handed out: more where somebody prefetches (Keras,
+        tf.data). An iteration that has run out counts until the first batch of the next one.
+        """
         epoch, handed = self._running or (self._begin(), 0)
         done = handed if steps is None else steps
         number, position = epoch.number, epoch.begin + epoch.steps.done(done)
@@ -145,23 +177,30 @@ class Reader:
         return {"epoch": number, "position": position, **self._kind()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or batch size.
-        DataError if it belongs to another order of the rows."""
+        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or
+        batch size. DataError if it belongs to another order of the rows.
+        """
         mine = self._kind()
         theirs = {name: state.get(name) for name in mine}
         if mine != theirs:
             raise DataError(
-                f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine}; use the files, "
-                "seed=, shuffle=, memory=, columns, shapes= and dtypes= of then, or begin an epoch with set_epoch()"
+                f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine};"
+                " use the files, seed=, shuffle=, memory=, columns, shapes= and dtypes= of then,"
+                " or begin an epoch with set_epoch()"
             )
         epoch, position = whole("epoch", state["epoch"], 0), whole("position", state["position"], 0)
         if position >= self.data.rows:
-            raise DataError(f"position={position} of the state is not below the {self.data.rows} rows of an epoch")
+            raise DataError(
+                f"position={position} of the state is not below the {self.data.rows} rows of an"
+                " epoch"
+            )
         self.epoch, self.position = epoch, position
         self._running = None
 
     def _kind(self) -> dict[str, int]:
-        """What decides about the order, besides the epoch. Memory and columns do, by way of blocks and lanes."""
+        """What decides about the order, besides the epoch. Memory and columns do, by way of blocks
+        and lanes.
+        """
         lengths = [sum(group.rows for group in block) for block in self._blocks]
         cut = (SHUFFLE, self._lanes, lengths) if self._shuffle else ()
         return {"rows": self.data.rows, "seed": self._seed, "order": zlib.crc32(repr(cut).encode())}
@@ -172,7 +211,8 @@ class Reader:
         rank, size = self._told or _world()
         number, begin = self.epoch, self.position
         steps = Steps(self.data.rows - begin, self.batch_size, rank, size, self._even, self._least)
-        if begin and not steps.count:  # what another number of ranks left is less than a batch, and dropped
+        # what another number of ranks left is less than a batch, and dropped
+        if begin and not steps.count:
             number, begin = number + 1, 0
             steps = Steps(self.data.rows, self.batch_size, rank, size, self._even, self._least)
         return _Epoch(number, begin, rank, size, steps)
@@ -219,15 +259,28 @@ class _Iteration:
         epoch, reader = self._epoch, self._reader
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
         chunks = Chunks(
-            self._order, strands, self._columns, reader._block, reader._parts, reader._readers(),
-            reader._pieces_ahead, reader._spare, kept=reader._whole,
-        )  # fmt: skip
+            self._order,
+            strands,
+            self._columns,
+            reader._block,
+            reader._parts,
+            reader._readers(),
+            reader._pieces_ahead,
+            reader._spare,
+            kept=reader._whole,
+        )
         together, first, taken = self._together(), 0, 0
         try:
             while first < epoch.steps.count:
                 inside = chunks.in_one_part()
-                most = together if inside is None else max(1, min(together, inside // reader.batch_size))
-                steps = [epoch.steps[step] for step in range(first, min(first + most, epoch.steps.count))]
+                most = (
+                    together
+                    if inside is None
+                    else max(1, min(together, inside // reader.batch_size))
+                )
+                steps = [
+                    epoch.steps[step] for step in range(first, min(first + most, epoch.steps.count))
+                ]
                 rows = sum(step.rows for step in steps)
                 arrays = chunks.take(rows)
                 self._decode(arrays, chunks, taken)
@@ -237,7 +290,9 @@ class _Iteration:
             chunks.close()
 
     def _together(self) -> int:
-        width = sum(int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize for column in self._columns)
+        width = sum(
+            int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize for column in self._columns
+        )
         rows = min(_CHUNK_BYTES // max(width, 1), _CHUNK_ROWS)
         return max(1, rows // self._reader.batch_size)
 
@@ -252,12 +307,15 @@ class _Iteration:
         return found
 
     def _padded(self, batch: dict[str, Array], step: Step) -> dict[str, Array]:
-        """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has none."""
+        """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has
+        none.
+        """
         if self._reader._even == "exact":
             logger.warning(
-                "%d rows are left for %d ranks: those without one take the last row again", step.everybody,
+                "%d rows are left for %d ranks: those without one take the last row again",
+                step.everybody,
                 self._epoch.size,
-            )  # fmt: skip
+            )
         rows = np.arange(step.length) % max(step.rows, 1)
         source = batch if step.rows else self._last_row()
         return {name: array[rows] for name, array in source.items()}
@@ -289,7 +347,9 @@ class _Iteration:
             values = arrays[column.name]
             rows = np.empty((len(values), *column.shape), column.dtype)
 
-            def decode(place: int, column: Column = column, values: Array = values, rows: Array = rows) -> None:
+            def decode(
+                place: int, column: Column = column, values: Array = values, rows: Array = rows
+            ) -> None:
                 try:
                     rows[place] = self._decoded(values[place], column)
                 except DataError as error:
@@ -300,7 +360,9 @@ class _Iteration:
             arrays[column.name] = rows
 
     def _decoded(self, value: bytes, column: Column) -> Array:
-        """One row's array. Without ``dtypes=`` the first row has decided about the dtype, perhaps too narrow a one."""
+        """One row's array. Without ``dtypes=`` the first row has decided about the dtype, perhaps
+        too narrow a one.
+        """
         found = decoded(value, column)
         told = column.name in self._reader.data._wanted.dtypes
         if not told and not np.can_cast(found.dtype, column.dtype, "same_kind"):
@@ -312,7 +374,9 @@ class _Iteration:
 
     def _where(self, place: int) -> tuple[Where, int]:
         """The file of the rank's row, and the row in it."""
-        block, row = self._order.find(self._epoch.begin + self._epoch.rank + self._epoch.size * place)
+        block, row = self._order.find(
+            self._epoch.begin + self._epoch.rank + self._epoch.size * place
+        )
         for group in self._blocks[block]:
             if row < group.rows:
                 break

@@ -18,9 +18,12 @@ _PURPOSE = "reading Parquet"
 
 
 def fragments(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], Any]:
-    """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if there are none."""
+    """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if
+    there are none.
+    """
     ds = need("pyarrow.dataset", _PURPOSE)
     pa = need("pyarrow", _PURPOSE)
     several = [path] if isinstance(path, (str, os.PathLike)) else list(path)
@@ -33,7 +36,9 @@ def fragments(
         check_no_table(inside, system)
         files, base = _files_of(inside, system)
         form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
-        dataset = ds.dataset(files, filesystem=system, format=form, partitioning="hive", partition_base_dir=base)
+        dataset = ds.dataset(
+            files, filesystem=system, format=form, partitioning="hive", partition_base_dir=base
+        )
         found = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
         check_no_table_below([each.path for each in found], inside, system)
         for each in found:
@@ -41,7 +46,9 @@ def fragments(
             _check_once(each)
     except FileNotFoundError as error:
         cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
-        raise DataError(f"{path} cannot be read as Parquet: there is no such file or folder{cure}") from error
+        raise DataError(
+            f"{path} cannot be read as Parquet: there is no such file or folder{cure}"
+        ) from error
     except (pa.ArrowException, OSError) as error:
         _check_apart(files, system)
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
@@ -51,8 +58,10 @@ def fragments(
 
 
 def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
-    """The files of several paths, where folders stand for the files in them. One path stands for itself, unless only
-    some of its files count. Second: the folder whose name and those above it are no keys; None: as Arrow has it."""
+    """The files of several paths, where folders stand for the files in them. One path stands for
+    itself, unless only some of its files count. Second: the folder whose name and those above it
+    are no keys; None: as Arrow has it.
+    """
     ds, fs = need("pyarrow.dataset", _PURPOSE), need("pyarrow.fs", _PURPOSE)
     found: list[str] = []
     for info in system.get_file_info(list(inside)):
@@ -80,20 +89,33 @@ def _check_once(file: Any) -> None:
     if len({*names}) < len(names):
         name = next(each for each in names if names.count(each) > 1)
         text = f"{names.count(name)} columns have this name, so it does not tell which one is meant"
-        raise Where(str(file.path)).error(name, None, f"{text}: write the file anew with a name for each")
+        raise Where(str(file.path)).error(
+            name, None, f"{text}: write the file anew with a name for each"
+        )
 
 
 def _check_apart(files: Any, system: Any) -> None:
-    """DataError for files whose columns Arrow cannot bring together, with each other or with the keys in their paths,
-    for it names neither file nor cure. It does not look at schemas where it is told one."""
+    """DataError for files whose columns Arrow cannot bring together, with each other or with the
+    keys in their paths, for it names neither file nor cure. It does not look at schemas where it is
+    told one.
+    """
     ds, pa = need("pyarrow.dataset", _PURPOSE), need("pyarrow", _PURPOSE)
-    with contextlib.suppress(pa.ArrowException, OSError):  # files that are no Parquet: the first error tells
-        for file in ds.dataset(files, filesystem=system, format="parquet", schema=pa.schema([])).get_fragments():
+    # files that are no Parquet: the first error tells
+    with contextlib.suppress(pa.ArrowException, OSError):
+        for file in ds.dataset(
+            files, filesystem=system, format="parquet", schema=pa.schema([])
+        ).get_fragments():
             _check_once(file)
             for name in file.physical_schema.names:
-                if key := next((part for part in file.path.split("/")[:-1] if part.startswith(f"{name}=")), None):
+                if key := next(
+                    (part for part in file.path.split("/")[:-1] if part.startswith(f"{name}=")),
+                    None,
+                ):
                     kind = file.physical_schema.field(name).type
-                    text = f"its type is {kind} in the file, and the folder {key} has a value of another type"
+                    text = (
+                        f"its type is {kind} in the file, and the folder {key} has a value of"
+                        " another type"
+                    )
                     cure = "write the files without the column, or name the folders otherwise"
                     raise Where(file.path).error(name, None, f"{text}: {cure}")
 

@@ -6,12 +6,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_FACTS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # of fsspec
+# of fsspec
+_FACTS = (
+    "generation",
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
 
 
 class Stamp(NamedTuple):
-    """``size``: bytes, -1 for a file that is not there. ``version``: its time, or what the file system calls its
-    contents; "" where it says neither."""
+    """``size``: bytes, -1 for a file that is not there. ``version``: its time, or what the file
+    system calls its contents; "" where it says neither.
+    """
 
     size: int
     version: str
@@ -23,16 +34,23 @@ class Stamp(NamedTuple):
 
 
 def stamp(system: Any, path: str) -> Stamp:
-    """The file as it is now. ``system``: pyarrow's file system, or one of fsspec within it. Raises OSError."""
+    """The file as it is now. ``system``: pyarrow's file system, or one of fsspec within it. Raises
+    OSError.
+    """
     other = getattr(getattr(system, "handler", None), "fs", None)
     if other is None:
         found = system.get_file_info(path)
         if found.size is None:
             return Stamp(-1, "")
-        return Stamp(found.size, "" if found.mtime_ns is None else str(np.datetime64(found.mtime_ns, "ns")))
+        return Stamp(
+            found.size, "" if found.mtime_ns is None else str(np.datetime64(found.mtime_ns, "ns"))
+        )
     other.invalidate_cache(other._parent(path))  # it would tell what it has heard before
     try:
         facts = other.info(path)
     except FileNotFoundError:
         return Stamp(-1, "")
-    return Stamp(int(facts.get("size") or 0), next((str(facts[name]) for name in _FACTS if facts.get(name)), ""))
+    return Stamp(
+        int(facts.get("size") or 0),
+        next((str(facts[name]) for name in _FACTS if facts.get(name)), ""),
+    )

@@ -1,5 +1,6 @@
-"""Folders that a streaming query of Spark writes: files of attempts that failed lie among the others, and a log says
-which ones count."""
+"""Folders that a streaming query of Spark writes: files of attempts that failed lie among the
+others, and a log says which ones count.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from farandole.errors import DataError
 from farandole.log import logger
 
 _LOG = "_spark_metadata"
-_BATCH = re.compile(r"(\d+)(\.compact)?")  # of a log: one that is compact has all files of those before it, too
+# of a log: one that is compact has all files of those before it, too
+_BATCH = re.compile(r"(\d+)(\.compact)?")
 _VERSION = "v1"
 
 
@@ -25,8 +27,9 @@ class _Batch(NamedTuple):
 
 
 def streamed(folder: str, system: Any) -> list[str] | None:
-    """The files in a folder that the log of a streaming query names; None where there is no log. DataError for a log
-    that is not whole, and for files that are not there."""
+    """The files in a folder that the log of a streaming query names; None where there is no log.
+    DataError for a log that is not whole, and for files that are not there.
+    """
     fs = need("pyarrow.fs", "reading Parquet")
     for root in chain(folder):
         if system.get_file_info(f"{root}/{_LOG}").type == fs.FileType.Directory:
@@ -36,21 +39,26 @@ def streamed(folder: str, system: Any) -> list[str] | None:
     named = {_name(path): path for path in _named(f"{root}/{_LOG}", system)}
     listed = system.get_file_info(fs.FileSelector(folder, recursive=True))
     places = [each.path for each in listed if each.type == fs.FileType.File]
-    found = sorted(path for path in places if named.get(_name(path), "").endswith(_inside(path, root)))
+    found = sorted(
+        path for path in places if named.get(_name(path), "").endswith(_inside(path, root))
+    )
     there, inside = {*map(_name, found)}, f"{_inside(folder, root)}/"
     missing = [path for name, path in named.items() if inside in path and name not in there]
     if missing:
         raise DataError(
-            f"{root}/{_LOG} names {missing[0]}, which is not in {folder}: a file of the streaming query was removed. "
-            "Name the files one by one, or write the rows anew, as a batch"
+            f"{root}/{_LOG} names {missing[0]}, which is not in {folder}: a file of the streaming"
+            " query was removed. Name the files one by one, or write the rows anew, as a batch"
         )
     others = [path for path in places if path.endswith(".parquet") and path not in {*found}]
     if others:
         logger.warning(
-            "%s: %s of %s files are left out, as Spark does, for the log of the streaming query does not name "
-            "them (%s is one): attempts that failed have written them, or a batch",
-            folder, len(others), len(others) + len(found), others[0],
-        )  # fmt: skip
+            "%s: %s of %s files are left out, as Spark does, for the log of the streaming query"
+            " does not name them (%s is one): attempts that failed have written them, or a batch",
+            folder,
+            len(others),
+            len(others) + len(found),
+            others[0],
+        )
     return found
 
 
@@ -60,7 +68,9 @@ def _name(path: str) -> str:
 
 
 def _inside(path: str, root: str) -> str:
-    """What follows the folder that has the log, which may be elsewhere than where the log was written."""
+    """What follows the folder that has the log, which may be elsewhere than where the log was
+    written.
+    """
     return path.removeprefix(root).rstrip("/")
 
 
@@ -89,7 +99,9 @@ def _batches(log: str, system: Any) -> list[_Batch]:
             every.append(_Batch(int(match[1]), bool(match[2]), info.path))
     found = sorted(each for each in every if each.compact)[-1:]
     first = found[0].number if found else 0
-    found += sorted(each for each in every if not each.compact and each.number >= first + len(found))
+    found += sorted(
+        each for each in every if not each.compact and each.number >= first + len(found)
+    )
     if [each.number for each in found] != [*range(first, first + len(found))]:
         raise _unread(log, f"batches are missing of {first} to {found[-1].number}")
     return found
@@ -97,5 +109,6 @@ def _batches(log: str, system: Any) -> list[_Batch]:
 
 def _unread(path: str, why: str) -> DataError:
     return DataError(
-        f"{path}: {why}, so it does not tell which files count. Give from_spark(spark.read.parquet(folder))"
+        f"{path}: {why}, so it does not tell which files count. Give"
+        " from_spark(spark.read.parquet(folder))"
     )

@@ -1,5 +1,6 @@
-"""Folders of table formats: a log says which of their files count, and files of rows that have been deleted or changed
-lie beside them."""
+"""Folders of table formats: a log says which of their files count, and files of rows that have been
+deleted or changed lie beside them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from farandole.errors import DataError
 
 _ICEBERG = "metadata"  # its files lie beside this folder, in "data"
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi", _ICEBERG: "Iceberg"}
-_FILES = {"Delta": ", or, without Spark, the files that deltalake's DeltaTable(path).file_uris() names"}
+_FILES = {
+    "Delta": ", or, without Spark, the files that deltalake's DeltaTable(path).file_uris() names"
+}
 
 
 def check_no_table(folders: Sequence[str], system: Any) -> None:
-    """DataError for a table's folder, or one of its partitions. Files that are named one by one are somebody's
-    choice."""
+    """DataError for a table's folder, or one of its partitions. Files that are named one by one are
+    somebody's choice.
+    """
     kinds = need("pyarrow.fs", "reading Parquet").FileType
     for info in system.get_file_info(list(folders)):
         if info.type != kinds.Directory:
@@ -65,7 +69,7 @@ def _is_log(folder: Any, system: Any) -> bool:
 
 def table_error(folder: str, table: str, kind: str) -> DataError:
     return DataError(
-        f"{folder} is of the {kind} table {table}: its log says which files count, and those of rows that have been "
-        "deleted or changed lie beside them. Give "
-        f"from_spark(spark.read.format({kind.lower()!r}).load(path)){_FILES.get(kind, '')}"
+        f"{folder} is of the {kind} table {table}: its log says which files count, and those of"
+        " rows that have been deleted or changed lie beside them. Give"
+        f" from_spark(spark.read.format({kind.lower()!r}).load(path)){_FILES.get(kind, '')}"
     )

@@ -17,11 +17,15 @@ def check_column(column: Column, where: Where) -> None:
     """DataError for a column of weights that has not one number in each row."""
     if column.kind == "text" or np.prod(column.shape) != 1:
         held = "text" if column.kind == "text" else f"shape {column.shape}"
-        raise where.error(column.name, None, f"it has {held} in each row, and a weight is one number")
+        raise where.error(
+            column.name, None, f"it has {held} in each row, and a weight is one number"
+        )
 
 
 def check(found: Array, column: Column, where: Where) -> None:
-    """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every framework."""
+    """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every
+    framework.
+    """
     if found.dtype == object:  # of bytes that are decoded later
         return
     right = np.isfinite(found).reshape(len(found), -1).all(axis=1)

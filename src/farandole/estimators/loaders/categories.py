@@ -13,15 +13,19 @@ if TYPE_CHECKING:
 
 
 def whole_numbers(array: Array, dtype: str) -> Array:
-    """``array`` as ``dtype``. DataError for a number that would become another one: 1.7, NaN, 300 as uint8."""
+    """``array`` as ``dtype``. DataError for a number that would become another one: 1.7, NaN, 300
+    as uint8.
+    """
     with np.errstate(invalid="ignore"):
         found = array.astype(dtype, copy=False)
     if found is array or np.can_cast(array.dtype, dtype):
         return found
-    wrong = (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))  # -1 as uint32 comes back as -1
+    # -1 as uint32 comes back as -1
+    wrong = (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))
     if wrong.any():
         raise DataError(
-            f"a feature of whole numbers ({dtype}) is {array[wrong].reshape(-1)[0]}: index categories (StringIndexer), "
-            "or leave the column out of categorical_cols, for an input of floats"
+            f"a feature of whole numbers ({dtype}) is {array[wrong].reshape(-1)[0]}: index"
+            " categories (StringIndexer), or leave the column out of categorical_cols, for an"
+            " input of floats"
         )
     return found

@@ -21,7 +21,9 @@ from farandole.pickled import dumps
 
 
 class Packed(NamedTuple):
-    """``content``: a .keras file. ``custom``: the pickle of custom objects. ``backend``: of Keras 3; "tf_keras"."""
+    """``content``: a .keras file. ``custom``: the pickle of custom objects. ``backend``: of Keras
+    3; "tf_keras".
+    """
 
     content: bytes
     custom: bytes
@@ -46,7 +48,9 @@ class Packed(NamedTuple):
             path = Path(folder) / "model.keras"
             path.write_bytes(self.content)
             custom = cloudpickle.loads(self.custom)
-            return keras.models.load_model(path, custom_objects=custom, compile=False, safe_mode=False)
+            return keras.models.load_model(
+                path, custom_objects=custom, compile=False, safe_mode=False
+            )
 
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
@@ -57,7 +61,9 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
         try:
             model.save(path)
         except Exception as error:
-            raise SettingsError(f"the model cannot be saved, as it must be to reach the ranks: {error}") from error
+            raise SettingsError(
+                f"the model cannot be saved, as it must be to reach the ranks: {error}"
+            ) from error
         return Packed(path.read_bytes(), dumps(found), backend_of(model))
 
 
@@ -68,14 +74,20 @@ def backend_of(model: Any) -> str:
         return "tf_keras"
     if any(kind.__module__.startswith("keras.") and kind.__name__ == "Model" for kind in kinds):
         return str(sys.modules["keras"].backend.backend())
-    raise SettingsError(f"model has to be an instance of tensorflow.keras.Model, not {type(model).__name__}")
+    raise SettingsError(
+        f"model has to be an instance of tensorflow.keras.Model, not {type(model).__name__}"
+    )
 
 
 def _own(model: Any) -> dict[str, Any]:
     """Classes of the program among the model's layers, by their names."""
     layers = [model, *model._flatten_layers()]
     kinds = {type(each) for each in layers}
-    return {kind.__name__: kind for kind in kinds if kind.__module__.split(".")[0] not in ("keras", "tf_keras")}
+    return {
+        kind.__name__: kind
+        for kind in kinds
+        if kind.__module__.split(".")[0] not in ("keras", "tf_keras")
+    }
 
 
 class Loader(NamedTuple):
@@ -92,14 +104,19 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             given = inputs_of(model, self.names, arrays, self.categories)
             found = several(model.predict_on_batch(given), self.labels)
-            return tuple(np.asarray(each).astype(np.float64) for each in found)  # as the columns are
+            # as the columns are
+            return tuple(np.asarray(each).astype(np.float64) for each in found)
 
         return predict
 
 
-def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]) -> Any:
-    """Arrays as the model takes them: floats, but for categories and inputs that are declared as whole numbers; of the
-    shape that the model declares; by name where the inputs are named like the columns."""
+def inputs_of(
+    model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]
+) -> Any:
+    """Arrays as the model takes them: floats, but for categories and inputs that are declared as
+    whole numbers; of the shape that the model declares; by name where the inputs are named like the
+    columns.
+    """
     inputs = list(getattr(model, "inputs", None) or [])
     by_key = keys_of(model)
     keys = {id(each): key for key, each in by_key.items()}
@@ -108,23 +125,28 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
     declared: list[Any] = inputs if len(inputs) == len(names) else [None] * len(names)
     if inputs and by_name:
         declared = [inputs[own.index(name)] for name in names]
-    found = [_input(array, each, name in categories) for array, each, name in zip(arrays, declared, names, strict=True)]
+    found = [
+        _input(array, each, name in categories)
+        for array, each, name in zip(arrays, declared, names, strict=True)
+    ]
     if len(found) == 1 and (inputs or not by_key):
         return found[0]
     if by_key:
         if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
             raise DataError(
-                f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are {', '.join(names)}: "
-                "give columns the names of their inputs (withColumnRenamed), or make the model of a list of inputs"
+                f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are"
+                f" {', '.join(names)}: give columns the names of their inputs (withColumnRenamed),"
+                " or make the model of a list of inputs"
             )
         return dict(zip(names, found, strict=True))
     if by_name:
         return [found[list(names).index(name)] for name in own]
     if len(own) == len(names) and crossed(names, own):
         raise DataError(
-            f"the model's inputs are {', '.join(own)}, and the feature columns are {', '.join(names)}: in order, "
-            f"{crossed(names, own)!r} would come in the place of another input; give columns the names of their inputs "
-            "(withColumnRenamed), or inputs names that no column has"
+            f"the model's inputs are {', '.join(own)}, and the feature columns are"
+            f" {', '.join(names)}: in order, {crossed(names, own)!r} would come in the place of"
+            " another input; give columns the names of their inputs (withColumnRenamed), or inputs"
+            " names that no column has"
         )
     return found
 
@@ -138,12 +160,17 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
         shape = tuple(declared.shape)[1:]
         if None not in shape and array.shape[1:] != shape and fits(array.shape[1:], shape):
             array = array.reshape(len(array), *shape)
-    return whole_numbers(array, dtype) if np.dtype(dtype).kind in "iu" else array.astype(dtype, copy=False)
+    return (
+        whole_numbers(array, dtype)
+        if np.dtype(dtype).kind in "iu"
+        else array.astype(dtype, copy=False)
+    )
 
 
 def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """A model's outputs, as a list. Several in a dict, whose order differs between backends: in that of the labels
-    whose names they have."""
+    """A model's outputs, as a list. Several in a dict, whose order differs between backends: in
+    that of the labels whose names they have.
+    """
     if isinstance(outputs, Mapping):
         named = len(outputs) > 1 and set(outputs) == set(labels)
         return [outputs[name] for name in (labels if named else outputs)]

@@ -19,7 +19,9 @@ _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class Loader(NamedTuple):
-    """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is of whole numbers."""
+    """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is
+    of whole numbers.
+    """
 
     content: bytes
     whole: Sequence[bool]
@@ -32,7 +34,9 @@ class Loader(NamedTuple):
 
         def predict(*arrays: Any) -> tuple[Any, ...]:
             with torch.inference_mode():
-                inputs = inputs_of(arrays, self.whole, self.shapes, floating(model), torch.device("cpu"))
+                inputs = inputs_of(
+                    arrays, self.whole, self.shapes, floating(model), torch.device("cpu")
+                )
                 with naming(model, self.names, inputs):
                     found = several(model(*inputs), self.labels)
                 return tuple(each.double().numpy() for each in found)  # as the columns are
@@ -40,9 +44,12 @@ class Loader(NamedTuple):
         return predict
 
 
-def inputs_of(arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: Any, device: Any) -> list[Any]:
-    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, those of a batch, where -1
-    stands for rows, or of a row."""
+def inputs_of(
+    arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: Any, device: Any
+) -> list[Any]:
+    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, those of
+    a batch, where -1 stands for rows, or of a row.
+    """
     found = []
     for place, array in enumerate(arrays):
         array = whole_numbers(array, "int64") if whole[place] else array
@@ -54,8 +61,9 @@ def inputs_of(arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: 
 
 
 def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
-    """``shape`` for batches of any number of rows. Without -1 it is that of a row, or of a batch, whose first axis is
-    the rows: Horovod took both, where each batch was as long as the shape says."""
+    """``shape`` for batches of any number of rows. Without -1 it is that of a row, or of a batch,
+    whose first axis is the rows: Horovod took both, where each batch was as long as the shape says.
+    """
     row = math.prod(batch.shape[1:])
     for own in (shape, shape[1:]):
         if -1 not in shape and math.prod(own) == row:
@@ -69,30 +77,38 @@ def tensor_of(array: Any) -> Any:
 
 
 def label_of(array: Any, model: Any) -> Any:
-    """A label as a tensor: of whole numbers, or of floats like the model's, but never of half precision, in which the
-    class 257 is 256."""
+    """A label as a tensor: of whole numbers, or of floats like the model's, but never of half
+    precision, in which the class 257 is 256.
+    """
     tensor = tensor_of(array)
     return (
-        tensor.to(torch.promote_types(floating(model), torch.float32)) if tensor.is_floating_point() else tensor.long()
+        tensor.to(torch.promote_types(floating(model), torch.float32))
+        if tensor.is_floating_point()
+        else tensor.long()
     )
 
 
 def floating(model: Any) -> Any:
     """The type of the model's numbers."""
-    return next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    return next(
+        (each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32
+    )
 
 
 def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have their names, otherwise
-    in their own. DataError where a label would learn from another output than that of its name."""
+    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have
+    their names, otherwise in their own. DataError where a label would learn from another output
+    than that of its name.
+    """
     if isinstance(outputs, Mapping):
         if set(outputs) == set(labels):
             return [outputs[name] for name in labels]
         if len(outputs) == len(labels) and crossed(labels, [*outputs]):
             raise DataError(
-                f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are "
-                f"{', '.join(labels)}: in order, {crossed(labels, [*outputs])!r} would be paired with another output; "
-                "give outputs the names of their labels, or names that no label has, in the order of label_cols"
+                f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are"
+                f" {', '.join(labels)}: in order, {crossed(labels, [*outputs])!r} would be paired"
+                " with another output; give outputs the names of their labels, or names that no"
+                " label has, in the order of label_cols"
             )
         return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
@@ -100,8 +116,9 @@ def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
 
 @contextlib.contextmanager
 def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[None]:
-    """An IndexError inside that comes from a table of ``model`` becomes a DataError that names table, number and
-    column. ``inputs``: what the model was called with, by columns of ``names``."""
+    """An IndexError inside that comes from a table of ``model`` becomes a DataError that names
+    table, number and column. ``inputs``: what the model was called with, by columns of ``names``.
+    """
     try:
         yield
     except IndexError as error:
@@ -112,7 +129,9 @@ def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[
 
 
 def _told(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
-    """What the model looks up beyond a table, once it is called again with these inputs; "" if there is no such."""
+    """What the model looks up beyond a table, once it is called again with these inputs; "" if
+    there is no such.
+    """
     found: list[tuple[str, Any, int]] = []
 
     def look(name: str) -> Any:
@@ -135,10 +154,16 @@ def _told(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
     if not found:
         return ""
     name, table, number = found[0]
-    columns = [column for column, each in zip(names, inputs, strict=False) if bool((each == number).any())]
-    where = f"column {' or '.join(map(repr, columns))} holds it" if columns else f"features: {', '.join(names)}"
+    columns = [
+        column for column, each in zip(names, inputs, strict=False) if bool((each == number).any())
+    ]
+    where = (
+        f"column {' or '.join(map(repr, columns))} holds it"
+        if columns
+        else f"features: {', '.join(names)}"
+    )
     return (
-        f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows, for numbers from 0 to "
-        f"{table.num_embeddings - 1}, and is asked for {number} ({where}): number the categories of all rows alike "
-        "(StringIndexer), or give the table more rows"
+        f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows,"
+        f" for numbers from 0 to {table.num_embeddings - 1}, and is asked for {number} ({where}):"
+        " number the categories of all rows alike (StringIndexer), or give the table more rows"
     )

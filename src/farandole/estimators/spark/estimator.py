@@ -32,20 +32,40 @@ from farandole.report.spark import session
 
 _MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
 FINGERPRINT = (
-    "batch_size", "feature_cols", "label_cols", "sample_weight_col", "categorical_cols", "loss_weights", "random_seed",
-    "shuffle", "scale_lr", "backward_passes_per_step", "train_steps_per_epoch", "validation", "transformation_fn",
-)  # fmt: skip
+    "batch_size",
+    "feature_cols",
+    "label_cols",
+    "sample_weight_col",
+    "categorical_cols",
+    "loss_weights",
+    "random_seed",
+    "shuffle",
+    "scale_lr",
+    "backward_passes_per_step",
+    "train_steps_per_epoch",
+    "validation",
+    "transformation_fn",
+)
 OF_DATA = (
-    "feature_cols", "label_cols", "sample_weight_col", "validation", "random_seed", "store", "data_options",
-    "transformation_fn", "transformation_edit_fields", "transformation_removed_fields",
-)  # fmt: skip
+    "feature_cols",
+    "label_cols",
+    "sample_weight_col",
+    "validation",
+    "random_seed",
+    "store",
+    "data_options",
+    "transformation_fn",
+    "transformation_edit_fields",
+    "transformation_removed_fields",
+)
 POOLS = ("thread", "dummy", "process")
 Pair = tuple[ParquetData, ParquetData | None]
 
 
 class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
-    """What the estimators of all frameworks share. A subclass gives ``train`` (the function for ranks), ``payload``,
-    ``check`` and ``model_of``."""
+    """What the estimators of all frameworks share. A subclass gives ``train`` (the function for
+    ranks), ``payload``, ``check`` and ``model_of``.
+    """
 
     train: Callable[[Spec], Result | None]
     _prefix = "run"  # of run ids
@@ -59,12 +79,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     # What a framework gives.
 
     def payload(self) -> dict[str, Any]:
-        """The model and all that belongs to it, for the ranks. ValueError for what is missing or does not fit."""
+        """The model and all that belongs to it, for the ranks. ValueError for what is missing or
+        does not fit.
+        """
         raise NotImplementedError
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
-        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each output. None if only
-        training can tell."""
+        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each
+        output. None if only training can tell.
+        """
         raise NotImplementedError
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> Any:
@@ -72,7 +95,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         raise NotImplementedError
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Hyperparameters among the payload: plain values by name, the same for each object made alike."""
+        """Hyperparameters among the payload: plain values by name, the same for each object made
+        alike.
+        """
         return {}
 
     def env(self) -> dict[str, str]:
@@ -82,14 +107,18 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     # Training.
 
     def fit_on_parquet(
-        self, train: Any = None, validation: Any = None, params: Mapping[Any, Any] | None = None,
+        self,
+        train: Any = None,
+        validation: Any = None,
+        params: Mapping[Any, Any] | None = None,
         dataset_idx: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Train on Parquet files; the model.
 
-        ``train``, ``validation``: a path, as ``from_parquet`` takes it, or data of ``farandole.data``; default: the
-        store's folders for prepared data (``dataset_idx`` numbers them). Ranks are Spark tasks if there is a session,
-        else ``num_proc`` processes of this machine; ``backend`` has its own.
+        ``train``, ``validation``: a path, as ``from_parquet`` takes it, or data of
+        ``farandole.data``; default: the store's folders for prepared data (``dataset_idx`` numbers
+        them). Ranks are Spark tasks if there is a session, else ``num_proc`` processes of this
+        machine; ``backend`` has its own.
         """
         if isinstance(train, Mapping):  # Horovod's first argument
             train, params = None, train
@@ -98,19 +127,25 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         columns, store = self._columns(), self._value("store")
         if train is None:
             if store is None:
-                raise SettingsError("fit_on_parquet() needs the path of training data, or a store that holds some")
-            train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
+                raise SettingsError(
+                    "fit_on_parquet() needs the path of training data, or a store that holds some"
+                )
+            train, held = (
+                store.get_train_data_path(dataset_idx),
+                store.get_val_data_path(dataset_idx),
+            )
             if validation is None and self._value("validation"):
                 if not store.exists(held):
                     raise SettingsError(
-                        f"validation={self._value('validation')!r}, but the store has no rows for it in {held}: give "
-                        "dataset_idx=, the number that prepare_data gave, or leave validation out"
+                        f"validation={self._value('validation')!r}, but the store has no rows for"
+                        f" it in {held}: give dataset_idx=, the number that prepare_data gave, or"
+                        " leave validation out"
                     )
                 validation = held
         if validation is None and self._value("validation"):
             raise SettingsError(
-                f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give those for "
-                "validation: fit_on_parquet(train, validation)"
+                f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give"
+                " those for validation: fit_on_parquet(train, validation)"
             )
         data = self._opened(train, columns, {})
         other = None if validation is None else self._opened(validation, columns, padded(data))
@@ -119,8 +154,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 look(each, columns)
         return self._train(data, other, self._backend())
 
-    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[int, Any]]:
-        """As Spark's own, but the DataFrame is written once for all maps, unless one of them changes what is read."""
+    def fitMultiple(
+        self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]
+    ) -> Iterator[tuple[int, Any]]:
+        """As Spark's own, but the DataFrame is written once for all maps, unless one of them
+        changes what is read.
+        """
         if not paramMaps or any(param.name in OF_DATA for each in paramMaps for param in each):
             return super().fitMultiple(dataset, paramMaps)  # type: ignore[no-any-return]
         made = [self.copy(each) for each in paramMaps]
@@ -134,7 +173,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
     @contextlib.contextmanager
     def _written(self, dataset: Any) -> Iterator[Pair]:
-        """Rows for training and for validation, as files that are there until the ``with`` block ends."""
+        """Rows for training and for validation, as files that are there until the ``with`` block
+        ends.
+        """
         columns, store = self._checked_columns(), self._value("store")
         parent = dataset.sparkSession.conf.get(FOLDER, "") or None
         options = dict(self._value("data_options") or {})
@@ -144,23 +185,27 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 options.setdefault("storage_options", store.storage_options)
         if parent is None and not shared_folder(dataset.sparkSession):
             raise SettingsError(
-                "fit() writes rows for the ranks to a folder that Spark and all ranks reach by one name: give "
-                "store=Store.create('hdfs://...'), s3://, abfs://, /Volumes/... or a folder on a shared disk; or set "
-                f"{FOLDER} for the session"
+                "fit() writes rows for the ranks to a folder that Spark and all ranks reach by one"
+                " name: give store=Store.create('hdfs://...'), s3://, abfs://, /Volumes/... or a"
+                f" folder on a shared disk; or set {FOLDER} for the session"
             )
-        with prepared(dataset, columns, self._value("validation"), parent, options, self._seed()) as data:
+        with prepared(
+            dataset, columns, self._value("validation"), parent, options, self._seed()
+        ) as data:
             yield data
 
     def _checked_columns(self) -> Columns:
-        """The columns. What is wrong with parameters or the model is told here, before Spark computes."""
+        """The columns. What is wrong with parameters or the model is told here, before Spark
+        computes.
+        """
         columns = self._columns()
         self.payload()
         backend = self._backend(spark=True)
         if isinstance(backend, SparkBackend) and session.context() is None:
             raise SettingsError(
-                "this process has no SparkContext (a session of Spark Connect has none), so ranks cannot be Spark "
-                "tasks: give backend=LocalBackend(n), whose ranks are processes of this machine, or fit on the "
-                "cluster's own driver"
+                "this process has no SparkContext (a session of Spark Connect has none), so ranks"
+                " cannot be Spark tasks: give backend=LocalBackend(n), whose ranks are processes of"
+                " this machine, or fit on the cluster's own driver"
             )
         if isinstance(backend, SparkBackend):
             backend.check()
@@ -173,24 +218,32 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         spec = self._spec(data, validation)
         if self._value("data_module") is not None:
             logger.warning(
-                "data_module has no effect: farandole.data reads the columns. What it does with rows belongs into "
-                "transformation_fn, or into the DataFrame"
+                "data_module has no effect: farandole.data reads the columns. What it does with"
+                " rows belongs into transformation_fn, or into the DataFrame"
             )
         try:
             outputs = self.check(spec, first(data, spec.columns))
         except ImportError:  # of pyarrow: the ranks look
             outputs = None
-        packed, one_gpu = pickling.pack(spec, "the training"), spec.use_gpu if self._greedy else None
+        packed, one_gpu = (
+            pickling.pack(spec, "the training"),
+            spec.use_gpu if self._greedy else None,
+        )
         results = backend.run(rank.fit, args=(self.train, packed, one_gpu), env=self.env())
         result: Result = results[0]
         mlflow.track(result.history)
         shapes = {column.name: list(column.shape) for column in data.columns}
         dtypes = {column.name: column.dtype for column in data.columns}
-        labels = {each.name: each.kind if each.kind == "list" else each.dtype for each in data.columns}
+        labels = {
+            each.name: each.kind if each.kind == "list" else each.dtype for each in data.columns
+        }
         metadata = {
-            "outputs": outputs, "shapes": shapes, "dtypes": dtypes, "options": reading(data, spec.columns),
+            "outputs": outputs,
+            "shapes": shapes,
+            "dtypes": dtypes,
+            "options": reading(data, spec.columns),
             "labels": {name: labels[name] for name in spec.columns.labels if name in labels},
-        }  # fmt: skip
+        }
         return self.model_of(result, spec, metadata)
 
     def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
@@ -201,30 +254,67 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         def threads(name: str) -> int:
             return 0 if value("reader_pool_type") == "dummy" else value(name)
 
-        run_id, payload, watching = value("run_id"), self.payload(), self._watching(validation is not None)
+        run_id, payload, watching = (
+            value("run_id"),
+            self.payload(),
+            self._watching(validation is not None),
+        )
         return Spec(
-            train=data, validation=validation, columns=self._columns(),
-            train_reading=Reading(size, value("train_steps_per_epoch"), threads("train_reader_num_workers"), memory,
-                                  value("shuffle"), seed),
-            validation_reading=Reading(value("val_batch_size") or size, value("validation_steps_per_epoch"),
-                                       threads("val_reader_num_workers"), memory),
-            epochs=value("epochs"), seed=seed, watching=watching, store=value("store"),
-            run_id=run_id or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:8]}", resume=bool(run_id),
-            fingerprint=self._fingerprint(data, validation, watching, payload), verbose=value("verbose"),
-            use_gpu=value("use_gpu"), scale_lr=value("scale_lr"), backward_passes=value("backward_passes_per_step"),
-            compression=value("gradient_compression"), payload=payload,
-        )  # fmt: skip
+            train=data,
+            validation=validation,
+            columns=self._columns(),
+            train_reading=Reading(
+                size,
+                value("train_steps_per_epoch"),
+                threads("train_reader_num_workers"),
+                memory,
+                value("shuffle"),
+                seed,
+            ),
+            validation_reading=Reading(
+                value("val_batch_size") or size,
+                value("validation_steps_per_epoch"),
+                threads("val_reader_num_workers"),
+                memory,
+            ),
+            epochs=value("epochs"),
+            seed=seed,
+            watching=watching,
+            store=value("store"),
+            run_id=run_id or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:8]}",
+            resume=bool(run_id),
+            fingerprint=self._fingerprint(data, validation, watching, payload),
+            verbose=value("verbose"),
+            use_gpu=value("use_gpu"),
+            scale_lr=value("scale_lr"),
+            backward_passes=value("backward_passes_per_step"),
+            compression=value("gradient_compression"),
+            payload=payload,
+        )
 
     def _fingerprint(
-        self, data: ParquetData, validation: ParquetData | None, watching: Watching, payload: Mapping[str, Any]
+        self,
+        data: ParquetData,
+        validation: ParquetData | None,
+        watching: Watching,
+        payload: Mapping[str, Any],
     ) -> dict[str, Any]:
         facts = {name: plain(self._value(name)) for name in FINGERPRINT}
-        facts["columns"] = {column.name: [column.dtype, list(column.shape)] for column in data.columns}
-        read = {name: each for name, each in (self._value("data_options") or {}).items() if name != "storage_options"}
+        facts["columns"] = {
+            column.name: [column.dtype, list(column.shape)] for column in data.columns
+        }
+        read = {
+            name: each
+            for name, each in (self._value("data_options") or {}).items()
+            if name != "storage_options"
+        }
         facts.update(
-            self.facts(payload), rows=data.rows, validation_rows=validation.rows if validation is not None else 0,
-            monitor=[watching.monitor, watching.mode], data_options=plain(read),
-        )  # fmt: skip
+            self.facts(payload),
+            rows=data.rows,
+            validation_rows=validation.rows if validation is not None else 0,
+            monitor=[watching.monitor, watching.mode],
+            data_options=plain(read),
+        )
         return dict(json.loads(json.dumps(facts, default=str)))
 
     # Parameters.
@@ -241,9 +331,14 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         features, labels = self._value("feature_cols"), self._value("label_cols")
         edited = self._value("transformation_edit_fields") or ()
         return Columns(
-            tuple(features), tuple(labels), self._value("sample_weight_col"), self._value("transformation_fn"),
-            tuple(edited), tuple(self._value("transformation_removed_fields") or ()), self._by_row,
-        )  # fmt: skip
+            tuple(features),
+            tuple(labels),
+            self._value("sample_weight_col"),
+            self._value("transformation_fn"),
+            tuple(edited),
+            tuple(self._value("transformation_removed_fields") or ()),
+            self._by_row,
+        )
 
     def _check_params(self) -> None:
         value = self._value
@@ -252,25 +347,37 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         for name in ("feature_cols", "label_cols"):
             if not value(name):
                 raise SettingsError(
-                    f"Parameter {name.replace('_cols', '_columns')} cannot be None or empty: set {name}"
+                    f"Parameter {name.replace('_cols', '_columns')} cannot be None or empty: set"
+                    f" {name}"
                 )
         if (value("num_proc") or 1) < 1 or value("partitions_per_process") < 1:
             raise SettingsError(
-                f"num_proc={value('num_proc')} and partitions_per_process={value('partitions_per_process')} must both "
-                "be > 0"
+                f"num_proc={value('num_proc')} and"
+                f" partitions_per_process={value('partitions_per_process')} must both be > 0"
             )
-        for name in ("batch_size", "val_batch_size", "train_steps_per_epoch", "validation_steps_per_epoch", "patience",
-                     "epochs", "backward_passes_per_step"):  # fmt: skip
+        for name in (
+            "batch_size",
+            "val_batch_size",
+            "train_steps_per_epoch",
+            "validation_steps_per_epoch",
+            "patience",
+            "epochs",
+            "backward_passes_per_step",
+        ):
             if value(name) is not None and value(name) < 1:
                 raise SettingsError(f"{name}={value(name)} must be at least 1")
         self._check_choices()
         self._check_named()
         weights = value("loss_weights")
         if weights is not None and len(weights) != len(value("label_cols")):
-            raise SettingsError(f"loss_weights={weights} must have one for each label: {value('label_cols')}")
+            raise SettingsError(
+                f"loss_weights={weights} must have one for each label: {value('label_cols')}"
+            )
 
     def _check_named(self) -> None:
-        """SettingsError for a parameter of columns that names none of them, or has shapes for others."""
+        """SettingsError for a parameter of columns that names none of them, or has shapes for
+        others.
+        """
         value = self._value
         made = [str(field[0]) for field in value("transformation_edit_fields") or ()]
         known = list(dict.fromkeys([*value("feature_cols"), *made, *value("label_cols")]))
@@ -280,15 +387,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 self._by_row or value("transformation_fn")
             ):  # Horovod's may name any; who makes columns
                 raise SettingsError(
-                    f"{option} names {unknown[0]!r}, which is none of the columns ({', '.join(known)})"
-                    f"{did_you_mean(unknown[0], known)}"
+                    f"{option} names {unknown[0]!r}, which is none of the columns"
+                    f" ({', '.join(known)}){did_you_mean(unknown[0], known)}"
                 )
         for option, of in (("input_shapes", "feature_cols"), ("label_shapes", "label_cols")):
             shapes = value(option) if self.hasParam(option) else None
             if shapes is not None and len(shapes) != len(value(of)):
                 raise SettingsError(
-                    f"{option}={shapes} must have one for each of {of}={value(of)}, in their order; None for a column "
-                    "that has its own"
+                    f"{option}={shapes} must have one for each of {of}={value(of)}, in their order;"
+                    " None for a column that has its own"
                 )
 
     def _check_choices(self) -> None:
@@ -296,30 +403,43 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         if isinstance(validation, float | int) and not 0 <= validation < 1:
             raise SettingsError(f"Validation split {validation} must be in the range: [0, 1)")
         if validation is not None and not isinstance(validation, float | int | str):
-            raise SettingsError(f'Param validation must be of type "float" or "str", found: {type(validation)}')
+            raise SettingsError(
+                f'Param validation must be of type "float" or "str", found: {type(validation)}'
+            )
         for name, known in (("mode", ("min", "max", "auto")), ("reader_pool_type", POOLS)):
             if self._value(name) not in known:
-                raise SettingsError(f"{name}={self._value(name)!r} must be one of {', '.join(known)}")
+                raise SettingsError(
+                    f"{name}={self._value(name)!r} must be one of {', '.join(known)}"
+                )
         store = self._value("store")
         if store is not None and not isinstance(store, Store):
-            raise SettingsError(f"store is a {type(store).__name__}: make one of its path with Store.create(path)")
+            raise SettingsError(
+                f"store is a {type(store).__name__}: make one of its path with Store.create(path)"
+            )
         if store is not None and store.prefix_path.startswith("memory:"):
             raise SettingsError(
-                f"store={store.prefix_path!r} is in the memory of one process, and ranks are others: their checkpoints "
-                "would be lost with them; give a folder, or a URL, that all of them reach"
+                f"store={store.prefix_path!r} is in the memory of one process, and ranks are"
+                " others: their checkpoints would be lost with them; give a folder, or a URL, that"
+                " all of them reach"
             )
         options = {"shapes", "dtypes", "fill", "decode", "storage_options"}
         for name in self._value("data_options") or {}:
             if name not in options:
-                raise SettingsError(f"data_options={{{name!r}: ...}} is none{did_you_mean(name, options)}")
+                raise SettingsError(
+                    f"data_options={{{name!r}: ...}} is none{did_you_mean(name, options)}"
+                )
 
     def _watching(self, validated: bool) -> Watching:
         monitor = self._value("monitor") or ("val_loss" if validated else "")
         if monitor.startswith("val_") and not validated:
-            raise SettingsError(f"monitor={monitor!r} is of validation, and there is none: set validation")
+            raise SettingsError(
+                f"monitor={monitor!r} is of validation, and there is none: set validation"
+            )
         patience = self._value("patience")
         if patience is not None and not monitor:
-            raise SettingsError(f"patience={patience} needs validation, or monitor, the metric to watch")
+            raise SettingsError(
+                f"patience={patience} needs validation, or monitor, the metric to watch"
+            )
         mode = self._value("mode")
         if mode == "auto":
             mode = direction(monitor) if monitor else "min"
@@ -354,7 +474,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
 
 def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
-    """How features were read, for each of them in order, as ``predict_udf`` takes it; None where nothing was said."""
+    """How features were read, for each of them in order, as ``predict_udf`` takes it; None where
+    nothing was said.
+    """
     options = data.wanted._asdict()
     options["shapes"] = {**padded(data), **options["shapes"]}
     return {

@@ -24,23 +24,41 @@ _TEXT = "index it first (StringIndexer), or leave it out"
 
 @contextlib.contextmanager
 def prepared(
-    frame: Any, columns: Columns, validation: float | str | None, parent: str | None, options: Mapping[str, Any],
+    frame: Any,
+    columns: Columns,
+    validation: float | str | None,
+    parent: str | None,
+    options: Mapping[str, Any],
     seed: int,
-) -> Iterator[tuple[ParquetData, ParquetData | None]]:  # fmt: skip
-    """Training rows and validation rows of a DataFrame, as files that are there until the ``with`` block ends."""
+) -> Iterator[tuple[ParquetData, ParquetData | None]]:
+    """Training rows and validation rows of a DataFrame, as files that are there until the ``with``
+    block ends.
+    """
     check_types(frame, columns, options)
     given = {**options, "columns": columns.all}
     with contextlib.ExitStack() as stack:
         frame = stack.enter_context(computed_once(frame, columns.all, validation))
         train, held = split(frame, columns.all, validation, seed)
-        data = stack.enter_context(_written(train, parent, given, "the DataFrame has no rows for training"))
+        data = stack.enter_context(
+            _written(train, parent, given, "the DataFrame has no rows for training")
+        )
         other = None
         if held is not None:
             given["shapes"] = {**padded(data), **(options.get("shapes") or {})}
-            empty = "Validation DataFrame is empty. Increase the validation split, or look at the validation column"
-            if isinstance(validation, str) and isinstance(field_of(frame, validation).dataType, T.StringType):
-                empty += f", which holds text: make numbers of it, as (F.col({validation!r}) == 'test') does"
-            other = stack.enter_context(_written(held, parent, given, f"{empty}: validation={validation!r}"))
+            empty = (
+                "Validation DataFrame is empty. Increase the validation split, or look at the"
+                " validation column"
+            )
+            if isinstance(validation, str) and isinstance(
+                field_of(frame, validation).dataType, T.StringType
+            ):
+                empty += (
+                    f", which holds text: make numbers of it, as (F.col({validation!r}) == 'test')"
+                    " does"
+                )
+            other = stack.enter_context(
+                _written(held, parent, given, f"{empty}: validation={validation!r}")
+            )
         for each in (data, other):
             if each is not None:
                 check_values(frame.sparkSession, each, columns)
@@ -48,8 +66,12 @@ def prepared(
 
 
 @contextlib.contextmanager
-def computed_once(frame: Any, names: Sequence[str], validation: float | str | None) -> Iterator[Any]:
-    """A DataFrame whose sides for training and for validation have the rows of one computation, within the block."""
+def computed_once(
+    frame: Any, names: Sequence[str], validation: float | str | None
+) -> Iterator[Any]:
+    """A DataFrame whose sides for training and for validation have the rows of one computation,
+    within the block.
+    """
     if isinstance(validation, str):
         _check_sides(frame, validation)
     if not validation or not varies(frame):
@@ -69,14 +91,19 @@ def _check_sides(frame: Any, name: str) -> None:
         raise unfound(frame, "Validation", name)
     if not isinstance(field.dataType, T.NumericType | T.BooleanType | T.StringType):
         raise DataError(
-            f"validation column {name!r} is of type {field.dataType.simpleString()}: rows where it is above 0, or "
-            f"true, are for validation; make one of it, as df.withColumn({name!r}, F.col({name!r}) > '2024-01-01') does"
+            f"validation column {name!r} is of type {field.dataType.simpleString()}: rows where it"
+            f" is above 0, or true, are for validation; make one of it, as df.withColumn({name!r},"
+            f" F.col({name!r}) > '2024-01-01') does"
         )
 
 
 def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
     """The shapes of lists that are filled up: training says them, and other rows follow."""
-    return {each.name: each.shape for each in data.columns if each.fill is not None and each.kind in ("list", "vector")}
+    return {
+        each.name: each.shape
+        for each in data.columns
+        if each.fill is not None and each.kind in ("list", "vector")
+    }
 
 
 def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: str) -> Any:
@@ -85,8 +112,8 @@ def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: 
     except NullError as error:
         name = error.column
         raise DataError(
-            f"column {name!r} holds null: give data_options={{'fill': {{{name!r}: value}}}}, or leave such rows out "
-            f"(df.dropna(subset=[{name!r}]))"
+            f"column {name!r} holds null: give data_options={{'fill': {{{name!r}: value}}}}, or"
+            f" leave such rows out (df.dropna(subset=[{name!r}]))"
         ) from None
     except DataError:
         if frame.isEmpty():
@@ -94,27 +121,34 @@ def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: 
         raise
 
 
-def split(frame: Any, names: Sequence[str], validation: float | str | None, seed: int) -> tuple[Any, Any]:
-    """Rows for training and for validation. By a fraction: the same rows fall to the same side each time, whatever
-    order they come in, and equal rows together."""
+def split(
+    frame: Any, names: Sequence[str], validation: float | str | None, seed: int
+) -> tuple[Any, Any]:
+    """Rows for training and for validation. By a fraction: the same rows fall to the same side each
+    time, whatever order they come in, and equal rows together.
+    """
     found = [F.col(quote(name)) for name in names]
     quoted = [  # under these names, whatever their case in the DataFrame
-        column if name in frame.columns else column.alias(name) for name, column in zip(names, found, strict=True)
+        column if name in frame.columns else column.alias(name)
+        for name, column in zip(names, found, strict=True)
     ]
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
         number = F.expr(f"try_cast({quote(validation)} as double)")  # of text that is none: null
         held = F.nanvl(number, F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
-        return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(*quoted)
+        return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(
+            *quoted
+        )
     place = F.pmod(F.xxhash64(F.lit(seed), *found), F.lit(_PARTS))
     held = place < F.lit(int(validation * _PARTS))
     return frame.select(*quoted).filter(~held), frame.select(*quoted).filter(held)
 
 
 def field_of(frame: Any, name: str) -> Any:
-    """The field of a column, as Spark finds it by name: unless it is case sensitive, also by one in another case.
-    None if there is none, or several."""
+    """The field of a column, as Spark finds it by name: unless it is case sensitive, also by one in
+    another case. None if there is none, or several.
+    """
     exact = [each for each in frame.schema.fields if each.name == name]
     if exact or case_sensitive(frame):
         return exact[0] if len(exact) == 1 else None
@@ -128,10 +162,12 @@ def unfound(frame: Any, what: str, name: str) -> DataError:
     same = [other for other in frame.columns if fold(other) == fold(name)]
     if same:
         return DataError(
-            f"{what} column {name} is in the DataFrame {len(same)} times ({', '.join(same)}): give each a name of its "
-            "own, by df.toDF(...), or select one"
+            f"{what} column {name} is in the DataFrame {len(same)} times ({', '.join(same)}): give"
+            " each a name of its own, by df.toDF(...), or select one"
         )
-    return DataError(f"{what} column {name} does not exist in the DataFrame (it has {', '.join(frame.columns)})")
+    return DataError(
+        f"{what} column {name} does not exist in the DataFrame (it has {', '.join(frame.columns)})"
+    )
 
 
 def case_sensitive(frame: Any) -> bool:
@@ -151,40 +187,65 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
             if name not in fields:
                 raise unfound(frame, what, name)
     if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
-        raise DataError(f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame")
+        raise DataError(
+            f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame"
+        )
     if columns.transform is not None:
         return  # which may make numbers of anything
     for name in columns.all:
-        why = _unusable(fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name)
+        why = _unusable(
+            fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name
+        )
         if why:
             what = "label" if name in columns.labels else "feature"
-            raise DataError(f"{what} column {name!r} is of type {fields[name].simpleString()}: {why}")
+            raise DataError(
+                f"{what} column {name!r} is of type {fields[name].simpleString()}: {why}"
+            )
 
 
 def _unusable(kind: Any, readable: set[str], name: str) -> str:
-    if isinstance(kind, T.NumericType | T.BooleanType) or kind.typeName() in ("vectorudt", "vector"):
+    if isinstance(kind, T.NumericType | T.BooleanType) or kind.typeName() in (
+        "vectorudt",
+        "vector",
+    ):
         return ""
     if isinstance(kind, T.ArrayType):
         return _unusable(kind.elementType, set(), name)
     if isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= {*kind.names}:
         return ""
     if isinstance(kind, T.BinaryType):
-        return "" if name in readable else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+        return (
+            ""
+            if name in readable
+            else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+        )
     if isinstance(kind, T.StructType):
         return "make columns of its fields, as F.col('column.field') is, or leave it out"
     if isinstance(kind, T.MapType):
         return "make columns of its values, as F.col('column')['key'] is, or leave it out"
-    return _TEXT if isinstance(kind, T.StringType) else "cast it to a number or an array, or leave it out"
+    return (
+        _TEXT
+        if isinstance(kind, T.StringType)
+        else "cast it to a number or an array, or leave it out"
+    )
 
 
 def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
-    """DataError if lists or vectors of a column differ in length, or hold null, and for weights below 0; a warning for
-    a column with NaN or infinite numbers, of which one would make all weights NaN: footers do not tell, and ranks would
-    find out in the middle of an epoch. Spark looks at these columns, in one pass."""
-    chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
+    """DataError if lists or vectors of a column differ in length, or hold null, and for weights
+    below 0; a warning for a column with NaN or infinite numbers, of which one would make all
+    weights NaN: footers do not tell, and ranks would find out in the middle of an epoch. Spark
+    looks at these columns, in one pass.
+    """
+    chosen = [
+        each for each in data.columns if each.kind in ("list", "vector") and each.fill is None
+    ]
     found = session.read.parquet(spark_url(str(data.path)))
     nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
-    numbers = [F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}") for name, nan in nans.items() if nan is not None]
+    numbers = [
+        F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}")
+        for name, nan in nans.items()
+        if nan is not None
+    ]
     for place, column in enumerate(chosen):
         values = F.col(quote(column.name))
         if column.kind == "vector":
@@ -192,9 +253,11 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         missing = values.isNull() | F.exists(values, lambda value: value.isNull())
         numbers += [
             F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
-            F.min(F.size(values)).alias(f"least{place}"), F.max(F.size(values)).alias(f"most{place}"),
-        ]  # fmt: skip
-    weight = columns.weight if columns.transform is None else None  # ranks look at what it makes of them
+            F.min(F.size(values)).alias(f"least{place}"),
+            F.max(F.size(values)).alias(f"most{place}"),
+        ]
+    # ranks look at what it makes of them
+    weight = columns.weight if columns.transform is None else None
     if weight is not None:
         numbers += _of_weights(F.col(quote(weight)).cast("double"))
     if not numbers:
@@ -202,19 +265,22 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     row = found.agg(*numbers).first()
     if weight is not None:
         seen = row_weights.Found(row["wrong"], row["wrong one"], row["above"])
-        filled = any(each.name == weight and each.fill is not None for each in data.columns)  # nulls, by ranks
+        # nulls, by ranks
+        filled = any(each.name == weight and each.fill is not None for each in data.columns)
         row_weights.check(weight, seen, data.rows, everything=not filled)
     for place, column in enumerate(chosen):
         missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
         fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
         if missing:
             raise DataError(
-                f"column {column.name!r} holds null in {counted(missing, 'row')}: give {fill}, or leave them out"
+                f"column {column.name!r} holds null in {counted(missing, 'row')}: give {fill}, or"
+                " leave them out"
             )
         if least != most:
             raise DataError(
-                f"the {column.kind}s of column {column.name!r} have from {least} to {most} elements: a model takes "
-                f"rows of one shape; make them equally long, or give {fill} and a shape"
+                f"the {column.kind}s of column {column.name!r} have from {least} to {most}"
+                " elements: a model takes rows of one shape; make them equally long, or give"
+                f" {fill} and a shape"
             )
     for name, nan in nans.items():
         if nan is not None:

@@ -21,13 +21,20 @@ MODEL = (
     Row("history", None, "the numbers of each epoch"),
     Row("model", None, "the trained model"),
     Row("feature_columns", None, "columns that are the model's inputs", names, ("FeatureCols",)),
-    Row("label_columns", None, "columns that were the labels", names, ("LabelColoumns", "LabelCols")),
+    Row(
+        "label_columns", None, "columns that were the labels", names, ("LabelColoumns", "LabelCols")
+    ),
     Row("output_cols", None, "columns of predictions; default: <label>__output", names),
     Row("run_id", None, "the run's name in the store", TypeConverters.toString),
     Row("batch_size", 1024, "rows that the model is given at a time", TypeConverters.toInt),
-    Row("_metadata", None, "shapes of columns and outputs, as training saw them", TypeConverters.identity,
-        ("Metadata",)),
-)  # fmt: skip
+    Row(
+        "_metadata",
+        None,
+        "shapes of columns and outputs, as training saw them",
+        TypeConverters.identity,
+        ("Metadata",),
+    ),
+)
 
 
 @declare(MODEL)
@@ -39,8 +46,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         Declared.__init__(self, **values)
 
     def loader(self) -> Any:
-        """A function for Spark's workers, without arguments: it gives the model as a function of arrays, one for each
-        input, that gives a tuple of arrays, one for each output."""
+        """A function for Spark's workers, without arguments: it gives the model as a function of
+        arrays, one for each input, that gives a tuple of arrays, one for each output.
+        """
         raise NotImplementedError
 
     def getOutputCols(self) -> list[str]:
@@ -55,7 +63,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
     def _transform(self, dataset: Any) -> Any:
         function = self.own_prediction()
         if function is not None:
-            return predicted_by_row(dataset, self.getOrDefault("model"), function, self.getOutputCols())
+            return predicted_by_row(
+                dataset, self.getOrDefault("model"), function, self.getOutputCols()
+            )
         features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
         for name in features:
             if field_of(dataset, name) is None:
@@ -68,20 +78,35 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         shapes = self._shapes(dataset, columns)
         returns = [_returned(shape) for shape in shapes]
         rows = self.getOrDefault("batch_size")
-        named, types = dict(zip(features, columns, strict=True)), dict(zip(outputs, returns, strict=True))
-        return predicted(dataset, named, self.loader(), types, rows, {
-            name: self._finished(dataset, label, kind)
-            for name, label, kind in zip(outputs, labels, returns, strict=True)
-        }, (self.getOrDefault("_metadata") or {}).get("options", {}))  # fmt: skip
+        named, types = (
+            dict(zip(features, columns, strict=True)),
+            dict(zip(outputs, returns, strict=True)),
+        )
+        return predicted(
+            dataset,
+            named,
+            self.loader(),
+            types,
+            rows,
+            {
+                name: self._finished(dataset, label, kind)
+                for name, label, kind in zip(outputs, labels, returns, strict=True)
+            },
+            (self.getOrDefault("_metadata") or {}).get("options", {}),
+        )
 
     def _check_texts(self, dataset: Any, features: Sequence[str]) -> None:
         """DataError for texts where the model was trained on numbers."""
         dtypes = (self.getOrDefault("_metadata") or {}).get("dtypes", {})
         for name in features:
-            if isinstance(field_of(dataset, name).dataType, T.StringType) and dtypes.get(name, "object") != "object":
+            if (
+                isinstance(field_of(dataset, name).dataType, T.StringType)
+                and dtypes.get(name, "object") != "object"
+            ):
                 raise DataError(
-                    f"Feature column {name} holds text, and the model was trained on numbers there ({dtypes[name]}): "
-                    "cast it, or have the same stages before the model as in training (a StringIndexer, say)"
+                    f"Feature column {name} holds text, and the model was trained on numbers there"
+                    f" ({dtypes[name]}): cast it, or have the same stages before the model as in"
+                    " training (a StringIndexer, say)"
                 )
 
     def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:
@@ -94,26 +119,38 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
                 return [()] * len(labels)
             import numpy as np
 
-            known = [np.asarray(each).shape[1:] for each in self.loader()()(*(np.asarray([value]) for value in row))]
+            known = [
+                np.asarray(each).shape[1:]
+                for each in self.loader()()(*(np.asarray([value]) for value in row))
+            ]
         if len(known) != len(labels):
-            raise DataError(f"the model has {len(known)} outputs for {len(labels)} label columns: {labels}")
+            raise DataError(
+                f"the model has {len(known)} outputs for {len(labels)} label columns: {labels}"
+            )
         return list(known)
 
     def _finished(self, dataset: Any, label: str, kind: str) -> Callable[[Any], Any]:
-        """Makes of a prediction what fits the label: numbers of its type, and several of them as a vector, which Spark
-        ML's evaluators take, or an array where the label is one."""
-        kept = (self.getOrDefault("_metadata") or {}).get("labels", {}).get(label)  # of training: labels may be gone
+        """Makes of a prediction what fits the label: numbers of its type, and several of them as a
+        vector, which Spark ML's evaluators take, or an array where the label is one.
+        """
+        # of training: labels may be gone
+        kept = (self.getOrDefault("_metadata") or {}).get("labels", {}).get(label)
         field = field_of(dataset, label)
         if kept is None and field is not None:
             kept = {T.FloatType: "float32", T.ArrayType: "list"}.get(type(field.dataType))
         if kind == "double":
-            return (lambda column: column.cast("float")) if kept == "float32" else (lambda column: column)
+            return (
+                (lambda column: column.cast("float"))
+                if kept == "float32"
+                else (lambda column: column)
+            )
         if kind == "array<double>" and kept != "list":
             return lambda column: array_to_vector(column)
         return lambda column: column
 
 
-DistributedModel.outputCols = DistributedModel.output_cols  # the name that Horovod's models have it by
+# the name that Horovod's models have it by
+DistributedModel.outputCols = DistributedModel.output_cols
 
 
 def _returned(shape: Sequence[int]) -> str:

@@ -11,7 +11,9 @@ from farandole.errors import SettingsError, did_you_mean
 
 
 class Row(NamedTuple):
-    """A parameter. ``takes``: converts, and raises TypeError for what it cannot. ``also``: other accessors' names."""
+    """A parameter. ``takes``: converts, and raises TypeError for what it cannot. ``also``: other
+    accessors' names.
+    """
 
     name: str
     default: Any
@@ -44,10 +46,21 @@ COMMON = (
     Row("sample_weight_col", None, "column: how much a row counts", _text),
     Row("metrics", [], "metrics"),
     Row("feature_cols", None, "columns that are the model's inputs, in their order", names),
-    Row("label_cols", None, "columns that are the labels, in the order of the model's outputs", names),
+    Row(
+        "label_cols",
+        None,
+        "columns that are the labels, in the order of the model's outputs",
+        names,
+    ),
     Row("continuous_cols", None, "columns that are numbers: floats for the model", names),
-    Row("categorical_cols", None, "columns that are categories: whole numbers for the model", names),
-    Row("validation", None, "part of the rows (from 0 to 1) for validation, or a column: those above 0"),
+    Row(
+        "categorical_cols", None, "columns that are categories: whole numbers for the model", names
+    ),
+    Row(
+        "validation",
+        None,
+        "part of the rows (from 0 to 1) for validation, or a column: those above 0",
+    ),
     Row("gradient_compression", None, "a Compression of the framework's module"),
     Row("compress_sparse_cols", False, "no effect: sparse vectors stay sparse on the way", _bool),
     Row("batch_size", 32, "rows of a batch of one rank", _int),
@@ -55,35 +68,97 @@ COMMON = (
     Row("epochs", 1, "epochs", _int),
     Row("verbose", 1, "0: say nothing; 1: a line for each epoch", _int),
     Row("callbacks", [], "callbacks of the framework"),
-    Row("random_seed", None, "seed of order and split, and of what layers draw on the ranks; default: 0", _int),
-    Row("shuffle_buffer_size", None, "no effect: rows are shuffled as well as memory allows", _int,
-        ("ShufflingBufferSize",)),
+    Row(
+        "random_seed",
+        None,
+        "seed of order and split, and of what layers draw on the ranks; default: 0",
+        _int,
+    ),
+    Row(
+        "shuffle_buffer_size",
+        None,
+        "no effect: rows are shuffled as well as memory allows",
+        _int,
+        ("ShufflingBufferSize",),
+    ),
     Row("shuffle", True, "whether each epoch has another order", _bool),
-    Row("partitions_per_process", 10, "no effect: ranks share rows exactly, whatever the files", _int),
+    Row(
+        "partitions_per_process",
+        10,
+        "no effect: ranks share rows exactly, whatever the files",
+        _int,
+    ),
     Row("run_id", None, "name of the run; one that is in the store is continued", _text),
     Row("train_steps_per_epoch", None, "batches of an epoch; default: all", _int),
     Row("validation_steps_per_epoch", None, "batches of a validation; default: all", _int),
-    Row("transformation_fn", None, "function of a pandas DataFrame with a batch's rows that gives a changed one; of "
-        "training alone: transform() takes columns as they are"),
-    Row("transformation_edit_fields", None, "columns that it makes: (name, dtype, shape, nullable)"),
+    Row(
+        "transformation_fn",
+        None,
+        "function of a pandas DataFrame with a batch's rows that gives a changed one; of "
+        "training alone: transform() takes columns as they are",
+    ),
+    Row(
+        "transformation_edit_fields", None, "columns that it makes: (name, dtype, shape, nullable)"
+    ),
     Row("transformation_removed_fields", None, "columns that it takes away", names),
     Row("train_reader_num_workers", 2, "threads that read ahead", _int, ("TrainReaderNumWorker",)),
-    Row("val_reader_num_workers", 2, "threads that read ahead for validation", _int, ("ValReaderNumWorker",)),
+    Row(
+        "val_reader_num_workers",
+        2,
+        "threads that read ahead for validation",
+        _int,
+        ("ValReaderNumWorker",),
+    ),
     Row("reader_pool_type", "thread", "'thread'; 'dummy': read when a batch is asked for", _text),
     Row("label_shapes", None, "shapes of labels, with -1 or without the rows", shapes),
-    Row("inmemory_cache_all", False, "keep all rows in the memory of each rank", _bool, ("InMemoryCacheAll",)),
-    Row("use_gpu", True, "use the GPU of the rank's task, or that of its number, if there is one", _bool),
+    Row(
+        "inmemory_cache_all",
+        False,
+        "keep all rows in the memory of each rank",
+        _bool,
+        ("InMemoryCacheAll",),
+    ),
+    Row(
+        "use_gpu",
+        True,
+        "use the GPU of the rank's task, or that of its number, if there is one",
+        _bool,
+    ),
     Row("mp_start_method", None, "no effect: readers are threads", _text),
     Row("backward_passes_per_step", 1, "batches whose gradients make a step", _int),
-    Row("tensorflow_dataset_prefetch_buffer_size", 0, "no effect: see train_reader_num_workers", _int),
+    Row(
+        "tensorflow_dataset_prefetch_buffer_size",
+        0,
+        "no effect: see train_reader_num_workers",
+        _int,
+    ),
     # Farandole's own.
-    Row("scale_lr", True, "multiply the learning rate by the number of ranks, as Horovod does", _bool),
-    Row("monitor", None, "metric that says which epoch is best; default: val_loss, where there is validation", _text),
-    Row("mode", "auto", "'min' or 'max': which values of monitor are better; 'auto': as its name says", _text),
+    Row(
+        "scale_lr",
+        True,
+        "multiply the learning rate by the number of ranks, as Horovod does",
+        _bool,
+    ),
+    Row(
+        "monitor",
+        None,
+        "metric that says which epoch is best; default: val_loss, where there is validation",
+        _text,
+    ),
+    Row(
+        "mode",
+        "auto",
+        "'min' or 'max': which values of monitor are better; 'auto': as its name says",
+        _text,
+    ),
     Row("patience", None, "end after so many epochs without a better one", _int),
     Row("min_delta", 0.0, "by how much an epoch must be better", _number),
-    Row("data_options", None, "arguments for reading columns: shapes, dtypes, fill, decode, storage_options"),
-)  # fmt: skip
+    Row(
+        "data_options",
+        None,
+        "arguments for reading columns: shapes, dtypes, fill, decode, storage_options",
+    ),
+)
 
 
 def camel(name: str) -> str:
@@ -153,7 +228,9 @@ class Declared(Params):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("set", "get")):
-            near = did_you_mean(name, [each for each in dir(type(self)) if each.startswith(name[:3])])
+            near = did_you_mean(
+                name, [each for each in dir(type(self)) if each.startswith(name[:3])]
+            )
             raise AttributeError(f"{type(self).__name__} has no {name}{near}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -165,4 +242,6 @@ class EstimatorParams(Declared):
     def _set_checked(self, values: dict[str, Any]) -> None:
         super()._set_checked(values)
         if self.isSet("backend") and self.isSet("num_proc"):
-            raise SettingsError('At most one of parameters "backend" and "num_proc" may be specified')
+            raise SettingsError(
+                'At most one of parameters "backend" and "num_proc" may be specified'
+            )

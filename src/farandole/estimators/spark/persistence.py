@@ -1,5 +1,6 @@
-"""``write()`` and ``read()`` of estimators and models: Spark ML's metadata, with all parameters in one pickle, so that
-an optimizer still has the parameters of its model."""
+"""``write()`` and ``read()`` of estimators and models: Spark ML's metadata, with all parameters in
+one pickle, so that an optimizer still has the parameters of its model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import copy
 from typing import Any
 
 import cloudpickle
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 
 from farandole.errors import SettingsError
 from farandole.log import logger
@@ -18,7 +26,9 @@ _PARAMS = "params"
 
 
 class Persistent(MLWritable, MLReadable):  # type: ignore[misc]
-    """Mixed into classes of ``Params``. ``pack`` and ``unpack``: for values that pickle does not know."""
+    """Mixed into classes of ``Params``. ``pack`` and ``unpack``: for values that pickle does not
+    know.
+    """
 
     def write(self) -> Any:
         return _Writer(self)
@@ -43,19 +53,23 @@ class _Writer(MLWriter):  # type: ignore[misc]
     def _handleOverwrite(self, path: str) -> None:
         if not hasattr(self.sparkSession, "_jsparkSession"):
             raise SettingsError(
-                f"overwrite() needs Spark's JVM in this process, and a session of Spark Connect has none: remove "
-                f"{path}, or save to another path, without overwrite()"
+                "overwrite() needs Spark's JVM in this process, and a session of Spark Connect has"
+                f" none: remove {path}, or save to another path, without overwrite()"
             )
         super()._handleOverwrite(path)
 
     def saveImpl(self, path: str) -> None:
         values = public({param.name: value for param, value in self.instance._paramMap.items()})
         packed = base64.b64encode(dumps(self.instance.pack(values))).decode()
-        DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), paramMap={_PARAMS: packed})
+        DefaultParamsWriter.saveMetadata(
+            self.instance, path, _context(self), paramMap={_PARAMS: packed}
+        )
 
 
 def public(values: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without keys of file systems: who reads the file may not be who may read the data."""
+    """Parameters without keys of file systems: who reads the file may not be who may read the
+    data.
+    """
     found, dropped = dict(values), False
     if getattr(found.get("store"), "storage_options", None):
         found["store"], dropped = copy.copy(found["store"]), True
@@ -64,7 +78,9 @@ def public(values: dict[str, Any]) -> dict[str, Any]:
         found["data_options"], dropped = dict(found["data_options"]), True
         del found["data_options"]["storage_options"]
     if dropped:
-        logger.warning("storage_options are not written, they may hold secrets: set them again after reading")
+        logger.warning(
+            "storage_options are not written, they may hold secrets: set them again after reading"
+        )
     return found
 
 
@@ -75,14 +91,16 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
-        found = self.cls()  # of subclasses that programs make, arguments of the constructor need not be parameters
+        # of subclasses that programs make, arguments of the constructor need not be parameters
+        found = self.cls()
         packed = metadata["paramMap"].get(_PARAMS)
         values = packed and self.cls.unpack(cloudpickle.loads(base64.b64decode(packed)))
         if values is None or not all(found.hasParam(name) for name in values):
             kind = metadata["class"]
             raise SettingsError(
-                f"{path} holds a {kind}, and {self.cls.__name__} cannot read it: {kind.rpartition('.')[2]}.load(path) "
-                "does; a pipeline is read by its own class (PipelineModel.load)"
+                f"{path} holds a {kind}, and {self.cls.__name__} cannot read it:"
+                f" {kind.rpartition('.')[2]}.load(path) does; a pipeline is read by its own class"
+                " (PipelineModel.load)"
             )
         found._set(**values)
         found._resetUid(metadata["uid"])
@@ -90,6 +108,8 @@ class _Reader(MLReader):  # type: ignore[misc]
 
 
 def _context(of: Any) -> Any:
-    """The Spark context; of Spark Connect, which has none, the session, which Spark 4 takes as well."""
+    """The Spark context; of Spark Connect, which has none, the session, which Spark 4 takes as
+    well.
+    """
     session = of.sparkSession
     return getattr(session, "_sc", None) or session

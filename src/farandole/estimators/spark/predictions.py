@@ -17,40 +17,58 @@ from farandole.inference.spark import predict_udf_of, sent_archive, unused
 from farandole.pickled import dumps
 
 _CURE = (
-    "A fitted model has fill, decode and shapes from the estimator's data_options={...}. farandole.inference.transform("
-    "df, model.getModel(), inputs=...) takes them, and errors='column': rows like this one become null there, with the "
-    "error beside"
+    "A fitted model has fill, decode and shapes from the estimator's data_options={...}."
+    " farandole.inference.transform(df, model.getModel(), inputs=...) takes them, and"
+    " errors='column': rows like this one become null there, with the error beside"
 )
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def predicted(
-    frame: Any, columns: Mapping[str, Any], loader: Callable[[], Callable[..., Any]], returns: Mapping[str, str],
-    rows: int, finished: Mapping[str, Callable[[Any], Any]], options: Mapping[str, Any],
-) -> Any:  # fmt: skip
-    """``frame`` with a column for each of ``returns`` (name: type), computed of ``columns`` (name: column) by the
-    loader's model, and ``finished``. A column of that name is replaced. ``options``: how the columns are read, one for
-    each."""
+    frame: Any,
+    columns: Mapping[str, Any],
+    loader: Callable[[], Callable[..., Any]],
+    returns: Mapping[str, str],
+    rows: int,
+    finished: Mapping[str, Callable[[Any], Any]],
+    options: Mapping[str, Any],
+) -> Any:
+    """``frame`` with a column for each of ``returns`` (name: type), computed of ``columns`` (name:
+    column) by the loader's model, and ``finished``. A column of that name is replaced. ``options``:
+    how the columns are read, one for each.
+    """
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
     held = unused(frame)
     function = predict_udf_of(
-        loader, returns=f"struct<{fields}>", batch_size=rows, inputs=[*columns], cure=_CURE, **options
+        loader,
+        returns=f"struct<{fields}>",
+        batch_size=rows,
+        inputs=[*columns],
+        cure=_CURE,
+        **options,
     )
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
-    return whole.drop(*added).withColumns(added).drop(held)  # no select: names of other columns may be there twice
+    # no select: names of other columns may be there twice
+    return whole.drop(*added).withColumns(added).drop(held)
 
 
 def _in_rows(frame: Any) -> Any:
-    """``frame`` with a condition that all rows meet, where Spark (4.3) would hand columns of files to Python as they
-    are: it fails with UNSUPPORTED_DATATYPE if a vector is beside them. After a condition there are rows."""
+    """``frame`` with a condition that all rows meet, where Spark (4.3) would hand columns of files
+    to Python as they are: it fails with UNSUPPORTED_DATATYPE if a vector is beside them. After a
+    condition there are rows.
+    """
     try:
-        columnar = frame.sparkSession.conf.get(_COLUMNAR)  # a default of ours would hide Spark's own
-    except Exception:  # Spark of before knows no such setting: an error of PySpark's or, in 3.5, of py4j's
+        # a default of ours would hide Spark's own
+        columnar = frame.sparkSession.conf.get(_COLUMNAR)
+    # Spark of before knows no such setting: an error of PySpark's or, in 3.5, of py4j's
+    except Exception:
         return frame
     if columnar.lower() != "true":
         return frame
-    names = [field.name for field in frame.schema.fields if isinstance(field.dataType, T.UserDefinedType)]
+    names = [
+        field.name for field in frame.schema.fields if isinstance(field.dataType, T.UserDefinedType)
+    ]
     for name in names:
         if frame.columns.count(name) == 1:
             frame = frame.filter(F.col(quote(name)).isNull() >= F.lit(False))
@@ -64,9 +82,13 @@ def _others(frame: Any, names: Sequence[str]) -> list[str]:
     return [name for name in frame.columns if name.lower() not in {each.lower() for each in names}]
 
 
-def predicted_by_row(frame: Any, model: Any, function: Callable[[Any, Any], Any], names: Sequence[str]) -> Any:
-    """``frame`` with a column for each of ``names``, which ``function`` computes of the model and a row, as the
-    ``get_prediction_fn`` of a subclass of Horovod's models gives it. Several numbers are a vector."""
+def predicted_by_row(
+    frame: Any, model: Any, function: Callable[[Any, Any], Any], names: Sequence[str]
+) -> Any:
+    """``frame`` with a column for each of ``names``, which ``function`` computes of the model and a
+    row, as the ``get_prediction_fn`` of a subclass of Horovod's models gives it. Several numbers
+    are a vector.
+    """
     others = _others(frame, names)
     kept = [place for place, name in enumerate(frame.columns) if name in others]
     first = frame.first()
@@ -110,6 +132,12 @@ def _numbers(outputs: Any, names: Sequence[str]) -> list[Any]:
     """A number or an array for each column."""
     several = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     if len(several) != len(names):
-        raise DataError(f"get_prediction_fn() gives {len(several)} outputs of a row for the columns {', '.join(names)}")
-    arrays = [np.asarray(each.detach().cpu() if hasattr(each, "detach") else each, np.float64) for each in several]
+        raise DataError(
+            f"get_prediction_fn() gives {len(several)} outputs of a row for the columns"
+            f" {', '.join(names)}"
+        )
+    arrays = [
+        np.asarray(each.detach().cpu() if hasattr(each, "detach") else each, np.float64)
+        for each in several
+    ]
     return [float(each.reshape(())) if each.size == 1 else each.reshape(-1) for each in arrays]

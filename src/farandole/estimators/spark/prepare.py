@@ -1,4 +1,6 @@
-"""``prepare_data``: a DataFrame written to a store's folders, for ``fit_on_parquet`` without arguments."""
+"""``prepare_data``: a DataFrame written to a store's folders, for ``fit_on_parquet`` without
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,37 @@ _prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []  # the DataFrame, 
 
 @contextlib.contextmanager
 def prepare_data(
-    num_processes: int, store: Store, df: Any, label_columns: Sequence[str], feature_columns: Sequence[str],
-    validation: float | str | None = None, sample_weight_col: str | None = None, compress_sparse: bool = False,
-    partitions_per_process: int = 10, verbose: int = 0,
-) -> Iterator[int]:  # fmt: skip
-    """Write training rows, and those for validation, to the store's folders; gives the number of the data set, for
-    ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns is written once. A store that has one
-    folder for all numbers, as Horovod's programs make it, holds what was prepared last.
+    num_processes: int,
+    store: Store,
+    df: Any,
+    label_columns: Sequence[str],
+    feature_columns: Sequence[str],
+    validation: float | str | None = None,
+    sample_weight_col: str | None = None,
+    compress_sparse: bool = False,
+    partitions_per_process: int = 10,
+    verbose: int = 0,
+) -> Iterator[int]:
+    """Write training rows, and those for validation, to the store's folders; gives the number of
+    the data set, for ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns
+    is written once. A store that has one folder for all numbers, as Horovod's programs make it,
+    holds what was prepared last.
 
     ``compress_sparse``, ``verbose``: no effect. The files stay until ``clear_training_cache``.
     """
     if num_processes < 1 or partitions_per_process < 1:
         raise SettingsError(
-            f"num_proc={num_processes} and partitions_per_process={partitions_per_process} must both be > 0"
+            f"num_proc={num_processes} and partitions_per_process={partitions_per_process} must"
+            " both be > 0"
         )
     if not label_columns:
         raise SettingsError("Parameter label_columns cannot be None or empty")
     columns = Columns(tuple(feature_columns or df.columns), tuple(label_columns), sample_weight_col)
     check_types(df, columns, {})
     how = (columns, validation, store.prefix_path)
-    found = next((number for frame, same, _, number in _prepared if frame is df and same == how), None)
+    found = next(
+        (number for frame, same, _, number in _prepared if frame is df and same == how), None
+    )
     if found is None:
         with computed_once(df, columns.all, validation) as frame:
             found = _write(frame, columns, validation, store)
@@ -54,20 +67,30 @@ def clear_training_cache() -> None:
 
 def _write(df: Any, columns: Columns, validation: float | str | None, store: Store) -> int:
     train, held = split(df, columns.all, validation, 0)
-    for frame, empty in ((train, "the DataFrame has no rows for training"), (held, "Validation DataFrame is empty")):
+    for frame, empty in (
+        (train, "the DataFrame has no rows for training"),
+        (held, "Validation DataFrame is empty"),
+    ):
         if frame is not None and frame.isEmpty():
             raise DataError(empty)
     paths = (store.get_train_data_path, store.get_val_data_path)
-    if store.get_train_data_path(0) == store.get_train_data_path(1):  # a program's own: one folder, whatever the number
+    # a program's own: one folder, whatever the number
+    if store.get_train_data_path(0) == store.get_train_data_path(1):
         number = 0
         _check_apart(df, [path(number) for path in paths])
         _clear(store, number)
     else:
-        number = next(each for each in itertools.count() if not any(store.exists(path(each)) for path in paths))
+        number = next(
+            each
+            for each in itertools.count()
+            if not any(store.exists(path(each)) for path in paths)
+        )
     try:
         for frame, path in zip((train, held), paths, strict=True):
             if frame is not None:
-                frame.write.option("parquet.block.size", ROW_GROUP).mode("error").parquet(spark_url(path(number)))
+                frame.write.option("parquet.block.size", ROW_GROUP).mode("error").parquet(
+                    spark_url(path(number))
+                )
     except BaseException:
         _clear(store, number)
         raise
@@ -83,13 +106,16 @@ def _clear(store: Store, number: int) -> None:
 
 
 def _check_apart(df: Any, folders: Sequence[str]) -> None:
-    """DataError if the rows are read from where they would be written: what is there is removed first."""
+    """DataError if the rows are read from where they would be written: what is there is removed
+    first.
+    """
     read = [_plain(url) for url in plans.input_files(df)]
     for folder in folders:
         if any(f"{each}/".startswith(f"{_plain(spark_url(folder))}/") for each in read):
             raise DataError(
-                f"the DataFrame reads files of {folder}, which prepare_data would remove and write anew: give the "
-                "store another train_path and val_path, or train on these files with fit_on_parquet"
+                f"the DataFrame reads files of {folder}, which prepare_data would remove and write"
+                " anew: give the store another train_path and val_path, or train on these files"
+                " with fit_on_parquet"
             )
 
 

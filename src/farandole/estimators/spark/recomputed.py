@@ -1,4 +1,6 @@
-"""A DataFrame that is computed twice, for training and for validation: rows must be the same both times."""
+"""A DataFrame that is computed twice, for training and for validation: rows must be the same both
+times.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,36 @@ from typing import Any
 from farandole.data import plans
 from farandole.log import logger
 
-# Of which each row comes out to the last bit, in whatever order rows come in. Sums of floating numbers do not, nor what
-# is first, ranked, limited or sampled among rows without an order.
+# Of which each row comes out to the last bit, in whatever order rows come in. Sums of floating
+# numbers do not, nor what is first, ranked, limited or sampled among rows without an order.
 _ALIKE = {
-    "Project", "Filter", "Union", "Join", "Sort", "Repartition", "RepartitionByExpression", "RebalancePartitions",
-    "Expand", "Generate", "BatchEvalPython", "ArrowEvalPython", "LogicalRelation", "HiveTableRelation",
-    "DataSourceV2ScanRelation", "LocalRelation", "InMemoryRelation", "Range", "OneRowRelation", "EmptyRelation",
-}  # fmt: skip
+    "Project",
+    "Filter",
+    "Union",
+    "Join",
+    "Sort",
+    "Repartition",
+    "RepartitionByExpression",
+    "RebalancePartitions",
+    "Expand",
+    "Generate",
+    "BatchEvalPython",
+    "ArrowEvalPython",
+    "LogicalRelation",
+    "HiveTableRelation",
+    "DataSourceV2ScanRelation",
+    "LocalRelation",
+    "InMemoryRelation",
+    "Range",
+    "OneRowRelation",
+    "EmptyRelation",
+}
 
 
 def varies(frame: Any) -> bool:
-    """Whether Spark may compute other rows each time. What it keeps already does not count. True where only a server
-    has the plan (Spark Connect)."""
+    """Whether Spark may compute other rows each time. What it keeps already does not count. True
+    where only a server has the plan (Spark Connect).
+    """
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()
         kinds = {plans.kind(node) for node in plans.nodes(plan)}
@@ -49,9 +69,9 @@ def kept(frame: Any) -> Iterator[Any]:
         held = _take(frame)
     except Exception as error:  # of Databricks' serverless sessions, say
         logger.warning(
-            "Spark computes the DataFrame twice, for training and for validation, and cannot keep it meanwhile (%s): "
-            "rows that come out otherwise the second time, as after a sum of floating numbers, may be in both, or in "
-            "none. Store the DataFrame before",
+            "Spark computes the DataFrame twice, for training and for validation, and cannot keep"
+            " it meanwhile (%s): rows that come out otherwise the second time, as after a sum of"
+            " floating numbers, may be in both, or in none. Store the DataFrame before",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
         )
         yield frame
@@ -64,8 +84,9 @@ def kept(frame: Any) -> Iterator[Any]:
 
 
 def _take(frame: Any) -> _Kept | None:
-    """Have Spark keep it. It does so by plan, for all who have the same one: blocks of other threads count, and None is
-    what the program keeps itself."""
+    """Have Spark keep it. It does so by plan, for all who have the same one: blocks of other
+    threads count, and None is what the program keeps itself.
+    """
     with _lock:
         held = next((each for each in _kept if _same(each.frame, frame)), None)
         if held is None:
@@ -89,6 +110,8 @@ def _leave(held: _Kept) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two DataFrames have the same plan. Spark Connect cannot compare those of two sessions."""
+    """Whether two DataFrames have the same plan. Spark Connect cannot compare those of two
+    sessions.
+    """
     alike = hasattr(one, "_jdf") or one.sparkSession is other.sparkSession
     return bool(alike and one.sameSemantics(other))

@@ -14,13 +14,15 @@ Data = TypeVar("Data")
 class Several(Generic[Data]):
     """An iterator over numbers and models, which several threads may share.
 
-    ``data`` is entered now, and left when the last training has ended, or one has failed, or nobody holds the iterator.
-    ``trainings``: each makes a model of what ``data`` gave. When one has failed, the others that have not begun fail
-    alike.
+    ``data`` is entered now, and left when the last training has ended, or one has failed, or nobody
+    holds the iterator. ``trainings``: each makes a model of what ``data`` gave. When one has
+    failed, the others that have not begun fail alike.
     """
 
     def __init__(
-        self, data: contextlib.AbstractContextManager[Data], trainings: Sequence[Callable[[Data], Any]]
+        self,
+        data: contextlib.AbstractContextManager[Data],
+        trainings: Sequence[Callable[[Data], Any]],
     ) -> None:
         held = contextlib.ExitStack()
         self._data, self._trainings = held.enter_context(data), trainings
@@ -52,6 +54,8 @@ class Several(Generic[Data]):
     def _end(self) -> None:
         with self._lock:
             self._running -= 1
-            over = not self._running and (self._failure is not None or self._begun == len(self._trainings))
+            over = not self._running and (
+                self._failure is not None or self._begun == len(self._trainings)
+            )
         if over:
             self._leave()

@@ -29,7 +29,9 @@ class Training:
         return found
 
     def held(self) -> Batches | None:
-        """Rows for validation, if there are such: this rank's part, or all of them where there are fewer than ranks."""
+        """Rows for validation, if there are such: this rank's part, or all of them where there are
+        fewer than ranks.
+        """
         spec = self.spec
         if spec.validation is None:
             return None
@@ -37,7 +39,9 @@ class Training:
         return Batches(spec.validation, spec.columns, spec.validation_reading, *part)
 
     def seed(self, epoch: int) -> int:
-        """Of an epoch on this rank, so that a training that goes on there draws the same numbers."""
+        """Of an epoch on this rank, so that a training that goes on there draws the same
+        numbers.
+        """
         return int(np.random.SeedSequence([self.spec.seed, epoch, self.rank]).generate_state(1)[0])
 
     def compression(self) -> dict[str, Any]:

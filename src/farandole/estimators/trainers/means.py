@@ -19,4 +19,7 @@ def sums(values: Sequence[float]) -> list[float]:
 def means(of_rank: Mapping[str, float], rows: int) -> dict[str, float]:
     """Of numbers that are means over so many rows of this rank; NaN if no rank has any."""
     *totals, count = sums([*(number * rows for number in of_rank.values()), rows])
-    return {name: total / count if count else math.nan for name, total in zip(of_rank, totals, strict=True)}
+    return {
+        name: total / count if count else math.nan
+        for name, total in zip(of_rank, totals, strict=True)
+    }

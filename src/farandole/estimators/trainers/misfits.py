@@ -1,4 +1,6 @@
-"""What does not fit together, found before training starts: a model and its features, a loss and its labels."""
+"""What does not fit together, found before training starts: a model and its features, a loss and
+its labels.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,27 @@ def described(names: Sequence[str], arrays: Iterable[Any]) -> str:
     return ", ".join(f"{name} {each.dtype}{list(each.shape[1:])}" for name, each in pairs)
 
 
-def of_features(features: str, error: Exception, *, by: str = "the model", cure: str = "") -> DataError:
+def of_features(
+    features: str, error: Exception, *, by: str = "the model", cure: str = ""
+) -> DataError:
     """For a model that raised ``error``. ``by``: which part of it."""
     cure = f". {cure}" if cure else ""
-    return DataError(f"{by} cannot take the features {features}: {type(error).__name__}: {error}{cure}")
+    return DataError(
+        f"{by} cannot take the features {features}: {type(error).__name__}: {error}{cure}"
+    )
 
 
 def of_loss(outputs: Any, labels: str, error: Exception) -> DataError:
     """For a loss that raised ``error``. ``outputs``: their shapes."""
-    return DataError(f"the loss cannot take outputs of shape {outputs} and {labels}: {type(error).__name__}: {error}")
+    return DataError(
+        f"the loss cannot take outputs of shape {outputs} and {labels}: {type(error).__name__}:"
+        f" {error}"
+    )
 
 
 def check_number(outputs: Sequence[Any], labels: Sequence[str]) -> None:
     """DataError unless there is one output for each label."""
     if len(outputs) != len(labels):
-        raise DataError(f"the model has {len(outputs)} outputs for {len(labels)} label columns: {labels}")
+        raise DataError(
+            f"the model has {len(outputs)} outputs for {len(labels)} label columns: {labels}"
+        )

@@ -27,7 +27,9 @@ class FunctionPredictor:
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         with computing(self):
-            return self._function(*(each if each.flags.writeable else each.copy() for each in inputs.values()))
+            return self._function(
+                *(each if each.flags.writeable else each.copy() for each in inputs.values())
+            )
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:

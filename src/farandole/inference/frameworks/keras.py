@@ -29,8 +29,9 @@ _KERAS = ("keras", "tf_keras")
 
 
 class KerasPredictor:
-    """``predict_on_batch``. Columns are the model's inputs: by their names if these are theirs, otherwise in their
-    order; a model that takes a dict has none."""
+    """``predict_on_batch``. Columns are the model's inputs: by their names if these are theirs,
+    otherwise in their order; a model that takes a dict has none.
+    """
 
     floating: str | None = None  # Keras casts itself
 
@@ -57,8 +58,8 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     path = folder / "model.keras"
     if not getattr(model, "built", True):
         raise SettingsError(
-            f"the Keras model {model.name!r} has no weights yet: each process would draw others. Train it, load its "
-            "weights, or call it once"
+            f"the Keras model {model.name!r} has no weights yet: each process would draw others."
+            " Train it, load its weights, or call it once"
         )
     model.save(path)
     backend = _backend(model)
@@ -70,15 +71,21 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
 
 
 def opened(path: str, options: Mapping[str, Any], place: Place) -> KerasPredictor:
-    """Keras' safe mode refuses files with functions in them, which would be run, unless ``trust_pickle`` says so."""
+    """Keras' safe mode refuses files with functions in them, which would be run, unless
+    ``trust_pickle`` says so.
+    """
     keras = _keras(path, str(options.get("backend", "")), place)
     if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
         raise SettingsError(
-            f"{path} is no .keras file, and Keras {keras.__version__} runs functions in others (Lambda layers). If you "
-            "trust whoever made it, say trust_pickle=True (--trust-pickle); or save it as .keras, or have Keras 3.11"
+            f"{path} is no .keras file, and Keras {keras.__version__} runs functions in others"
+            " (Lambda layers). If you trust whoever made it, say trust_pickle=True"
+            " (--trust-pickle); or save it as .keras, or have Keras 3.11"
         )
     model = keras.models.load_model(
-        path, custom_objects=_unpickled(options), compile=False, safe_mode=not options.get("trust_pickle")
+        path,
+        custom_objects=_unpickled(options),
+        compile=False,
+        safe_mode=not options.get("trust_pickle"),
     )
     return KerasPredictor(model)
 
@@ -99,7 +106,9 @@ def _unpickled(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keras(path: str, backend: str, place: Place) -> Any:
-    """The Keras that has written the file, on the backend it ran on, if no other is running here."""
+    """The Keras that has written the file, on the backend it ran on, if no other is running
+    here.
+    """
     package = "tf_keras" if backend == "tf_keras" or _version(path).startswith("2.") else "keras"
     if package == "keras" and backend and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = backend
@@ -127,10 +136,11 @@ def _backend(model: Any) -> str:
 
 
 def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]:
-    """Classes and functions (activations ...) of the program, which no package has, by their names, and those that the
-    user has ``told``.
+    """Classes and functions (activations ...) of the program, which no package has, by their names,
+    and those that the user has ``told``.
 
-    SettingsError where a name is not enough, which is all that the file has of them: each would be another one there.
+    SettingsError where a name is not enough, which is all that the file has of them: each would be
+    another one there.
     """
     layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
     kinds: list[Any] = [(type(layer), False) for layer in layers]
@@ -145,23 +155,36 @@ def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]
         name = each.__name__
         if (each.__module__ or "").split(".")[0] in _KERAS:
             continue
-        cure = "give it another name, or give a function without arguments that makes the model and loads its weights"
-        if found.setdefault(name, each) is not each and name not in told and name != "<lambda>":  # their code is there
-            raise SettingsError(f"the Keras model has two different functions or classes of the name {name!r}: {cure}")
+        cure = (
+            "give it another name, or give a function without arguments that makes the model and"
+            " loads its weights"
+        )
+        # their code is there
+        if found.setdefault(name, each) is not each and name not in told and name != "<lambda>":
+            raise SettingsError(
+                f"the Keras model has two different functions or classes of the name {name!r}:"
+                f" {cure}"
+            )
         if activates and not _is_known_as(name, each, package):
-            raise SettingsError(f"the Keras model has an activation {name!r} that is not Keras's own {name!r}: {cure}")
+            raise SettingsError(
+                f"the Keras model has an activation {name!r} that is not Keras's own {name!r}:"
+                f" {cure}"
+            )
     return {**found, **told}
 
 
 def _is_known_as(name: str, function: Any, package: str) -> bool:
-    """Whether an activation is what Keras has by its name, or Keras has none: its files prefer their own. Functions of
-    TensorFlow (tf.nn.relu) are other objects, and do the same."""
+    """Whether an activation is what Keras has by its name, or Keras has none: its files prefer
+    their own. Functions of TensorFlow (tf.nn.relu) are other objects, and do the same.
+    """
     keras = importlib.import_module(package)
     try:
         own = keras.activations.get(name)
     except ValueError:
         return True
-    make = importlib.import_module("tensorflow" if package == "tf_keras" else "keras.ops").convert_to_tensor
+    make = importlib.import_module(
+        "tensorflow" if package == "tf_keras" else "keras.ops"
+    ).convert_to_tensor
     numbers = make(np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12))
     try:
         given = function(numbers)
@@ -177,8 +200,12 @@ def _returns(model: Any) -> str:
     kinds = [of(tuple(each.shape)[1:], _dtype(each)) for each in outputs]
     if len(kinds) == 1:
         return str(kinds[0])
-    names = getattr(model, "output_names", None) or [f"output_{number}" for number in range(len(kinds))]
-    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, kinds, strict=True))}>"
+    names = getattr(model, "output_names", None) or [
+        f"output_{number}" for number in range(len(kinds))
+    ]
+    return (
+        f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, kinds, strict=True))}>"
+    )
 
 
 def _dtype(output: Any) -> Any:

@@ -21,8 +21,9 @@ _DTYPES = {"float": "float32", "double": "float64", "string": "object", "bool": 
 
 
 class OnnxPredictor:
-    """Columns are the model's inputs: by their names if these are theirs, otherwise in order. They are cast to its
-    dtypes."""
+    """Columns are the model's inputs: by their names if these are theirs, otherwise in order. They
+    are cast to its dtypes.
+    """
 
     floating: str | None = None  # each input has its own
 
@@ -43,7 +44,9 @@ class OnnxPredictor:
 
 
 def _array(output: Any) -> Any:
-    """A row's probabilities by their labels, as scikit-learn's models give them: in the order of the labels."""
+    """A row's probabilities by their labels, as scikit-learn's models give them: in the order of
+    the labels.
+    """
     if isinstance(output, list) and output and all(isinstance(each, dict) for each in output):
         return np.array([[each[label] for label in sorted(each)] for each in output])
     return output
@@ -69,7 +72,9 @@ def _session(model: str | bytes, place: Place) -> Any:
     options.inter_op_num_threads = 1
     providers: list[Any] = ["CPUExecutionProvider"]
     if place.device.startswith("cuda"):
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(place.device.partition(":")[2] or 0)}))
+        providers.insert(
+            0, ("CUDAExecutionProvider", {"device_id": int(place.device.partition(":")[2] or 0)})
+        )
     return onnxruntime.InferenceSession(model, options, providers=providers)
 
 

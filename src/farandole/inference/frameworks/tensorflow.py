@@ -21,7 +21,9 @@ SIGNATURE = "serving_default"
 
 
 class SavedModelPredictor:
-    """A signature of a SavedModel. Columns are its inputs: by their names, as a signature has no order."""
+    """A signature of a SavedModel. Columns are its inputs: by their names, as a signature has no
+    order.
+    """
 
     floating: str | None = None  # each input has its own
 
@@ -30,16 +32,29 @@ class SavedModelPredictor:
         if signature not in model.signatures:
             known = ", ".join(model.signatures) or "none"
             near = did_you_mean(signature, model.signatures)
-            raise SettingsError(f"the SavedModel has no signature {signature!r} (it has: {known}){near}")
+            raise SettingsError(
+                f"the SavedModel has no signature {signature!r} (it has: {known}){near}"
+            )
         self._model = model  # functions of a model do not keep it
         self._function = model.signatures[signature]
-        self._inputs = {name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()}
-        ends = [*self._function.structured_input_signature[1].values(), *self._function.structured_outputs.values()]
-        self._rows = rows_of(None if each.shape.rank is None else each.shape.as_list() for each in ends)
-        self._device = place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
+        self._inputs = {
+            name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()
+        }
+        ends = [
+            *self._function.structured_input_signature[1].values(),
+            *self._function.structured_outputs.values(),
+        ]
+        self._rows = rows_of(
+            None if each.shape.rank is None else each.shape.as_list() for each in ends
+        )
+        self._device = (
+            place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
+        )
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        return in_parts(self._run, named(inputs, [*self._inputs], "the SavedModel", ordered=False), self._rows)
+        return in_parts(
+            self._run, named(inputs, [*self._inputs], "the SavedModel", ordered=False), self._rows
+        )
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Any]:
         tensors = {name: _tensor(name, array, self._inputs[name]) for name, array in arrays.items()}
@@ -58,8 +73,8 @@ def fit(place: Place) -> None:
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     raise SettingsError(
-        "a SavedModel that is loaded cannot be sent: give the path of its folder, which all hosts reach, or a function "
-        "without arguments that loads it there"
+        "a SavedModel that is loaded cannot be sent: give the path of its folder, which all hosts"
+        " reach, or a function without arguments that loads it there"
     )
 
 

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 RETURNS = "array<float>"
 _FLAGS = {  # of operations in graphs: which argument says whether they compute as in training
-    "dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
-    "batch_norm": 5, "_native_batch_norm_legit": 5, "_native_batch_norm_legit_functional": 5,
-}  # fmt: skip
+    "dropout": 2,
+    "feature_dropout": 2,
+    "alpha_dropout": 2,
+    "feature_alpha_dropout": 2,
+    "native_dropout": 2,
+    "rrelu": 3,
+    "batch_norm": 5,
+    "_native_batch_norm_legit": 5,
+    "_native_batch_norm_legit_functional": 5,
+}
 
 
 class TorchPredictor:
@@ -33,14 +40,16 @@ class TorchPredictor:
     def __init__(self, module: Any, place: Place) -> None:
         if found := _training(module):
             warnings.warn(
-                f"the model's graph has {found} as in training, which eval() does not change: predictions depend on "
-                "chance, or on the other rows of a batch. Call model.eval() before it is traced or exported",
+                f"the model's graph has {found} as in training, which eval() does not change:"
+                " predictions depend on chance, or on the other rows of a batch. Call model.eval()"
+                " before it is traced or exported",
                 stacklevel=2,
             )
         self._place, self._rows = place, _rows(module)
         self._device = _device(place.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
-        with contextlib.suppress(NotImplementedError, AttributeError):  # an exported program knows no other mode
+        # an exported program knows no other mode
+        with contextlib.suppress(NotImplementedError, AttributeError):
             module.eval()
         floating = [each.dtype for each in _tensors(module) if each.dtype.is_floating_point]
         self.floating = str(floating[0]).removeprefix("torch.") if floating else "float32"
@@ -61,13 +70,18 @@ class TorchPredictor:
             texts = [name for name, array in inputs.items() if array.dtype == object]
             if not texts:
                 raise
-            raise TypeError(f"{error} ({texts[0]!r} comes as text: cast it to a number, or index it)") from error
+            raise TypeError(
+                f"{error} ({texts[0]!r} comes as text: cast it to a number, or index it)"
+            ) from error
         except RuntimeError as error:  # torch does not say which input, and converts none
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
             if not whole or not any(word in str(error) for word in ("dtype", "type")):
                 raise
             kind = inputs[whole[0]].dtype.name
-            cure = f"dtypes={{{whole[0]!r}: ...}} (--dtype {whole[0]}=...) gives numbers as 'float32' or 'int64'"
+            cure = (
+                f"dtypes={{{whole[0]!r}: ...}} (--dtype {whole[0]}=...) gives numbers as 'float32'"
+                " or 'int64'"
+            )
             raise RuntimeError(f"{error} ({whole[0]!r} comes as {kind}: {cure})") from error
 
     def _tensor(self, array: Array) -> Any:
@@ -83,12 +97,18 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise SettingsError(f"device={name!r} is none that torch knows: cpu, cuda or cuda:1, say ({error})") from error
+        raise SettingsError(
+            f"device={name!r} is none that torch knows: cpu, cuda or cuda:1, say ({error})"
+        ) from error
     seen = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= seen:
         raise SettingsError(
             f"device={name!r}, but torch sees {seen or 'no'} GPU{'s' * (seen != 1)} in this process"
-            + (f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own" if seen else "")
+            + (
+                f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own"
+                if seen
+                else ""
+            )
         )
     return device
 
@@ -98,16 +118,21 @@ def _rows(module: Any) -> int:
     if not isinstance(module, torch.fx.GraphModule):
         return 0
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-    nodes += [node for node in module.graph.nodes if any(user.op == "output" for user in node.users)]
+    nodes += [
+        node for node in module.graph.nodes if any(user.op == "output" for user in node.users)
+    ]
     return rows_of(getattr(node.meta.get("val"), "shape", None) for node in nodes)
 
 
 def _training(module: Any) -> str:
-    """An operation of a traced or exported graph that computes as in training, whatever mode is set; "" if there is
-    none. A batch norm that keeps no statistics always takes those of the batch."""
+    """An operation of a traced or exported graph that computes as in training, whatever mode is
+    set; "" if there is none. A batch norm that keeps no statistics always takes those of the batch.
+    """
     if isinstance(module, torch.fx.GraphModule):
         called = [node for node in module.graph.nodes if node.op == "call_function"]
-        found = [(str(node.target).removeprefix("aten.").partition(".")[0], node.args) for node in called]
+        found = [
+            (str(node.target).removeprefix("aten.").partition(".")[0], node.args) for node in called
+        ]
     elif isinstance(module, torch.jit.ScriptModule) and hasattr(module, "inlined_graph"):
         found = [
             (node.kind().removeprefix("aten::"), [_constant(each) for each in node.inputs()])
@@ -117,13 +142,19 @@ def _training(module: Any) -> str:
         return ""
     for name, given in found:
         place = _FLAGS.get(name, len(given))
-        if place < len(given) and given[place] is True and not ("batch_norm" in name and given[3] is None):
+        if (
+            place < len(given)
+            and given[place] is True
+            and not ("batch_norm" in name and given[3] is None)
+        ):
             return str(name)
     return ""
 
 
 def _constant(value: Any) -> Any:
-    """A constant of a TorchScript graph; what is computed, or a mode that can be set, stands for itself."""
+    """A constant of a TorchScript graph; what is computed, or a mode that can be set, stands for
+    itself.
+    """
     if value.type().kind() == "NoneType":
         return None
     found = value.toIValue()
@@ -150,19 +181,24 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
         except Exception as error:  # of any class in it: a lock, an open file, a parametrization
             text = " ".join(str(error).split())
             raise SettingsError(
-                f"the module cannot be pickled ({type(error).__name__}: {text}): give a function without arguments "
-                "that makes it and loads its weights"
+                f"the module cannot be pickled ({type(error).__name__}: {text}): give a function"
+                " without arguments that makes it and loads its weights"
             ) from error
-    return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)  # made here, by this program
+    # made here, by this program
+    return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)
 
 
 def opened(path: str, options: Mapping[str, Any], place: Place) -> TorchPredictor:
-    """Weights are mapped, so that processes of a host share them. SettingsError for files that need trust."""
+    """Weights are mapped, so that processes of a host share them. SettingsError for files that need
+    trust.
+    """
     return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), place)
 
 
 def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> TorchPredictor:
-    return TorchPredictor(model.module() if isinstance(model, torch.export.ExportedProgram) else model, place)
+    return TorchPredictor(
+        model.module() if isinstance(model, torch.export.ExportedProgram) else model, place
+    )
 
 
 def _load(path: str, trusted: bool) -> Any:
@@ -172,7 +208,11 @@ def _load(path: str, trusted: bool) -> Any:
             names = {name.partition("/")[2] or name for name in archive.namelist()}
     if "constants.pkl" in names:
         return torch.jit.load(path, map_location="cpu")
-    if path.endswith(".pt2") or "archive_format" in names or "serialized_exported_program.json" in names:
+    if (
+        path.endswith(".pt2")
+        or "archive_format" in names
+        or "serialized_exported_program.json" in names
+    ):
         if not trusted:  # torch unpickles parts of it without limits
             raise _untrusted(f"{path} is an exported program, in which torch reads pickles")
         return torch.export.load(path).module()
@@ -185,14 +225,16 @@ def _load(path: str, trusted: bool) -> Any:
         found = _load_layers(path, mapped)
     if not isinstance(found, torch.nn.Module):
         raise SettingsError(
-            f"{path} holds a {type(found).__name__}, no module: save the module itself with torch.save(module, path), "
-            "or give a function that makes it and loads these weights"
+            f"{path} holds a {type(found).__name__}, no module: save the module itself with"
+            " torch.save(module, path), or give a function that makes it and loads these weights"
         )
     return found
 
 
 def _check_old(path: str) -> None:
-    """SettingsError for a file that is no archive, unless it may be of an old torch.save, which is a row of pickles."""
+    """SettingsError for a file that is no archive, unless it may be of an old torch.save, which is
+    a row of pickles.
+    """
     with open(path, "rb") as file:
         begin = file.read(2)
     if not begin.startswith(b"\x80"):
@@ -203,7 +245,10 @@ def _check_old(path: str) -> None:
 def _load_layers(path: str, mapped: bool) -> Any:
     """A module of torch's own layers, without running code of the file."""
     if not mapped:  # torch cannot say what is in it
-        raise _untrusted(f"{path} has the format of torch.save before 1.6, a pickle whose content cannot be looked at")
+        raise _untrusted(
+            f"{path} has the format of torch.save before 1.6, a pickle whose content cannot be"
+            " looked at"
+        )
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     layers = {name: found for name in unsafe if (found := _layer(name))}
     if others := sorted(set(unsafe) - layers.keys()):
@@ -214,8 +259,8 @@ def _load_layers(path: str, mapped: bool) -> Any:
 
 def _untrusted(what: str) -> SettingsError:
     return SettingsError(
-        f"{what}: opening it runs code that the file names. If you trust whoever made it, say trust_pickle=True "
-        "(--trust-pickle); or save the model as TorchScript"
+        f"{what}: opening it runs code that the file names. If you trust whoever made it, say"
+        " trust_pickle=True (--trust-pickle); or save the model as TorchScript"
     )
 
 

@@ -1,4 +1,6 @@
-"""What a footer says of a file's columns beside their types: by it Spark knows its vectors, and pandas its index."""
+"""What a footer says of a file's columns beside their types: by it Spark knows its vectors, and
+pandas its index.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,23 @@ import pyarrow as pa
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 _BY_NAME = (b"pandas", b"geo", b"huggingface")  # say it of columns by name, and nothing of others
 _NAMES = (  # Spark's, of Arrow's types, as Spark reads them in a file
-    (pa.types.is_boolean, "boolean"), (pa.types.is_int8, "byte"), (pa.types.is_int16, "short"),
-    (pa.types.is_int32, "integer"), (pa.types.is_int64, "long"), (pa.types.is_uint8, "short"),
-    (pa.types.is_uint16, "integer"), (pa.types.is_uint32, "long"), (pa.types.is_uint64, "decimal(20,0)"),
-    (pa.types.is_float32, "float"), (pa.types.is_float64, "double"), (pa.types.is_string, "string"),
-    (pa.types.is_large_string, "string"), (pa.types.is_binary, "binary"), (pa.types.is_large_binary, "binary"),
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "byte"),
+    (pa.types.is_int16, "short"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_uint8, "short"),
+    (pa.types.is_uint16, "integer"),
+    (pa.types.is_uint32, "long"),
+    (pa.types.is_uint64, "decimal(20,0)"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
     (pa.types.is_date32, "date"),
-)  # fmt: skip
+)
 Field = Mapping[str, Any]
 
 
@@ -31,8 +43,9 @@ def of_file(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
 
 
 def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
-    """How Spark describes columns in the footers of ``files``, fragments, by name: where the file has the column's type
-    in ``schema``."""
+    """How Spark describes columns in the footers of ``files``, fragments, by name: where the file
+    has the column's type in ``schema``.
+    """
     found: dict[str, Field] = {}
     for file in files:
         own = file.physical_schema
@@ -45,8 +58,10 @@ def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
 
 
 def for_spark(schema: Any, known: Mapping[str, Field]) -> dict[bytes, bytes]:
-    """Metadata for Spark, of files with the columns of ``schema``, of which ``known`` describes some. None where no
-    column is known, or one has a type that Spark has no name for: what is there must tell of all columns."""
+    """Metadata for Spark, of files with the columns of ``schema``, of which ``known`` describes
+    some. None where no column is known, or one has a type that Spark has no name for: what is there
+    must tell of all columns.
+    """
     if not any(name in known for name in schema.names):
         return {}
     try:
@@ -73,7 +88,12 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _field(field: Any) -> Field:
-    return {"name": field.name, "type": _type(field.type), "nullable": field.nullable, "metadata": {}}
+    return {
+        "name": field.name,
+        "type": _type(field.type),
+        "nullable": field.nullable,
+        "metadata": {},
+    }
 
 
 def _type(kind: Any) -> Any:
@@ -84,10 +104,18 @@ def _type(kind: Any) -> Any:
     if types.is_struct(kind):
         return {"type": "struct", "fields": [_field(field) for field in kind]}
     if types.is_map(kind):
-        return {"type": "map", "keyType": _type(kind.key_type), "valueType": _type(kind.item_type),
-                "valueContainsNull": kind.item_field.nullable}  # fmt: skip
+        return {
+            "type": "map",
+            "keyType": _type(kind.key_type),
+            "valueType": _type(kind.item_type),
+            "valueContainsNull": kind.item_field.nullable,
+        }
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return {"type": "array", "elementType": _type(kind.value_type), "containsNull": kind.value_field.nullable}
+        return {
+            "type": "array",
+            "elementType": _type(kind.value_type),
+            "containsNull": kind.value_field.nullable,
+        }
     if types.is_decimal(kind) and kind.precision <= 38:
         return f"decimal({kind.precision},{kind.scale})"
     if types.is_timestamp(kind) and kind.unit != "ns":

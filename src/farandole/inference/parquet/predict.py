@@ -1,4 +1,6 @@
-"""Predictions for Parquet files, by several processes: what is written stays, if the job ends early."""
+"""Predictions for Parquet files, by several processes: what is written stays, if the job ends
+early.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _GROUP_BYTES = 16 << 20  # of a row group of the output
 
 
 class Summary(NamedTuple):
-    """``rows``: of the output. ``resumed``: files that were there already. ``seconds``: of this call."""
+    """``rows``: of the output. ``resumed``: files that were there already. ``seconds``: of this
+    call.
+    """
 
     rows: int
     files: int
@@ -50,7 +54,10 @@ class Summary(NamedTuple):
 
     def __str__(self) -> str:
         before = f", {self.resumed} of them from before" if self.resumed else ""
-        return f"{counted(self.rows, 'row')} in {counted(self.files, 'file')}{before}, {self.seconds:.1f} s"
+        return (
+            f"{counted(self.rows, 'row')} in {counted(self.files, 'file')}{before},"
+            f" {self.seconds:.1f} s"
+        )
 
 
 class _Job(NamedTuple):
@@ -69,36 +76,56 @@ class _Job(NamedTuple):
     output: str
     mark: str  # of what decides about it
     todo: tuple[Piece, ...]
-    folder: str | None  # with the model's file, until all ranks have opened it; one rank has its own for as long
+    # with the model's file, until all ranks have opened it; one rank has its own for as long
+    folder: str | None
     threads: int
     device: str
 
 
 def predict_parquet(
-    model: Any, input: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], *,
-    np: int = 1, inputs: str | Sequence[str] | None = None,
-    output_columns: str | Sequence[str] = PREDICTION, keep: Sequence[str] | None = None, returns: Any = None,
-    batch_size: int = BATCH_SIZE, shapes: Mapping[str, Sequence[int]] | None = None,
-    dtypes: Mapping[str, Any] | None = None, fill: Mapping[str, Any] | None = None,
-    decode: Mapping[str, Callable[[bytes], Any]] | None = None, stack: bool = False, errors: str = "raise",
-    key: str | None = None, threads: int = 0, device: str = "cpu", rows_per_file: int = ROWS, overwrite: bool = False,
-    storage_options: Mapping[str, Any] | None = None, **options: Any,
-) -> Summary:  # fmt: skip
-    """Predictions for all rows of Parquet files, written to the folder ``output``, by ``np`` processes of this machine.
+    model: Any,
+    input: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    np: int = 1,
+    inputs: str | Sequence[str] | None = None,
+    output_columns: str | Sequence[str] = PREDICTION,
+    keep: Sequence[str] | None = None,
+    returns: Any = None,
+    batch_size: int = BATCH_SIZE,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+    fill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+    stack: bool = False,
+    errors: str = "raise",
+    key: str | None = None,
+    threads: int = 0,
+    device: str = "cpu",
+    rows_per_file: int = ROWS,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Summary:
+    """Predictions for all rows of Parquet files, written to the folder ``output``, by ``np``
+    processes of this machine.
 
-    ``input``: a file, a folder, a list of these or a URL. ``inputs``: the columns that the model gets; default: the
-    only one, or the only one that holds arrays. A column that only some files have is null in the others; one whose
-    types differ has the widest of them. ``output_columns``: the name of the new column, or of several, for the
-    fields of a struct. ``keep``: columns of the input that are written beside; default: all.
-    ``threads``: of each process; default: the cores shared out. ``device``: "cuda" gives each process a GPU of its own.
-    ``rows_per_file``: at most; files keep the order of rows.
-    Other arguments: those of ``predict_udf``; ``storage_options``: of fsspec's file system.
+    ``input``: a file, a folder, a list of these or a URL. ``inputs``: the columns that the model
+    gets; default: the only one, or the only one that holds arrays. A column that only some files
+    have is null in the others; one whose types differ has the widest of them. ``output_columns``:
+    the name of the new column, or of several, for the fields of a struct. ``keep``: columns of the
+    input that are written beside; default: all. ``threads``: of each process; default: the cores
+    shared out. ``device``: "cuda" gives each process a GPU of its own. ``rows_per_file``: at most;
+    files keep the order of rows. Other arguments: those of ``predict_udf``; ``storage_options``: of
+    fsspec's file system.
 
-    A file of the output appears when it is complete. Called again after it ended early, with the same arguments (``np``
-    may differ), it goes on with the files that are missing. ``overwrite`` begins anew.
+    A file of the output appears when it is complete. Called again after it ended early, with the
+    same arguments (``np`` may differ), it goes on with the files that are missing. ``overwrite``
+    begins anew.
 
-    Raises SettingsError and DataError for what cannot be used, and for an output that holds something else; DataError
-    (with several processes JobFailedError, with its text) for the first row that fails.
+    Raises SettingsError and DataError for what cannot be used, and for an output that holds
+    something else; DataError (with several processes JobFailedError, with its text) for the first
+    row that fails.
     """
     began = time.monotonic()
     packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
@@ -109,16 +136,29 @@ def predict_parquet(
     output = os.fspath(output)
     files, first = fragments(input, storage_options)
     schema = _merged(files, first)
-    given = [os.fspath(each) for each in ([input] if isinstance(input, (str, os.PathLike)) else input)]
+    given = [
+        os.fspath(each) for each in ([input] if isinstance(input, (str, os.PathLike)) else input)
+    ]
     check_apart(given, [file.path for file in files] if paths.local(given[0]) else [], output)
     columns = _inputs(inputs, schema, key)
-    kept = _once(_known(schema.names if keep is None else keep, schema, "keep"), "keep", "name it once")
+    kept = _once(
+        _known(schema.names if keep is None else keep, schema, "keep"), "keep", "name it once"
+    )
     kind = parse(returns or packed.returns or DEFAULT)
     names = _names(output_columns, kind, kept, errors)
     wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
     check_names(wanted, columns)
     count = threads or max(1, len(os.sched_getaffinity(0)) // np)
-    how = How(tuple(columns), kind, whole("batch_size", batch_size, 1), wanted, errors, key is not None, stack, count)
+    how = How(
+        tuple(columns),
+        kind,
+        whole("batch_size", batch_size, 1),
+        wanted,
+        errors,
+        key is not None,
+        stack,
+        count,
+    )
     where = (given[0], dict(storage_options or {}))
     sources = tuple(_source(file, paths.arrow_filesystem(*where)[0]) for file in files)
     every = pieces(sources, rows_per_file)
@@ -131,25 +171,47 @@ def predict_parquet(
     with own_folder("farandole-predict") if np > 1 else contextlib.nullcontext() as folder:
         sent = packed if folder is None else packed._replace(content=b"")
         job = _Job(
-            sent, how, sources, schema, described(files, schema), where, tuple(kept), key,
-            tuple(names), apart, output, mark(facts), todo, folder, count, device,
-        )  # fmt: skip
+            sent,
+            how,
+            sources,
+            schema,
+            described(files, schema),
+            where,
+            tuple(kept),
+            key,
+            tuple(names),
+            apart,
+            output,
+            mark(facts),
+            todo,
+            folder,
+            count,
+            device,
+        )
         if folder is not None and packed.content:
             Path(folder, packed.file_name).write_bytes(packed.content)
         try:
             _run(job, np)
         except BaseException:
             with contextlib.suppress(OSError):
-                target.clean()  # what ranks were writing that another one's failure, or a signal, has ended
+                # what ranks were writing that another one's failure, or a signal, has ended
+                target.clean()
             raise
     _compare(sources, paths.arrow_filesystem(*where)[0])
     target.finish(every)
-    return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
+    return Summary(
+        sum(each.rows for each in sources),
+        len(every),
+        len(every) - len(todo),
+        time.monotonic() - began,
+    )
 
 
 def _merged(files: Sequence[Any], first: Any) -> Any:
-    """The columns of all files, so that all files of the output have the same ones. A type is the widest that files
-    have, and a column that a file does not have is null there. DataError where no type holds both."""
+    """The columns of all files, so that all files of the output have the same ones. A type is the
+    widest that files have, and a column that a file does not have is null there. DataError where no
+    type holds both.
+    """
     own = {name for file in files for name in file.physical_schema.names}
     found, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
     for file in files:
@@ -160,24 +222,38 @@ def _merged(files: Sequence[Any], first: Any) -> Any:
             found = pa.unify_schemas([found, instants(file)], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
-                f"{file.path}: a column has another type than in {files[0].path}, and none holds both ({error}): "
-                "convert one of the files, or predict for them one by one"
+                f"{file.path}: a column has another type than in {files[0].path}, and none holds"
+                f" both ({error}): convert one of the files, or predict for them one by one"
             ) from None
     names = dict.fromkeys([*first.names, *found.names])
     return pa.schema([found.field(name) for name in names])
 
 
 def _facts(
-    model: Model, how: How, sources: Sequence[Source], kept: Sequence[str], names: Sequence[str], rows: int, apart: bool
+    model: Model,
+    how: How,
+    sources: Sequence[Source],
+    kept: Sequence[str],
+    names: Sequence[str],
+    rows: int,
+    apart: bool,
 ) -> dict[str, Any]:
     """What decides about the output, as JSON has it. A model of a file is known by its version."""
-    chosen = {name: value for name, value in model.options if name not in ("trust_pickle", "backend")}
+    chosen = {
+        name: value for name, value in model.options if name not in ("trust_pickle", "backend")
+    }
     decode = {name: identity_of(function) for name, function in sorted(how.wanted.decode.items())}
     facts = {
         "model": model.identity or identity(model.content),
         "options of the model": {name: _plain(value) for name, value in chosen.items()},
         "input": [each._asdict() for each in sources],
-        "columns": {"inputs": how.inputs, "keep": kept, "output": names, "returns": str(how.returns), "apart": apart},
+        "columns": {
+            "inputs": how.inputs,
+            "keep": kept,
+            "output": names,
+            "returns": str(how.returns),
+            "apart": apart,
+        },
         "options": [*map(str, (how.wanted[:3], decode, how.stack, how.errors, rows))],
     }
     return dict(json.loads(json.dumps(facts, default=str)))
@@ -189,15 +265,21 @@ def _plain(value: Any) -> str:
 
 def _source(file: Any, system: Any) -> Source:
     metadata = file.metadata
-    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    size = sum(
+        metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)
+    )
     written, length = _version(file.path, system)
-    return Source(file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())), length)
+    return Source(
+        file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())), length
+    )
 
 
 def _version(path: str, system: Any) -> tuple[int, int]:
     """When a file was written, and its size."""
     found = system.get_file_info(path)
-    return (-1 if found.mtime_ns is None else found.mtime_ns), (-1 if found.size is None else found.size)
+    return (-1 if found.mtime_ns is None else found.mtime_ns), (
+        -1 if found.size is None else found.size
+    )
 
 
 def _compare(sources: Sequence[Source], system: Any) -> None:
@@ -205,8 +287,8 @@ def _compare(sources: Sequence[Source], system: Any) -> None:
     for source in sources:
         if _version(source.path, system) != (source.written, source.size):
             raise DataError(
-                f"{source.path} was written anew while it was read: some predictions are of its rows before. Say "
-                "overwrite (--overwrite)"
+                f"{source.path} was written anew while it was read: some predictions are of its"
+                " rows before. Say overwrite (--overwrite)"
             )
 
 
@@ -214,7 +296,10 @@ def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
     for name in names:
         if name not in schema.names:
             near = did_you_mean(name, schema.names)
-            raise SettingsError(f"{option}: the input has no column {name!r} (it has {', '.join(schema.names)}){near}")
+            raise SettingsError(
+                f"{option}: the input has no column {name!r} (it has"
+                f" {', '.join(schema.names)}){near}"
+            )
     return list(names)
 
 
@@ -237,7 +322,8 @@ def _inputs(inputs: str | Sequence[str] | None, schema: Any, key: str | None) ->
     chosen = others if len(others) == 1 else arrays
     if len(chosen) != 1:
         raise SettingsError(
-            f"the input has columns {', '.join(schema.names)}: say which of them the model gets (inputs=, --columns)"
+            f"the input has columns {', '.join(schema.names)}: say which of them the model gets"
+            " (inputs=, --columns)"
         )
     return [chosen[0].name]
 
@@ -249,14 +335,19 @@ def _names(output: str | Sequence[str], kind: Type, kept: Sequence[str], errors:
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
     if not isinstance(output, str) and len(names) != len(kind.fields):
         raise SettingsError(
-            f"{len(names)} output columns are named, and returns='{kind}' has {len(kind.fields)} fields"
+            f"{len(names)} output columns are named, and returns='{kind}' has {len(kind.fields)}"
+            " fields"
         )
     if errors == "column":
         names.append(f"{names[0]}_error")
     if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
-        raise SettingsError(f"two new columns are named {doubled[0]!r}: give other names with output_columns=")
+        raise SettingsError(
+            f"two new columns are named {doubled[0]!r}: give other names with output_columns="
+        )
     if taken := [name for name in names if name in kept]:
-        raise SettingsError(f"the input has a column {taken[0]!r} already: name another one with output_columns=")
+        raise SettingsError(
+            f"the input has a column {taken[0]!r} already: name another one with output_columns="
+        )
     return names
 
 
@@ -290,8 +381,9 @@ def _work(job: _Job, rank: int, size: int) -> None:
 
 
 def _opened(folder: str, rank: int, size: int) -> None:
-    """The last rank that has opened the model removes its file, so that a driver that is killed leaves none. Whatever
-    maps it keeps it."""
+    """The last rank that has opened the model removes its file, so that a driver that is killed
+    leaves none. Whatever maps it keeps it.
+    """
     Path(folder, f"{rank}.opened").touch()
     if len([*Path(folder).glob("*.opened")]) == size:
         shutil.rmtree(folder, ignore_errors=True)
@@ -308,7 +400,10 @@ def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterato
     waiting: deque[Slice[Any]] = deque()
     chunks = _kept(read, columns, job.keep, waiting)
     for found in predictions(chunks, predict, job.how, source.path, piece.begin):
-        kept = [each.chunk.slice(each.begin, each.end - each.begin) for each in take(waiting, len(found))]
+        kept = [
+            each.chunk.slice(each.begin, each.end - each.begin)
+            for each in take(waiting, len(found))
+        ]
         yield _with(pa.Table.from_batches(kept), pa.chunked_array([found]), job)
 
 
@@ -334,12 +429,18 @@ def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(system: Any, source: Source, piece: Piece, schema: Any) -> Iterator[Any]:
-    """Rows of a piece, from the row groups that hold them. A row group is not read as a whole, where it is near."""
+    """Rows of a piece, from the row groups that hold them. A row group is not read as a whole,
+    where it is near.
+    """
     constant = dict(source.keys)
     own = [name for name in schema.names if name not in constant]
     rows = at_once(source, _READ, _READ_BYTES)
     near = isinstance(system, fs.LocalFileSystem)
-    how = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0, "coerce_int96_timestamp_unit": UNIT}
+    how = {
+        "pre_buffer": not near,
+        "buffer_size": _BUFFER if near else 0,
+        "coerce_int96_timestamp_unit": UNIT,
+    }
     with pq.ParquetFile(source.path, filesystem=system, **how) as file:
         row, about = 0, of_file(file.metadata.metadata)
         for number in range(file.metadata.num_row_groups):
@@ -365,10 +466,11 @@ def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
 
 def _completed(
     batch: Any, constant: Mapping[str, Any], schema: Any, path: str, about: Mapping[bytes, bytes]
-) -> Any:  # fmt: skip
-    """With the columns that stand in the file's path, as in year=2024/part.parquet, and those that only other files
-    have, which are null. ``about``: metadata of the columns. DataError for a value that the type of all files does not
-    hold."""
+) -> Any:
+    """With the columns that stand in the file's path, as in year=2024/part.parquet, and those that
+    only other files have, which are null. ``about``: metadata of the columns. DataError for a value
+    that the type of all files does not hold.
+    """
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if name in constant:

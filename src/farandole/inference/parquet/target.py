@@ -1,4 +1,6 @@
-"""The folder of predictions: files that appear when they are complete, and what they were made of."""
+"""The folder of predictions: files that appear when they are complete, and what they were
+made of.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ def mark(facts: Mapping[str, Any]) -> str:
 
 
 def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> None:
-    """SettingsError for an output that lies in the input, or the input in it. ``files``: of the input."""
+    """SettingsError for an output that lies in the input, or the input in it. ``files``: of the
+    input.
+    """
     target = _place(output)
     for path in [*inputs, *files]:
         place = _place(path)
         if _within(place, target) or _within(target, place):
             raise SettingsError(
-                f"output={output} and input {path} lie in each other: predictions would be read as input, or take its "
-                "place. Name another folder"
+                f"output={output} and input {path} lie in each other: predictions would be read as"
+                " input, or take its place. Name another folder"
             )
 
 
@@ -57,13 +61,17 @@ class Target:
         self._mark = mark.encode()
 
     def begin(self, facts: Mapping[str, Any], overwrite: bool) -> None:
-        """Make the folder, or find it with files made of the same. SettingsError if it holds something else."""
+        """Make the folder, or find it with files made of the same. SettingsError if it holds
+        something else.
+        """
         kind = self._system.get_file_info(self._path).type
         if overwrite and kind != fs.FileType.NotFound:
             self._remove(kind)
             kind = fs.FileType.NotFound
         if kind == fs.FileType.File:
-            raise SettingsError(f"output={self._path} is a file: name a folder, or say overwrite (--overwrite)")
+            raise SettingsError(
+                f"output={self._path} is a file: name a folder, or say overwrite (--overwrite)"
+            )
         if kind == fs.FileType.Directory and (found := self._facts()) is not None:
             self._compare(found, facts)
             return
@@ -71,8 +79,10 @@ class Target:
         self._put(MANIFEST, json.dumps(facts).encode())
 
     def has(self, piece: Piece) -> bool:
-        """Whether a file holds a piece whole: after a crash of the machine it may be there, and torn; a call that had
-        not ended when another one began anew may have left one of other facts."""
+        """Whether a file holds a piece whole: after a crash of the machine it may be there, and
+        torn; a call that had not ended when another one began anew may have left one of other
+        facts.
+        """
         path = f"{self._path}/{piece.name}"
         if self._system.get_file_info(path).type != fs.FileType.File:
             return False
@@ -84,24 +94,32 @@ class Target:
             return False
 
     def write(self, piece: Piece, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
-        """A file of ``tables``, at least one, of the same columns; each is a row group, and only one is in memory.
-        ``about``: metadata for its footer, beside the tables' own."""
+        """A file of ``tables``, at least one, of the same columns; each is a row group, and only
+        one is in memory. ``about``: metadata for its footer, beside the tables' own.
+        """
         with self._whole(piece.name) as file:
             first = next(tables)
-            schema = first.schema.with_metadata({**(first.schema.metadata or {}), **about, _MARK: self._mark})
+            schema = first.schema.with_metadata(
+                {**(first.schema.metadata or {}), **about, _MARK: self._mark}
+            )
             with pq.ParquetWriter(file, schema) as writer:
                 for table in itertools.chain([first], tables):
                     writer.write_table(table)
 
     def finish(self, every: Sequence[Piece]) -> None:
-        """Remove what processes left that were ended. DataError if a piece is missing, or a file too many."""
+        """Remove what processes left that were ended. DataError if a piece is missing, or a file
+        too many.
+        """
         self.clean()
         wanted = {piece.name for piece in every}
         missing = [piece.name for piece in every if not self.has(piece)]
         more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]
         if missing or more:
             what = f"{missing[0]} is missing" if missing else f"{more[0]} is not of this job"
-            raise DataError(f"{self._path}: {what}; somebody else has written there. Say overwrite (--overwrite)")
+            raise DataError(
+                f"{self._path}: {what}; somebody else has written there. Say overwrite"
+                " (--overwrite)"
+            )
 
     def clean(self) -> None:
         """Remove files that are not complete, of processes that have ended."""
@@ -115,8 +133,8 @@ class Target:
         if MANIFEST not in names:
             if [name for name in names if not name.startswith(".")]:
                 raise SettingsError(
-                    f"output={self._path} holds other files ({names[0]}): name another folder, or say overwrite "
-                    "(--overwrite)"
+                    f"output={self._path} holds other files ({names[0]}): name another folder, or"
+                    " say overwrite (--overwrite)"
                 )
             return None
         with self._system.open_input_stream(f"{self._path}/{MANIFEST}") as file:
@@ -126,8 +144,9 @@ class Target:
         for name, value in facts.items():
             if found.get(name) != value:
                 raise SettingsError(
-                    f"output={self._path} holds predictions of another call: its {name} was {found.get(name)!r:.200}, "
-                    f"and is {value!r:.200} now. Name another folder, or say overwrite (--overwrite)"
+                    f"output={self._path} holds predictions of another call: its {name} was"
+                    f" {found.get(name)!r:.200}, and is {value!r:.200} now. Name another folder, or"
+                    " say overwrite (--overwrite)"
                 )
 
     def _put(self, name: str, content: Any) -> None:
@@ -157,7 +176,7 @@ class Target:
             return
         if MANIFEST not in self._names() and self._names():
             raise SettingsError(
-                f"output={self._path} was not written by farandole predict: it is not overwritten. Remove it yourself, "
-                "or name another folder"
+                f"output={self._path} was not written by farandole predict: it is not overwritten."
+                " Remove it yourself, or name another folder"
             )
         self._system.delete_dir(self._path)

@@ -1,4 +1,6 @@
-"""A model as a chain of layers, each with one tensor in and one out, and what each of its stages is."""
+"""A model as a chain of layers, each with one tensor in and one out, and what each of its stages
+is.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Plan(NamedTuple):
 
 
 def plan_of(model: Any, stages: int, micro_batches: int, names: Sequence[str] | None) -> Plan:
-    """The same on all ranks. Raises ValueError, on all ranks, if one of them cannot have it, or they differ."""
+    """The same on all ranks. Raises ValueError, on all ranks, if one of them cannot have it, or
+    they differ.
+    """
     made: Plan | Exception
     try:
         made = _planned(model, stages, micro_batches, names)
@@ -61,8 +65,8 @@ def plan_of(model: Any, stages: int, micro_batches: int, names: Sequence[str] | 
             raise ValueError(f"rank {rank} cannot make its Pipeline: {theirs}")
         if theirs != _facts(made):
             raise ValueError(
-                f"Pipeline: ranks differ, and all must pass the same model and arguments: rank {rank} has "
-                f"{_difference(theirs, _facts(made))}"
+                "Pipeline: ranks differ, and all must pass the same model and arguments: rank"
+                f" {rank} has {_difference(theirs, _facts(made))}"
             )
     return made
 
@@ -75,17 +79,26 @@ def _planned(model: Any, stages: int, micro_batches: int, names: Sequence[str] |
             "KERAS_BACKEND=torch or tensorflow; or keep the whole model on each rank, with "
             "hvd.DistributedOptimizer(optimizer), which runs on all backends"
         )
-    stages, micro_batches, size = operator.index(stages), operator.index(micro_batches), context.size()
+    stages, micro_batches, size = (
+        operator.index(stages),
+        operator.index(micro_batches),
+        context.size(),
+    )
     if stages < 1 or micro_batches < 1:
-        raise ValueError(f"Pipeline: stages={stages}, micro_batches={micro_batches}: both must be 1 or more")
+        raise ValueError(
+            f"Pipeline: stages={stages}, micro_batches={micro_batches}: both must be 1 or more"
+        )
     if size % stages:
         raise ValueError(
-            f"Pipeline: stages={stages} needs a number of ranks that {stages} divides, and this job has {size}: ranks "
-            "= stages x replicas"
+            f"Pipeline: stages={stages} needs a number of ranks that {stages} divides, and this job"
+            f" has {size}: ranks = stages x replicas"
         )
     places = chain_of(model)
     if stages > len(places):
-        raise ValueError(f"Pipeline: stages={stages}, but {model.name} has {len(places)} layers: take fewer stages")
+        raise ValueError(
+            f"Pipeline: stages={stages}, but {model.name} has {len(places)} layers: take fewer"
+            " stages"
+        )
     if names is None:
         cut = Cut(places, cuts.balanced([place.cost for place in places], stages))
     else:
@@ -98,34 +111,44 @@ def _begins(places: Sequence[Place], stages: int, names: Sequence[str]) -> list[
     known = [place.layer.name for place in places]
     if len(names) != stages - 1:
         raise ValueError(
-            f"Pipeline: cuts={list(names)} makes {len(names) + 1} stages, and stages={stages}: name the layer with "
-            "which each stage but the first begins"
+            f"Pipeline: cuts={list(names)} makes {len(names) + 1} stages, and stages={stages}: name"
+            " the layer with which each stage but the first begins"
         )
     for name in names:
         if name not in known[1:]:
-            raise ValueError(f"Pipeline: no stage can begin with {name!r} of cuts: the layers are {', '.join(known)}")
+            raise ValueError(
+                f"Pipeline: no stage can begin with {name!r} of cuts: the layers are"
+                f" {', '.join(known)}"
+            )
     begins = [0, *(known.index(name) for name in names)]
     if any(before >= after for before, after in pairwise(begins)):
-        raise ValueError(f"Pipeline: cuts={list(names)} are not in the order of the layers: {', '.join(known)}")
+        raise ValueError(
+            f"Pipeline: cuts={list(names)} are not in the order of the layers: {', '.join(known)}"
+        )
     return begins
 
 
 def chain_of(model: Any) -> list[Place]:
-    """The layers of ``model``, in order. Raises ValueError that names what is no part of a chain."""
+    """The layers of ``model``, in order. Raises ValueError that names what is no part of a
+    chain.
+    """
     kind = type(model).__name__
     if not (type(model) is keras.Sequential or kind == "Functional"):
         raise ValueError(
-            f"Pipeline: {kind} is a class of its own, whose layers may be called in any way: pass a keras.Sequential, "
-            "or keras.Model(inputs, outputs) of layers one behind the other"
+            f"Pipeline: {kind} is a class of its own, whose layers may be called in any way: pass a"
+            " keras.Sequential, or keras.Model(inputs, outputs) of layers one behind the other"
         )
     if not model.built:
         raise ValueError(
-            f"Pipeline: {model.name} has no weights yet: let it begin with keras.Input(shape), or call build(shape)"
+            f"Pipeline: {model.name} has no weights yet: let it begin with keras.Input(shape), or"
+            " call build(shape)"
         )
     for what, tensors in (("inputs", model.inputs), ("outputs", model.outputs)):
         if len(tensors) != 1:
             names = ", ".join(tensor.name for tensor in tensors)
-            raise ValueError(f"Pipeline: {model.name} has {len(tensors)} {what} ({names}), and a chain has one")
+            raise ValueError(
+                f"Pipeline: {model.name} has {len(tensors)} {what} ({names}), and a chain has one"
+            )
     places: list[Place] = []
     tensor = model.outputs[0]
     while not isinstance(tensor._keras_history.operation, keras.layers.InputLayer):
@@ -134,7 +157,9 @@ def chain_of(model: Any) -> list[Place]:
         places.append(_place(history.operation, before, tensor))
         tensor = before
     if getattr(tensor, "sparse", False):
-        raise ValueError(f"Pipeline: the input {tensor.name!r} is sparse, and cannot be cut into micro batches")
+        raise ValueError(
+            f"Pipeline: the input {tensor.name!r} is sparse, and cannot be cut into micro batches"
+        )
     places.reverse()
     _check_own(places)
     return places
@@ -145,8 +170,12 @@ def _before(operation: Any, node: Any) -> Any:
     what = f"{operation.name!r} ({type(operation).__name__})"
     cure = "make one layer of it and of what belongs to it: a model of its own, or a class of yours"
     if not isinstance(operation, keras.layers.Layer):
-        raise ValueError(f"Pipeline: {what} is an operation and no layer: put it into a layer, keras.layers.Lambda say")
-    given = node.arguments.kwargs.items()  # the way of training is another one in each call of a model
+        raise ValueError(
+            f"Pipeline: {what} is an operation and no layer: put it into a layer,"
+            " keras.layers.Lambda say"
+        )
+    # the way of training is another one in each call of a model
+    given = node.arguments.kwargs.items()
     options = {name: value for name, value in given if value is not None and name != "training"}
     tensors = node.arguments.keras_tensors
     own = getattr(tensors[0], "_keras_mask", None)
@@ -155,25 +184,41 @@ def _before(operation: Any, node: Any) -> Any:
         tensors = [tensor for tensor in tensors if tensor is not own]
     if len(tensors) != 1:
         raise ValueError(
-            f"Pipeline: the layer {what} takes {len(tensors)} tensors, and in a chain it takes one: {cure}"
+            f"Pipeline: the layer {what} takes {len(tensors)} tensors, and in a chain it takes one:"
+            f" {cure}"
         )
     if len(node.outputs) != 1:
-        raise ValueError(f"Pipeline: the layer {what} gives {len(node.outputs)} tensors, and in a chain one: {cure}")
+        raise ValueError(
+            f"Pipeline: the layer {what} gives {len(node.outputs)} tensors, and in a chain one:"
+            f" {cure}"
+        )
     if options or len(node.arguments.args) != 1:
-        raise ValueError(f"Pipeline: the layer {what} is called with more than a tensor ({', '.join(options)}): {cure}")
+        raise ValueError(
+            f"Pipeline: the layer {what} is called with more than a tensor ({', '.join(options)}):"
+            f" {cure}"
+        )
     if getattr(operation, "stateful", False):
-        raise ValueError(f"Pipeline: the layer {what} is stateful: micro batches would go on from each other's states")
+        raise ValueError(
+            f"Pipeline: the layer {what} is stateful: micro batches would go on from each other's"
+            " states"
+        )
     return tensors[0]
 
 
 def _place(layer: Any, before: Any, after: Any) -> Place:
     numbers = sum(math.prod(variable.shape) for variable in layer.weights)
-    uses = 1 if isinstance(layer, keras.layers.Embedding) else max(_positions(layer, each) for each in (before, after))
+    uses = (
+        1
+        if isinstance(layer, keras.layers.Embedding)
+        else max(_positions(layer, each) for each in (before, after))
+    )
     return Place(layer, tuple(before.shape[1:]), str(before.dtype), float(numbers * uses))
 
 
 def _positions(layer: Any, tensor: Any) -> int:
-    """At how many places of a row a layer uses its weights: pixels, or words; those that are unknown count as one."""
+    """At how many places of a row a layer uses its weights: pixels, or words; those that are
+    unknown count as one.
+    """
     first = getattr(layer, "data_format", None) == "channels_first"
     return math.prod(size or 1 for size in (tensor.shape[2:] if first else tensor.shape[1:-1]))
 
@@ -186,10 +231,15 @@ def _check_own(places: Sequence[Place]) -> None:
             owner = owners.setdefault(id(part), number)
             if owner != number:
                 names = f"{places[owner].layer.name!r} and {place.layer.name!r}"
-                what = "the layer is there twice" if part is place.layer else f"they share the weight {part.path!r}"
+                what = (
+                    "the layer is there twice"
+                    if part is place.layer
+                    else f"they share the weight {part.path!r}"
+                )
                 raise ValueError(
-                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no weights: "
-                    "make one layer of them and of what is between them, a model of its own"
+                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no"
+                    " weights: make one layer of them and of what is between them, a model of"
+                    " its own"
                 )
 
 
@@ -203,7 +253,8 @@ class _Facts(NamedTuple):
 
 def _facts(plan: Plan) -> _Facts:
     layers = [
-        f"{type(place.layer).__name__} with weights {[tuple(each.shape) for each in place.layer.weights]}"
+        f"{type(place.layer).__name__} with weights"
+        f" {[tuple(each.shape) for each in place.layer.weights]}"
         for place in plan.cut.places
     ]
     return _Facts(layers, list(plan.cut.begins), plan.micro_batches)
@@ -217,8 +268,13 @@ def _difference(theirs: _Facts, ours: _Facts) -> str:
     if len(theirs.layers) != len(ours.layers):
         return f"{len(theirs.layers)} layers, and rank {context.rank()} {len(ours.layers)}"
     if theirs.micro_batches != ours.micro_batches:
-        return f"micro_batches={theirs.micro_batches}, and rank {context.rank()} {ours.micro_batches}"
-    return f"stages that begin with the layers {theirs.begins}, and rank {context.rank()} {ours.begins}"
+        return (
+            f"micro_batches={theirs.micro_batches}, and rank {context.rank()} {ours.micro_batches}"
+        )
+    return (
+        f"stages that begin with the layers {theirs.begins}, and rank {context.rank()}"
+        f" {ours.begins}"
+    )
 
 
 # Layers of one's own.
@@ -232,19 +288,27 @@ class Recipe:
         self._sequential = isinstance(model, keras.Sequential)
         self._name, self._inputs = model.name, model.inputs[0].name
         self._first = [(place.shape, place.dtype) for place in places]
-        self._classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers(include_self=False)}
+        self._classes = {
+            type(layer).__name__: type(layer) for layer in model._flatten_layers(include_self=False)
+        }
         self._makers = [_maker(place.layer) for place in places]
 
     def stage(self, begin: int, count: int) -> Any:
-        """A Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError for a layer that cannot be
-        made."""
+        """A Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError for a
+        layer that cannot be made.
+        """
         shape, dtype = self._first[begin]
-        return keras.Sequential([keras.Input(shape, dtype=dtype), *self._layers(begin, begin + count)])
+        return keras.Sequential(
+            [keras.Input(shape, dtype=dtype), *self._layers(begin, begin + count)]
+        )
 
     def model(self) -> tuple[Any, list[Any]]:
         """A whole model with new weights, and its layers."""
         shape, dtype = self._first[0]
-        inputs, layers = keras.Input(shape, dtype=dtype, name=self._inputs), self._layers(0, len(self._makers))
+        inputs, layers = (
+            keras.Input(shape, dtype=dtype, name=self._inputs),
+            self._layers(0, len(self._makers)),
+        )
         if self._sequential:
             return keras.Sequential([inputs, *layers], name=self._name), layers
         outputs = inputs
@@ -265,13 +329,18 @@ def _maker(layer: Any) -> Callable[[], Any]:
         try:
             return call()
         except (NotImplementedError, TypeError, ValueError) as error:  # of whoever wrote the layer
-            raise ValueError(f"Pipeline: stages have copies of layers, and {name} cannot be copied: {error}") from error
+            raise ValueError(
+                f"Pipeline: stages have copies of layers, and {name} cannot be copied: {error}"
+            ) from error
 
-    if isinstance(layer, keras.layers.Lambda):  # its configuration is for files: it has a part of the function alone
+    # its configuration is for files: it has a part of the function alone
+    if isinstance(layer, keras.layers.Lambda):
         options = keras.layers.Layer.get_config(layer) | {
-            "function": layer.function, "output_shape": layer._output_shape, "mask": layer.mask,
+            "function": layer.function,
+            "output_shape": layer._output_shape,
+            "mask": layer.mask,
             "arguments": layer.arguments,
-        }  # fmt: skip
+        }
         return lambda: kind(**options)
     config = unless_it_fails(layer.get_config)
     return lambda: unless_it_fails(lambda: kind.from_config(copy.deepcopy(config)))

@@ -18,7 +18,8 @@ class Passed(NamedTuple):
     inputs: Any
     outputs: Any
     mask: Any  # Keras's, of the outputs; None: there is none
-    losses: Any  # the sum of those that the layers add (add_loss, regularisers); None: there are none
+    # the sum of those that the layers add (add_loss, regularisers); None: there are none
+    losses: Any
     tape: Any = None  # TensorFlow's
 
 
@@ -26,15 +27,22 @@ class Computation(Protocol):
     """The layers of one stage, and the gradients of a batch by their weights."""
 
     def forward(self, inputs: Any, mask: Any, *, training: bool, watch: bool) -> Passed:
-        """``watch``: there is to be a gradient by the inputs, too. With ``training``, ``backward`` must follow."""
+        """``watch``: there is to be a gradient by the inputs, too. With ``training``, ``backward``
+        must follow.
+        """
 
     def backward(self, passed: Passed, gradient: Any, share: float) -> Any:
-        """Add the gradients by the weights. ``gradient``: of the loss by the outputs, or None; ``share``: the factor of
-        ``passed.losses`` in the loss. The gradient by the inputs; None if there is none."""
+        """Add the gradients by the weights. ``gradient``: of the loss by the outputs, or None;
+        ``share``: the factor of ``passed.losses`` in the loss. The gradient by the inputs; None if
+        there is none.
+        """
 
-    def loss(self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-        """All outputs of the last stage as one, the loss ``of`` them, and its gradient by them: None if it is
-        made of what layers add alone."""
+    def loss(
+        self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]
+    ) -> tuple[Any, Any, Any]:
+        """All outputs of the last stage as one, the loss ``of`` them, and its gradient by them:
+        None if it is made of what layers add alone.
+        """
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:
         """All outputs as one tensor."""
@@ -56,7 +64,9 @@ def total(losses: Sequence[Any]) -> Any:
     """The sum of additional losses, as Keras adds them to a loss; None if there are none."""
     if not losses:
         return None
-    return keras.ops.sum([keras.ops.sum(keras.ops.cast(loss, keras.config.floatx())) for loss in losses])
+    return keras.ops.sum(
+        [keras.ops.sum(keras.ops.cast(loss, keras.config.floatx())) for loss in losses]
+    )
 
 
 def mask_of(tensor: Any) -> Any:

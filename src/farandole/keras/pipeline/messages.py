@@ -14,7 +14,8 @@ from farandole.groups.messages import Messages
 if TYPE_CHECKING:
     from farandole.types import Array
 
-PATIENCE = 1800.0  # seconds: as long as torch.distributed waits, for what another stage loads or compiles
+# seconds: as long as torch.distributed waits, for what another stage loads or compiles
+PATIENCE = 1800.0
 
 
 class Topic(IntEnum):
@@ -42,8 +43,9 @@ _FORM, _DIMENSIONS = struct.Struct("<3qd16q"), 8
 class Head(NamedTuple):
     """What goes before a micro batch.
 
-    ``number`` in a batch of ``rows``; ``losses``: those that stages before this one have added, as parts of
-    the batch's loss; ``shape``, and ``mask``: that of the mask of Keras, empty if there is none.
+    ``number`` in a batch of ``rows``; ``losses``: those that stages before this one have added, as
+    parts of the batch's loss; ``shape``, and ``mask``: that of the mask of Keras, empty if there is
+    none.
     """
 
     kind: Kind
@@ -60,13 +62,19 @@ class Head(NamedTuple):
     @classmethod
     def of(cls, packed: Array) -> Head:
         kind, number, rows, losses, *sizes = _FORM.unpack(packed.tobytes())
-        shape, mask = (tuple(size for size in part if size >= 0) for part in (sizes[:_DIMENSIONS], sizes[_DIMENSIONS:]))
+        shape, mask = (
+            tuple(size for size in part if size >= 0)
+            for part in (sizes[:_DIMENSIONS], sizes[_DIMENSIONS:])
+        )
         return cls(Kind(kind), number, rows, losses, shape, mask)
 
 
 def _padded(shape: tuple[int, ...]) -> list[int]:
     if len(shape) > _DIMENSIONS:
-        raise ValueError(f"Pipeline: {shape} has more than {_DIMENSIONS} dimensions, the most that stages exchange")
+        raise ValueError(
+            f"Pipeline: {shape} has more than {_DIMENSIONS} dimensions, the most that stages"
+            " exchange"
+        )
     return [*shape, *[-1] * (_DIMENSIONS - len(shape))]
 
 
@@ -116,7 +124,8 @@ class Stages:
 
     def receive_object(self, source: int, topic: Topic) -> Any:
         [length] = self.receive(source, topic, (1,), "int64")
-        return pickle.loads(self.receive(source, topic, (int(length),), "uint8").data)  # of this job
+        # of this job
+        return pickle.loads(self.receive(source, topic, (int(length),), "uint8").data)
 
     def from_last(self, value: Any) -> Any:
         """The last stage's ``value``, on all stages. All of them call this."""

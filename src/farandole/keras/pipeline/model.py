@@ -28,23 +28,28 @@ from farandole.observe.replicas import numbers
 
 
 class Pipeline(keras.Model):  # type: ignore[misc]
-    """``model``, cut into stages that live on different ranks: each has the weights, gradients and optimizer state of
-    its own layers alone. ``compile``, ``fit``, ``evaluate`` and ``predict`` are used as on one process.
+    """``model``, cut into stages that live on different ranks: each has the weights, gradients and
+    optimizer state of its own layers alone. ``compile``, ``fit``, ``evaluate`` and ``predict`` are
+    used as on one process.
 
-    All ranks make it, with the same arguments, and call its methods together, with the same data (of as many batches).
-    Rank r has stage r % stages; the ranks of one stage are its replicas, and train together on different data. The
-    model is left as it is, and not held: what trains are copies of its layers, which begin with rank 0's weights.
+    All ranks make it, with the same arguments, and call its methods together, with the same data
+    (of as many batches). Rank r has stage r % stages; the ranks of one stage are its replicas, and
+    train together on different data. The model is left as it is, and not held: what trains are
+    copies of its layers, which begin with rank 0's weights.
 
-    ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers stand one behind the other.
-    ``stages``: how many; the number of ranks is stages x replicas. ``micro_batches``: into so many parts a batch is
-    cut, by rows, so that stages work at the same time. ``cuts``: the names of the layers with which the second and
-    later stages begin; without it stages cost about the same, by the weights of layers and how often a row uses them.
+    ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers stand one behind
+    the other. ``stages``: how many; the number of ranks is stages x replicas. ``micro_batches``:
+    into so many parts a batch is cut, by rows, so that stages work at the same time. ``cuts``: the
+    names of the layers with which the second and later stages begin; without it stages cost about
+    the same, by the weights of layers and how often a row uses them.
 
-    Its attributes ``stage`` (this rank's), ``replicas`` (how many ranks have it) and ``layers_of_stage`` (a Sequential
-    of its layers) are there to be read. ``plain_model()`` and ``save(path)`` bring the whole model together.
+    Its attributes ``stage`` (this rank's), ``replicas`` (how many ranks have it) and
+    ``layers_of_stage`` (a Sequential of its layers) are there to be read. ``plain_model()`` and
+    ``save(path)`` bring the whole model together.
 
-    Raises ValueError, on all ranks: a layer that is in no chain (it is named), more stages than ranks or layers allow,
-    another backend than PyTorch and TensorFlow, ranks with other models or arguments.
+    Raises ValueError, on all ranks: a layer that is in no chain (it is named), more stages than
+    ranks or layers allow, another backend than PyTorch and TensorFlow, ranks with other models or
+    arguments.
 
     Example:
         pipeline = hvd.Pipeline(make_model(), stages=2, micro_batches=4)
@@ -54,13 +59,19 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     """
 
     def __init__(
-        self, model: Any, stages: int = 2, micro_batches: int = 4, *, cuts: Sequence[str] | None = None
+        self,
+        model: Any,
+        stages: int = 2,
+        micro_batches: int = 4,
+        *,
+        cuts: Sequence[str] | None = None,
     ) -> None:
         plan = chain.plan_of(model, stages, micro_batches, cuts)
         super().__init__(name=f"{model.name}_pipeline")
         self._own = _Own(plan)
         self.stage, self.replicas = self._own.wire.number, self._own.replicas.size()
-        self.run_eagerly, self.jit_compile = True, False  # stages are compiled; a step is not, it waits for other ranks
+        # stages are compiled; a step is not, it waits for other ranks
+        self.run_eagerly, self.jit_compile = True, False
         self.layers_of_stage = plan.layers
         self.built = True
         with self._together():
@@ -69,29 +80,49 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     # As keras.Model has it.
 
     def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, metrics: Any = None,
-        weighted_metrics: Any = None, run_eagerly: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
-        """``keras.Model.compile``. Gradients are averaged over replicas: ``optimizer`` may be plain, or one of
-        ``DistributedOptimizer`` that says how.
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        **options: Any,
+    ) -> None:
+        """``keras.Model.compile``. Gradients are averaged over replicas: ``optimizer`` may be
+        plain, or one of ``DistributedOptimizer`` that says how.
 
-        Raises ValueError for what no stage can do alone: loss scaling of mixed_float16, global_clipnorm.
+        Raises ValueError for what no stage can do alone: loss scaling of mixed_float16,
+        global_clipnorm.
         """
         for name, known in (("jit_compile", (False, "auto", None)), ("steps_per_execution", (1,))):
             if (value := options.pop(name, known[0])) not in known:
-                raise ValueError(f"Pipeline: {name}={value}: each stage is compiled by itself, so leave out {name}")
+                raise ValueError(
+                    f"Pipeline: {name}={value}: each stage is compiled by itself, so leave out"
+                    f" {name}"
+                )
         optimizer = keras.optimizers.get(optimizer)
         self._check(
-            optimizer, scales=self.dtype_policy.name == "mixed_float16" and options.get("auto_scale_loss", True)
+            optimizer,
+            scales=self.dtype_policy.name == "mixed_float16"
+            and options.get("auto_scale_loss", True),
         )
         super().compile(
-            confined(optimizer, self._own.replicas), loss, loss_weights, metrics, weighted_metrics, run_eagerly=True,
-            jit_compile=False, **options,
-        )  # fmt: skip
+            confined(optimizer, self._own.replicas),
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly=True,
+            jit_compile=False,
+            **options,
+        )
         self._own.begin_anew(eager=run_eagerly)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all ranks stop together."""
+        """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all
+        ranks stop together.
+        """
         bound = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
         users = flat(callbacks)
@@ -120,17 +151,21 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         return result
 
     def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
-        """Have rank 0 write the plain model, with its weights, not compiled: see ``plain_model``. All ranks call this;
-        those of the first pipeline wait until it is written."""
+        """Have rank 0 write the plain model, with its weights, not compiled: see ``plain_model``.
+        All ranks call this; those of the first pipeline wait until it is written.
+        """
         self._have_written(lambda model: model.save(filepath, overwrite=overwrite, **options))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
         """Have rank 0 write the weights of the plain model, as ``save``."""
-        self._have_written(lambda model: model.save_weights(filepath, overwrite=overwrite, **options))
+        self._have_written(
+            lambda model: model.save_weights(filepath, overwrite=overwrite, **options)
+        )
 
     def load_weights(self, filepath: Any, **options: Any) -> None:
-        """Give all ranks the weights of a file that rank 0 reads: of the plain model, or of one that was saved. All
-        ranks call this."""
+        """Give all ranks the weights of a file that rank 0 reads: of the plain model, or of one
+        that was saved. All ranks call this.
+        """
         self._own.meet()
         with self._together():
             layers: list[Any] | None = None
@@ -140,8 +175,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             self._own.weights.deal(layers)
 
     def plain_model(self) -> Any:
-        """A plain model with the weights of all stages, not compiled, on rank 0; None on the others. All ranks call
-        this."""
+        """A plain model with the weights of all stages, not compiled, on rank 0; None on the
+        others. All ranks call this.
+        """
         values = None
         self._own.meet()
         if not self._own.replica:
@@ -203,14 +239,21 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     # One batch.
 
     def _dealt(self, data: Any) -> tuple[Any, Any, Any]:
-        """What this stage needs of a batch: inputs on the first one, the first one's targets on the last; others use
-        their own targets to make metrics, and no more."""
+        """What this stage needs of a batch: inputs on the first one, the first one's targets on the
+        last; others use their own targets to make metrics, and no more.
+        """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         wire = self._own.wire
         if wire.first and not wire.last:
-            wire.send_object(wire.count - 1, Topic.TARGETS, _mapped(keras.ops.convert_to_numpy, (y, sample_weight)))
+            wire.send_object(
+                wire.count - 1,
+                Topic.TARGETS,
+                _mapped(keras.ops.convert_to_numpy, (y, sample_weight)),
+            )
         elif wire.last and not wire.first:
-            y, sample_weight = _mapped(keras.ops.convert_to_tensor, wire.receive_object(0, Topic.TARGETS))
+            y, sample_weight = _mapped(
+                keras.ops.convert_to_tensor, wire.receive_object(0, Topic.TARGETS)
+            )
         return self._tensor_of(x), y, sample_weight
 
     def _tensor_of(self, x: Any) -> Any:
@@ -220,7 +263,11 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         return tensors[0]
 
     def _loss(self, whole: Whole, y: Any, sample_weight: Any) -> Any:
-        self._own.losses = [keras.ops.convert_to_tensor(whole.losses, keras.config.floatx())] if whole.losses else []
+        self._own.losses = (
+            [keras.ops.convert_to_tensor(whole.losses, keras.config.floatx())]
+            if whole.losses
+            else []
+        )
         try:
             return self.compute_loss(x=None, y=y, y_pred=whole.outputs, sample_weight=sample_weight)
         finally:
@@ -231,7 +278,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         if whole is not None:
             self._loss_tracker.update_state(whole.loss, sample_weight=whole.rows)
             logs: dict[str, Any] = self.compute_metrics(None, y, whole.outputs, sample_weight)
-            self._own.wire.from_last((_mapped(keras.ops.convert_to_numpy, logs), tuple(whole.outputs.shape)))
+            self._own.wire.from_last(
+                (_mapped(keras.ops.convert_to_numpy, logs), tuple(whole.outputs.shape))
+            )
             return logs
         told, shape = self._own.wire.from_last(None)
         self._own.logs = _mapped(keras.ops.convert_to_tensor, told)
@@ -250,7 +299,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             yield
         except BaseException as error:
             why = (
-                f"rank {context.rank()}, stage {self._own.wire.number} of its pipeline: {type(error).__name__}: {error}"
+                f"rank {context.rank()}, stage {self._own.wire.number} of its pipeline:"
+                f" {type(error).__name__}: {error}"
             )
             self._own.wire.abort(why)
             raise
@@ -265,32 +315,42 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     def _check(self, optimizer: Any, *, scales: bool) -> None:
         if scales or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
-                "Pipeline: mixed_float16 scales the loss, and skips steps if a gradient of any layer is not finite, "
-                "which no stage knows alone: use mixed_bfloat16"
+                "Pipeline: mixed_float16 scales the loss, and skips steps if a gradient of any"
+                " layer is not finite, which no stage knows alone: use mixed_bfloat16"
             )
         if getattr(optimizer, "global_clipnorm", None) and self._own.wire.count > 1:
             raise ValueError(
-                f"Pipeline: global_clipnorm={optimizer.global_clipnorm} is of the gradients of all layers, which no "
-                "stage has: use clipnorm, of each weight, or clipvalue"
+                f"Pipeline: global_clipnorm={optimizer.global_clipnorm} is of the gradients of all"
+                " layers, which no stage has: use clipnorm, of each weight, or clipvalue"
             )
 
     def _agree(self, arguments: dict[str, Any], users: Sequence[Any]) -> None:
         """Raise ValueError, on all ranks, where they could not train together."""
         for callback in users:
-            if isinstance(callback, (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore, *ORBAX)):
+            if isinstance(
+                callback,
+                (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore, *ORBAX),
+            ):
                 raise ValueError(
-                    f"Pipeline: leave out {type(callback).__name__}: all ranks begin with rank 0's weights; to go on "
-                    "later, use keras.callbacks.ModelCheckpoint and pipeline.load_weights(path)"
+                    f"Pipeline: leave out {type(callback).__name__}: all ranks begin with rank 0's"
+                    " weights; to go on later, use keras.callbacks.ModelCheckpoint and"
+                    " pipeline.load_weights(path)"
                 )
-        mine = {name: str(arguments.get(name, default)) for name, default in (("epochs", 1), ("initial_epoch", 0))}
+        mine = {
+            name: str(arguments.get(name, default))
+            for name, default in (("epochs", 1), ("initial_epoch", 0))
+        }
         if getattr(self, "optimizer", None) is not None:
-            mine |= {"optimizer": type(self.optimizer).__name__, **numbers(self.optimizer.get_config())}
+            mine |= {
+                "optimizer": type(self.optimizer).__name__,
+                **numbers(self.optimizer.get_config()),
+            }
         for rank, theirs in enumerate(everybody := allgather_object(mine)):
             for name, value in everybody[0].items():
                 if theirs.get(name) != value:
                     raise ValueError(
-                        f"Pipeline.fit: {name} must be the same on all ranks: rank 0 has {value}, and rank {rank} "
-                        f"{theirs.get(name)}"
+                        f"Pipeline.fit: {name} must be the same on all ranks: rank 0 has {value},"
+                        f" and rank {rank} {theirs.get(name)}"
                     )
 
     def _have_written(self, write: Callable[[Any], None]) -> None:
@@ -302,7 +362,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
                 write(model)
             except Exception as error:
                 trouble = error
-        told = self._own.wire.told(0, None if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        told = self._own.wire.told(
+            0, None if trouble is None else f"{type(trouble).__name__}: {trouble}"
+        )
         if trouble is not None:
             raise trouble
         if told is not None:
@@ -333,10 +395,15 @@ class _Own:
         return [context.messages_among(ranks) for ranks in self._pipelines][self.replica]
 
     def meet(self, *, apart: bool = False) -> None:
-        """All ranks are here, unless they are at something already. Those of a pipeline that an error has ended have a
-        new wire after this, and nothing left of the batch that they were at. ``apart``: each pipeline comes for
-        itself, so this is for a job of one."""
-        if self.depth or (apart and len(self._pipelines) > 1) or self.wire.speaks_over(self._messages()):
+        """All ranks are here, unless they are at something already. Those of a pipeline that an
+        error has ended have a new wire after this, and nothing left of the batch that they were at.
+        ``apart``: each pipeline comes for itself, so this is for a job of one.
+        """
+        if (
+            self.depth
+            or (apart and len(self._pipelines) > 1)
+            or self.wire.speaks_over(self._messages())
+        ):
             return
         self.steps.forget()
         self.logs = {}
@@ -344,7 +411,9 @@ class _Own:
     def begin_anew(self, *, eager: bool) -> None:
         """The model is compiled."""
         into, out = (str(tensors[0].dtype) for tensors in (self.layers.inputs, self.layers.outputs))
-        self.steps = Steps(self.wire, on_backend(self.layers, eager=eager), self._micro_batches, into, out)
+        self.steps = Steps(
+            self.wire, on_backend(self.layers, eager=eager), self._micro_batches, into, out
+        )
         self.logs = {}
         self.metrics_built = self.wire.last
 

@@ -1,9 +1,11 @@
-"""One batch through the stages of a pipeline: all micro batches forward, then all of them back (GPipe).
+"""One batch through the stages of a pipeline: all micro batches forward, then all of them back
+(GPipe).
 
-The last stage computes the loss of the whole batch, once it has all outputs: so any loss is that of one process,
-whatever it does with rows, weights and masks.
+The last stage computes the loss of the whole batch, once it has all outputs: so any loss is that of
+one process, whatever it does with rows, weights and masks.
 
-Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism" (2019).
+Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism"
+(2019).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from farandole.keras.pipeline.messages import Head, Kind, Stages, Topic
 
 
 class Whole(NamedTuple):
-    """The last stage's knowledge of a batch. ``losses``: additional ones, of all stages; ``loss``: with them."""
+    """The last stage's knowledge of a batch. ``losses``: additional ones, of all stages; ``loss``:
+    with them.
+    """
 
     outputs: Any
     rows: int
@@ -31,7 +35,9 @@ class Whole(NamedTuple):
 
 
 class _Micro(NamedTuple):
-    """A micro batch that has gone through the layers. ``head``: as it came, with the losses of this stage."""
+    """A micro batch that has gone through the layers. ``head``: as it came, with the losses of this
+    stage.
+    """
 
     passed: Passed
     rows: int
@@ -47,32 +53,48 @@ class Steps:
     """``dtype_in``, ``dtype_out``: of what comes into the layers of this stage, and out of them."""
 
     def __init__(
-        self, stages: Stages, computation: Computation, micro_batches: int, dtype_in: str, dtype_out: str
+        self,
+        stages: Stages,
+        computation: Computation,
+        micro_batches: int,
+        dtype_in: str,
+        dtype_out: str,
     ) -> None:
         self._stages, self._computation, self._micro_batches = stages, computation, micro_batches
         self._dtype_in, self._dtype_out = dtype_in, dtype_out
 
     def forward(self, kind: Kind, x: Any) -> Whole | None:
-        """Without gradients. ``x``: the batch, for the first stage. On the last one: what became of it."""
+        """Without gradients. ``x``: the batch, for the first stage. On the last one: what became of
+        it.
+        """
         if not self._stages.last:
             for _ in self._micros(kind, x):
                 pass
             return None
         micros = list(self._micros(kind, x))
         passed = [micro.passed for micro in micros]
-        outputs = self._computation.joined([each.outputs for each in passed], [each.mask for each in passed])
+        outputs = self._computation.joined(
+            [each.outputs for each in passed], [each.mask for each in passed]
+        )
         return self._whole(micros, outputs)
 
-    def train(self, x: Any, loss_of: Callable[[Whole], Any], optimizer: Any, *, steps: bool) -> Whole | None:
-        """A step of the optimizer, or none, where no weight is trained. ``loss_of``: for the last stage; with its
-        result, what became of the batch."""
+    def train(
+        self, x: Any, loss_of: Callable[[Whole], Any], optimizer: Any, *, steps: bool
+    ) -> Whole | None:
+        """A step of the optimizer, or none, where no weight is trained. ``loss_of``: for the last
+        stage; with its result, what became of the batch.
+        """
         scale = getattr(optimizer, "loss_scale_factor", None) or 1.0
         micros = deque(self._micros(Kind.TRAIN, x))
-        whole, gradients = self._loss(micros, loss_of, scale) if self._stages.last else (None, iter(()))
+        whole, gradients = (
+            self._loss(micros, loss_of, scale) if self._stages.last else (None, iter(()))
+        )
         while micros:
             micro = micros.popleft()  # what it holds goes when its gradient is there
             gradient = next(gradients) if self._stages.last else self._gradient(micro)
-            self._send_back(micro, self._computation.backward(micro.passed, gradient, micro.share * scale))
+            self._send_back(
+                micro, self._computation.backward(micro.passed, gradient, micro.share * scale)
+            )
         if steps:
             self._computation.step(optimizer)
         return whole
@@ -91,13 +113,19 @@ class Steps:
     # Forward.
 
     def _micros(self, kind: Kind, x: Any) -> Iterator[_Micro]:
-        for head, rows, inputs, mask in self._cut(kind, x) if self._stages.first else self._arrivals(kind):
+        for head, rows, inputs, mask in (
+            self._cut(kind, x) if self._stages.first else self._arrivals(kind)
+        ):
             training = kind is Kind.TRAIN
             passed = self._computation.forward(
-                inputs, mask, training=training, watch=training and not self._stages.first and "float" in self._dtype_in
+                inputs,
+                mask,
+                training=training,
+                watch=training and not self._stages.first and "float" in self._dtype_in,
             )
             if passed.losses is not None:
-                added = float(keras.ops.stop_gradient(passed.losses))  # torch warns of a float with a gradient
+                # torch warns of a float with a gradient
+                added = float(keras.ops.stop_gradient(passed.losses))
                 head = head._replace(losses=head.losses + rows / head.rows * added)
             if not self._stages.last:
                 self._send_on(head, passed)
@@ -114,9 +142,18 @@ class Steps:
         while number < len(counts):
             head, before = self._heard(kind, number), self._stages.number - 1
             inputs = self._stages.receive(before, Topic.FORWARD, head.shape, self._dtype_in)
-            mask = self._stages.receive(before, Topic.FORWARD, head.mask, "bool") if head.mask else None
+            mask = (
+                self._stages.receive(before, Topic.FORWARD, head.mask, "bool")
+                if head.mask
+                else None
+            )
             counts = cuts.parts(head.rows, self._micro_batches)
-            yield head, counts[number], _tensor(inputs, self._dtype_in), None if mask is None else _tensor(mask, "bool")
+            yield (
+                head,
+                counts[number],
+                _tensor(inputs, self._dtype_in),
+                None if mask is None else _tensor(mask, "bool"),
+            )
             number += 1
 
     def _heard(self, kind: Kind, number: int) -> Head:
@@ -124,8 +161,9 @@ class Steps:
         head = self._stages.receive_head()
         if (head.kind, head.number) != (kind, number):
             raise ValueError(
-                f"Pipeline: stage {self._stages.number} came to {_WORDS[kind]}, and stage {self._stages.number - 1} to "
-                f"{_WORDS[head.kind]}: pass all ranks of a pipeline data of as many batches, and make the same calls"
+                f"Pipeline: stage {self._stages.number} came to {_WORDS[kind]}, and stage"
+                f" {self._stages.number - 1} to {_WORDS[head.kind]}: pass all ranks of a pipeline"
+                " data of as many batches, and make the same calls"
             )
         return head
 
@@ -142,17 +180,24 @@ class Steps:
     def _loss(
         self, micros: deque[_Micro], loss_of: Callable[[Whole], Any], scale: float
     ) -> tuple[Whole, Iterator[Any]]:
-        """What became of the batch, and the gradient of its loss by the outputs of each micro batch."""
+        """What became of the batch, and the gradient of its loss by the outputs of each micro
+        batch.
+        """
         outputs, loss, gradient = self._computation.loss(
-            [micro.passed.outputs for micro in micros], [micro.passed.mask for micro in micros],
+            [micro.passed.outputs for micro in micros],
+            [micro.passed.mask for micro in micros],
             lambda outputs: loss_of(self._whole(micros, outputs)),
-        )  # fmt: skip
+        )
         whole = self._whole(micros, outputs)._replace(loss=loss)
         if gradient is None:
             return whole, itertools.repeat(None)
         if scale != 1.0:
             gradient = gradient * scale
-        ends = list(itertools.accumulate([int(micro.passed.outputs.shape[0]) for micro in micros], initial=0))
+        ends = list(
+            itertools.accumulate(
+                [int(micro.passed.outputs.shape[0]) for micro in micros], initial=0
+            )
+        )
         parts = (gradient[begin:end] for begin, end in itertools.pairwise(ends))
         return whole, parts
 
@@ -161,7 +206,9 @@ class Steps:
         if "float" not in self._dtype_out:
             return None
         shape, after = tuple(micro.passed.outputs.shape), self._stages.number + 1
-        return _tensor(self._stages.receive(after, Topic.BACKWARD, shape, self._dtype_out), self._dtype_out)
+        return _tensor(
+            self._stages.receive(after, Topic.BACKWARD, shape, self._dtype_out), self._dtype_out
+        )
 
     def _send_back(self, micro: _Micro, gradient: Any) -> None:
         if self._stages.first or "float" not in self._dtype_in:
@@ -177,9 +224,11 @@ class Steps:
 
 
 _WORDS = {
-    Kind.TRAIN: "a batch to train on", Kind.TEST: "a batch to evaluate", Kind.PREDICT: "a batch to predict",
+    Kind.TRAIN: "a batch to train on",
+    Kind.TEST: "a batch to evaluate",
+    Kind.PREDICT: "a batch to predict",
     Kind.END: "the end of its batches",
-}  # fmt: skip
+}
 
 
 def _tensor(array: Any, dtype: str) -> Any:

@@ -1,4 +1,6 @@
-"""The layers of a stage on TensorFlow: one ``tf.function``, which a tape of each micro batch sees."""
+"""The layers of a stage on TensorFlow: one ``tf.function``, which a tape of each micro batch
+sees.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,24 @@ class LayersOfStage:
             factors.append(gradient)
         if passed.losses is not None:
             targets.append(passed.losses)
-            factors.append(tf.fill(tf.shape(passed.losses), tf.constant(share, passed.losses.dtype)))
+            factors.append(
+                tf.fill(tf.shape(passed.losses), tf.constant(share, passed.losses.dtype))
+            )
         variables = list(self._layers.trainable_variables)
         watched = [] if passed.inputs is None else [passed.inputs]
         found = passed.tape.gradient(targets, [*variables, *watched], factors) if targets else []
         if found:
             gradients = found[: len(variables)]
-            self._gradients = list(map(_plus, self._gradients, gradients)) if self._gradients else gradients
-        return tf.convert_to_tensor(found[-1]) if watched and found and found[-1] is not None else None
+            self._gradients = (
+                list(map(_plus, self._gradients, gradients)) if self._gradients else gradients
+            )
+        return (
+            tf.convert_to_tensor(found[-1]) if watched and found and found[-1] is not None else None
+        )
 
-    def loss(self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    def loss(
+        self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]
+    ) -> tuple[Any, Any, Any]:
         whole = self.joined(outputs, masks)
         with tf.GradientTape() as tape:
             tape.watch(whole)
@@ -65,13 +75,20 @@ class LayersOfStage:
     def step(self, optimizer: Any) -> None:
         gradients, self._gradients = self._gradients, []
         variables = list(self._layers.trainable_variables)  # layers may have been frozen since
-        if self._apply is None or self._apply[0] is not optimizer or self._applied != [*map(id, variables)]:
+        if (
+            self._apply is None
+            or self._apply[0] is not optimizer
+            or self._applied != [*map(id, variables)]
+        ):
             self._applied = [*map(id, variables)]
 
             def apply(gradients: Sequence[Any]) -> None:
                 optimizer.apply(gradients, variables)
 
-            self._apply = optimizer, apply if self._eager else tf.function(apply, reduce_retracing=True)
+            self._apply = (
+                optimizer,
+                apply if self._eager else tf.function(apply, reduce_retracing=True),
+            )
         self._apply[1](gradients)
 
     def forget(self) -> None:
@@ -83,6 +100,9 @@ def _plus(one: Any, other: Any) -> Any:
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
+        values, indices = (
+            tf.concat([one.values, other.values], 0),
+            tf.concat([one.indices, other.indices], 0),
+        )
         return tf.IndexedSlices(values, indices, one.dense_shape)
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

@@ -38,11 +38,17 @@ class LayersOfStage:
             torch.autograd.backward(roots, factors)
         return passed.inputs.grad if passed.inputs.requires_grad else None
 
-    def loss(self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    def loss(
+        self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]
+    ) -> tuple[Any, Any, Any]:
         with torch.enable_grad():
             whole = torch.cat([each.detach() for each in outputs]).requires_grad_()
             loss = of(with_mask(whole, masks))
-            found = torch.autograd.grad(loss, [whole], allow_unused=True) if loss.requires_grad else [None]
+            found = (
+                torch.autograd.grad(loss, [whole], allow_unused=True)
+                if loss.requires_grad
+                else [None]
+            )
         return with_mask(whole.detach(), masks), loss.detach(), found[0]
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:

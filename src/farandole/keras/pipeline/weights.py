@@ -20,12 +20,23 @@ Values = list[list[Any]]  # arrays, for each of several layers
 class Weights:
     """Those of the layers of this rank."""
 
-    def __init__(self, layers: Sequence[Any], counts: Sequence[int], stages: Stages, replicas: ProcessSet) -> None:
-        """``counts``: the number of layers in each stage; ``replicas``: the ranks that have this one."""
-        self._layers, self._counts, self._stages, self._replicas = list(layers), list(counts), stages, replicas
+    def __init__(
+        self, layers: Sequence[Any], counts: Sequence[int], stages: Stages, replicas: ProcessSet
+    ) -> None:
+        """``counts``: the number of layers in each stage; ``replicas``: the ranks that have this
+        one.
+        """
+        self._layers, self._counts, self._stages, self._replicas = (
+            list(layers),
+            list(counts),
+            stages,
+            replicas,
+        )
 
     def deal(self, layers: Sequence[Any] | None) -> None:
-        """Overwrite those of all ranks with those of ``layers``: of the whole model, on rank 0. All ranks call this."""
+        """Overwrite those of all ranks with those of ``layers``: of the whole model, on rank 0. All
+        ranks call this.
+        """
         mine = self._dealt(layers) if self._replicas.rank() == 0 else []
         root = (self._replicas.ranks or [0])[0]
         values: Values = broadcast_object(mine, root, process_set=self._replicas)
@@ -40,13 +51,16 @@ class Weights:
         assert layers is not None
         end = self._counts[0]
         for stage, count in enumerate(self._counts[1:], 1):
-            self._stages.send_object(stage, Topic.WEIGHTS, [weights_of(each) for each in layers[end : end + count]])
+            self._stages.send_object(
+                stage, Topic.WEIGHTS, [weights_of(each) for each in layers[end : end + count]]
+            )
             end += count
         return [weights_of(each) for each in layers[: self._counts[0]]]
 
     def gather(self) -> Values | None:
-        """Those of the layers of the whole model, on the first stage; None on the others. The ranks of a pipeline call
-        this."""
+        """Those of the layers of the whole model, on the first stage; None on the others. The ranks
+        of a pipeline call this.
+        """
         mine = [weights_of(layer) for layer in self._layers]
         if not self._stages.first:
             self._stages.send_object(0, Topic.WEIGHTS, mine)

@@ -1,5 +1,6 @@
-"""Horovod's API for Keras 2, which lives on as the package ``tf_keras``: what ``farandole.tensorflow.keras`` is with
-TF_USE_LEGACY_KERAS=1, as ``tf.keras`` is ``tf_keras`` then."""
+"""Horovod's API for Keras 2, which lives on as the package ``tf_keras``: what
+``farandole.tensorflow.keras`` is with TF_USE_LEGACY_KERAS=1, as ``tf.keras`` is ``tf_keras`` then.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""``BackupAndRestore`` of Keras 2 on several ranks: one rank writes, and all go on from the same step.
+"""``BackupAndRestore`` of Keras 2 on several ranks: one rank writes, and all go on from the same
+step.
 
-Keras itself knows how workers share a folder, by the model's strategy; ranks of a job have none. The callback puts what
-it does on the model (``_training_state``), and ``fit`` asks the model where to begin once callbacks have begun.
+Keras itself knows how workers share a folder, by the model's strategy; ranks of a job have none.
+The callback puts what it does on the model (``_training_state``), and ``fit`` asks the model where
+to begin once callbacks have begun.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _ASKED = "_maybe_load_initial_counters_from_ckpt"
 
 def share(model: Any, root_rank: int) -> None:
     """For one ``fit`` of ``model``, which begins on all ranks."""
-    if context.size() == 1 or not tf.executing_eagerly() or not hasattr(model, _ASKED):  # a v1 fit does not ask
+    # a v1 fit does not ask
+    if context.size() == 1 or not tf.executing_eagerly() or not hasattr(model, _ASKED):
         return
     asked = getattr(type(model), _ASKED)
 
@@ -28,7 +31,8 @@ def share(model: Any, root_rank: int) -> None:
         begin = tuple(int(number) for number in asked(model, *args, **kwargs))
         folder = _folder_of(model)
         told = allgather_object((begin, folder))
-        # The others have read the folder by now: nobody writes before the first step, which needs them all.
+        # The others have read the folder by now: nobody writes before the first step, which needs
+        # them all.
         if folder and folder in [other for _, other in told[: context.rank()]]:
             model._training_state.write_checkpoint_manager = _Unwritten()
         return told[root_rank][0]
@@ -43,7 +47,9 @@ def _folder_of(model: Any) -> str:
 
 
 class _Unwritten:
-    """In the place of a manager of checkpoints: another rank writes. Keras deletes only what it wrote."""
+    """In the place of a manager of checkpoints: another rank writes. Keras deletes only what it
+    wrote.
+    """
 
     directory = ""
 

@@ -36,17 +36,27 @@ from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.replica import digests_of, readable
 
 __all__ = [
-    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback", "MetricAverageCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
-]  # fmt: skip
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step, if the model is built by
-    then, and after it. So one rank alone may load a checkpoint. A folder of ``BackupAndRestore`` that several ranks
-    have is written by the first of them, and all begin at the epoch of ``root_rank``'s."""
+    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step, if the
+    model is built by then, and after it. So one rank alone may load a checkpoint. A folder of
+    ``BackupAndRestore`` that several ranks have is written by the first of them, and all begin at
+    the epoch of ``root_rank``'s.
+    """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
@@ -77,7 +87,12 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
             if hasattr(optimizer, "end_of_epoch"):
                 optimizer.end_of_epoch()
         trained = self.model.trainable_variables
-        if trained and readable() and context.exchanges_no_gradients() and context.settings().check != "off":
+        if (
+            trained
+            and readable()
+            and context.exchanges_no_gradients()
+            and context.settings().check != "off"
+        ):
             what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
             found = compared(combined(digests_of(trained)), MOMENT)
             tell_solo(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
@@ -90,19 +105,29 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         return [exchange for exchange in found if exchange is not None]
 
     def _make_slots(self) -> None:
-        """A rank that loaded the model has slots, and the others make theirs in the first step only."""
+        """A rank that loaded the model has slots, and the others make theirs in the first step
+        only.
+        """
         if readable():
             with self.model.distribute_strategy.scope():
                 make_slots(self.model.optimizer, self.model.trainable_variables)
 
     def _broadcast(self) -> None:
         optimizers = optimizers_of(self.model)
-        make_slots_alike(self.model, [each for each in optimizers if each is not self.model.optimizer])
+        make_slots_alike(
+            self.model, [each for each in optimizers if each is not self.model.optimizer]
+        )
         states = [state_variables(each) for each in optimizers]
-        local = [*(ref.deref() for ref in self._local), *(one for each in optimizers for one in local_of(each))]
+        local = [
+            *(ref.deref() for ref in self._local),
+            *(one for each in optimizers for one in local_of(each)),
+        ]
         slots = [slot for each in optimizers for slot in slots_of(each, local)]
-        metrics = [each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)]
-        counted = [variable for metric in metrics for variable in metric.variables]  # of this rank's samples so far
+        metrics = [
+            each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)
+        ]
+        # of this rank's samples so far
+        counted = [variable for metric in metrics for variable in metric.variables]
         kept = {variable.ref() for variable in [*local, *slots, *counted]}
         variables = [*self.model.variables, *itertools.chain(*states)]
         variables = [variable for variable in variables if variable.ref() not in kept]
@@ -111,7 +136,9 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         if readable():
             renew_in(self.model, tf_keras.layers.Normalization, np.asarray)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables
-            weights = sum(variable.shape.num_elements() or 0 for variable in self.model.trainable_variables)
+            weights = sum(
+                variable.shape.num_elements() or 0 for variable in self.model.trainable_variables
+            )
             context.add_parameters_broadcast(max(known, weights) - context.parameters_broadcast())
 
 
@@ -122,7 +149,9 @@ class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        values = {name: np.asarray(value) for name, value in sorted((logs or {}).items()) if name != "lr"}
+        values = {
+            name: np.asarray(value) for name, value in sorted((logs or {}).items()) if name != "lr"
+        }
         values = {name: value for name, value in values.items() if value.dtype.kind in "biuf"}
         if not values or context.size() == 1:
             return
@@ -133,7 +162,10 @@ class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
             logs[name] = mean.astype(value.dtype) if value.ndim else float(mean)
 
 
-class LearningRateScheduleCallback(LearningRates, tf_keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(
+    LearningRates,
+    tf_keras.callbacks.Callback,  # type: ignore[misc]
+):
     __doc__ = LearningRates.__doc__
 
     def rate_of(self, optimizer: Any) -> float:
@@ -146,7 +178,9 @@ class LearningRateScheduleCallback(LearningRates, tf_keras.callbacks.Callback): 
             variables = self.model.trainable_variables if names else []
             slots = [optimizer.get_slot(variable, "momentum") for variable in variables]
         else:
-            slots = getattr(optimizer, "momentums", []) if getattr(optimizer, "momentum", None) else []
+            slots = (
+                getattr(optimizer, "momentums", []) if getattr(optimizer, "momentum", None) else []
+            )
         for slot in slots:
             tf_keras.backend.set_value(slot, tf_keras.backend.get_value(slot) * factor)
 

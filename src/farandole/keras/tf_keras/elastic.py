@@ -1,4 +1,6 @@
-"""The state of a Keras 2 training that an elastic job goes on from, and the callbacks that keep it."""
+"""The state of a Keras 2 training that an elastic job goes on from, and the callbacks that
+keep it.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,23 @@ from farandole.keras.tf_keras.optimizer import (
 )
 from farandole.tensorflow.broadcasting import broadcast_variables
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
 
 
 class KerasState(ObjectState):
-    """A model of Keras 2, its optimizers and plain values: see ``farandole.keras.elastic.KerasState``."""
+    """A model of Keras 2, its optimizers and plain values: see
+    ``farandole.keras.elastic.KerasState``.
+    """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model, self.optimizer = model, optimizer or model.optimizer
@@ -58,32 +70,47 @@ class KerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        make_slots_alike(self.model, [each for each in self._optimizers() if each is not self.optimizer])
+        make_slots_alike(
+            self.model, [each for each in self._optimizers() if each is not self.optimizer]
+        )
         broadcast_variables(self._variables(), 0)
         self._save_variables()
         super().sync()
 
     def _save_variables(self) -> None:
-        self._copies = [(variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]]
+        self._copies = [
+            (variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]
+        ]
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)
-        known = self.optimizer is None or any(innermost(each) is innermost(self.optimizer) for each in found)
+        known = self.optimizer is None or any(
+            innermost(each) is innermost(self.optimizer) for each in found
+        )
         return found if known else [*found, self.optimizer]
 
     def _variables(self) -> list[Any]:
-        states = [variable for optimizer in self._optimizers() for variable in state_variables(optimizer)]
+        states = [
+            variable for optimizer in self._optimizers() for variable in state_variables(optimizer)
+        ]
         return [*self.model.variables, *states]
 
     def _accumulated(self) -> list[Any]:
-        """What waits on this rank for the last of ``backward_passes_per_step`` passes. It is no other rank's."""
+        """What waits on this rank for the last of ``backward_passes_per_step`` passes. It is no
+        other rank's.
+        """
         states = [state_of(optimizer) for optimizer in self._optimizers()]
-        return [variable for state in states if state is not None for variable in state.helper.variables]
+        return [
+            variable for state in states if state is not None for variable in state.helper.variables
+        ]
 
 
-def _made_since(optimizer: Any, variables: Sequence[Any], saved: Collection[Any]) -> list[tuple[Any, Any]]:
-    """The slots that an optimizer has made for some of ``variables`` since others were saved (by their ``ref()``), with
-    the values that making them gives."""
+def _made_since(
+    optimizer: Any, variables: Sequence[Any], saved: Collection[Any]
+) -> list[tuple[Any, Any]]:
+    """The slots that an optimizer has made for some of ``variables`` since others were saved (by
+    their ``ref()``), with the values that making them gives.
+    """
     if all(variable.ref() in saved for variable in state_variables(optimizer)):
         return []
     inner, known = innermost(optimizer), {variable._unique_id: variable for variable in variables}

@@ -1,5 +1,6 @@
-"""Losses that a LossScaleOptimizer of Keras 2 scales. It scales gradients back when all ranks have exchanged them; what
-a codec keeps shall be of gradients without the scale, which changes."""
+"""Losses that a LossScaleOptimizer of Keras 2 scales. It scales gradients back when all ranks have
+exchanged them; what a codec keeps shall be of gradients without the scale, which changes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ from farandole.tensorflow.sparse import is_slices
 
 
 def watch() -> None:
-    """From now on the facts (``_farandole``) of an optimizer inside of a LossScaleOptimizer have its ``scale`` while it
-    computes gradients: it does not tell the inner optimizer otherwise."""
+    """From now on the facts (``_farandole``) of an optimizer inside of a LossScaleOptimizer have
+    its ``scale`` while it computes gradients: it does not tell the inner optimizer otherwise.
+    """
     for kind in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__():
-        for name in {"_compute_gradients", "compute_gradients", "get_gradients"} & vars(kind).keys():
+        for name in {"_compute_gradients", "compute_gradients", "get_gradients"} & vars(
+            kind
+        ).keys():
             plain = vars(kind)[name]
             if not hasattr(plain, "tells_farandole"):
                 setattr(kind, name, _telling(plain))
@@ -39,7 +43,9 @@ def _telling(plain: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def reduced_scaled(reduce: Callable[[Sequence[Any]], Sequence[Any]], gradients: Sequence[Any], scale: Any) -> list[Any]:
+def reduced_scaled(
+    reduce: Callable[[Sequence[Any]], Sequence[Any]], gradients: Sequence[Any], scale: Any
+) -> list[Any]:
     """``reduce(gradients)``, which sees them without their ``scale``."""
     reduced = reduce([_times(gradient, 1.0 / scale) for gradient in gradients])
     return [
@@ -53,12 +59,16 @@ def _times(gradient: Any, factor: Any) -> Any:
     if gradient is None:
         return None
     if is_slices(gradient):
-        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(
+            _times(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
     wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
     return wide * tf.cast(factor, wide.dtype)
 
 
 def _cast(gradient: Any, dtype: Any) -> Any:
     if is_slices(gradient):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(
+            tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape
+        )
     return tf.cast(gradient, dtype)

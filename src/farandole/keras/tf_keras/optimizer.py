@@ -1,4 +1,6 @@
-"""DistributedOptimizer for Keras 2: any optimizer, old or new, stepping with the gradients of all ranks."""
+"""DistributedOptimizer for Keras 2: any optimizer, old or new, stepping with the gradients of all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,35 +33,64 @@ from farandole.types import ReduceOp
 
 
 def DistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
-) -> Any:  # fmt: skip
-    """``optimizer`` of Keras 2, old (``optimizers.legacy``) or new, stepping with gradients reduced over all ranks.
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    scale_local_gradients: bool = True,
+    *,
+    strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
+) -> Any:
+    """``optimizer`` of Keras 2, old (``optimizers.legacy``) or new, stepping with gradients reduced
+    over all ranks.
 
-    The result is of a subclass of its class, of the same name, and shares its state. The arguments are those of
-    ``farandole.tensorflow.DistributedOptimizer``.
+    The result is of a subclass of its class, of the same name, and shares its state. The arguments
+    are those of ``farandole.tensorflow.DistributedOptimizer``.
     """
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        strategy=strategy, codec=codec, ops=LINEAR,
-    )  # fmt: skip
+        op,
+        gradient_predivide_factor,
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        scale_local_gradients=scale_local_gradients,
+        process_set=process_set,
+        strategy=strategy,
+        codec=codec,
+        ops=LINEAR,
+    )
     if isinstance(optimizer, _Distributed):
-        raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
-    if not isinstance(optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)):
         raise ValueError(
-            f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras 2 (tf_keras): for "
-            "one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
+            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
+            " given"
+        )
+    if not isinstance(
+        optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
+    ):
+        raise ValueError(
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras"
+            " 2 (tf_keras): for one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
         )
     if options.strategy is not None:
         _check_steps_alike(options.strategy, scaled=hasattr(optimizer, "get_scaled_loss"))
     reducer = VariableReducer("DistributedOptimizer", options)
     base = type(optimizer)
-    made: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    made: Any = object.__new__(
+        type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
+    )
     made.__dict__.update(optimizer.__dict__)
     reducer.optimizer = made
     made.__dict__["_farandole"] = _OptimizerState(reducer)
@@ -67,34 +98,63 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None, scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
-    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank."""
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = WORLD,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or
+    several) to each rank.
+    """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, tf_keras.layers.Layer) else list(layers)
     if not all(isinstance(layer, tf_keras.layers.Layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     made = DistributedOptimizer(
-        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
-        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
-    )  # fmt: skip
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        0,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
     made.__dict__["_farandole"].local_layers += layers
     return made
 
 
 def state_of(optimizer: Any) -> _OptimizerState | None:
-    """The facts of a distributed optimizer, or of the one that it wraps; None if neither is distributed."""
+    """The facts of a distributed optimizer, or of the one that it wraps; None if neither is
+    distributed.
+    """
     inner = innermost(optimizer)  # a LossScaleOptimizer may be on either side
-    state: _OptimizerState | None = optimizer.__dict__.get("_farandole", inner.__dict__.get("_farandole"))
+    state: _OptimizerState | None = optimizer.__dict__.get(
+        "_farandole", inner.__dict__.get("_farandole")
+    )
     return state
 
 
 def all_optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a ``train_step`` of its
-    own: those of a GAN."""
+    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a
+    ``train_step`` of its own: those of a GAN.
+    """
     kinds = (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
     held = [value for value in held_by(model) if isinstance(value, kinds)]
     found = {id(innermost(each)): each for each in [*held, model.optimizer] if each is not None}
@@ -102,13 +162,17 @@ def all_optimizers_of(model: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that."""
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside
+    that.
+    """
     found = all_optimizers_of(model)
     return [each for each in found if each is model.optimizer or state_of(each) is not None]
 
 
 def state_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among them."""
+    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among
+    them.
+    """
     inner = innermost(optimizer)
     if _is_old(inner) and readable():  # it makes these in its first step
         _ = inner.iterations
@@ -119,14 +183,20 @@ def state_variables(optimizer: Any) -> list[Any]:
 
 
 def numbered_state(optimizer: Any) -> dict[Any, Any]:
-    """The variables of an optimizer by what tells them apart: for an old one, whose order is that of its steps, by the
-    variable that a slot belongs to."""
+    """The variables of an optimizer by what tells them apart: for an old one, whose order is that
+    of its steps, by the variable that a slot belongs to.
+    """
     inner = innermost(optimizer)
     if not _is_old(inner):
         return dict(enumerate(inner.variables))
-    slots = {(key, name): slot for key, found in inner._slots.items() for name, slot in found.items()}
+    slots = {
+        (key, name): slot for key, found in inner._slots.items() for name, slot in found.items()
+    }
     known = {slot.ref() for slot in slots.values()}
-    return {**slots, **dict(enumerate(each for each in inner.variables() if each.ref() not in known))}
+    return {
+        **slots,
+        **dict(enumerate(each for each in inner.variables() if each.ref() not in known)),
+    }
 
 
 def plain_class(optimizer: Any) -> Any:
@@ -135,8 +205,9 @@ def plain_class(optimizer: Any) -> Any:
 
 
 def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
-    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may be a later batch:
-    now, on all ranks, where one rank's have, which goes on from a checkpoint."""
+    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may
+    be a later batch: now, on all ranks, where one rank's have, which goes on from a checkpoint.
+    """
     if not held or not readable():
         return
     variables = model.variables
@@ -149,7 +220,9 @@ def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
 
 
 def keys_of(optimizer: Any) -> list[Any]:
-    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state for."""
+    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state
+    for.
+    """
     inner = innermost(optimizer)
     return list(inner._slots if _is_old(inner) else getattr(inner, "_index_dict", ()))
 
@@ -177,10 +250,14 @@ def exchange_of(optimizer: Any) -> KerasExchange | None:
 
 
 def average_weights(model: Any, kept: Collection[Any]) -> None:
-    """Where ranks exchange weights: the mean of them, and of statistics like those of BatchNormalization. ``kept``: the
-    keys (``variable.ref()``) of those that are left to each rank."""
+    """Where ranks exchange weights: the mean of them, and of statistics like those of
+    BatchNormalization. ``kept``: the keys (``variable.ref()``) of those that are left to each rank.
+    """
     optimizers = optimizers_of(model)
-    local = {*kept, *(variable.ref() for optimizer in optimizers for variable in local_of(optimizer))}
+    local = {
+        *kept,
+        *(variable.ref() for optimizer in optimizers for variable in local_of(optimizer)),
+    }
     floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
     statistics = [variable for variable in floats if variable.ref() not in local]
     for optimizer in optimizers:
@@ -193,13 +270,19 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """The state that ``optimizer`` has for ``variables``: momenta, say."""
     inner = innermost(optimizer)
     if _is_old(inner):
-        return [slot for variable in variables for slot in inner._slots.get(variable._unique_id, {}).values()]
+        return [
+            slot
+            for variable in variables
+            for slot in inner._slots.get(variable._unique_id, {}).values()
+        ]
     ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
     return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has stays as it is."""
+    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has
+    stays as it is.
+    """
     if hasattr(optimizer, "_create_all_weights"):  # an old one
         optimizer._create_all_weights(variables)
     elif hasattr(optimizer, "build") and variables:  # without any it would count as built
@@ -227,8 +310,8 @@ def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
         raise ValueError(NO_STRATEGY.format(spec=strategy.spec))
     if not readable():
         raise ValueError(
-            f"strategy={strategy.spec!r} exchanges weights, and those of a TensorFlow 1 graph are in its session: "
-            "train eagerly or in a tf.function, or use strategy='allreduce'"
+            f"strategy={strategy.spec!r} exchanges weights, and those of a TensorFlow 1 graph are"
+            " in its session: train eagerly or in a tf.function, or use strategy='allreduce'"
         )
 
 
@@ -240,16 +323,22 @@ class _OptimizerState:
         self.passes = options.passes
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
-        self.computed = False  # the gradients that come next have been reduced where they were computed
+        # the gradients that come next have been reduced where they were computed
+        self.computed = False
         self.ready = False  # those to apply next have been reduced
         self.applying = False
         self.given: list[Any] = []  # variables of the gradients that are applied now
         self.scale: Any = None  # of the gradients that are being computed
-        self._keeps = bool(keeper(codec_of(options.codec)))  # does something wait for the gradients to come?
+        # does something wait for the gradients to come?
+        self._keeps = bool(keeper(codec_of(options.codec)))
         if self._keeps:
             watch()
         chosen = options.strategy
-        self.exchange = None if chosen is None else KerasExchange(options, chosen, tf.convert_to_tensor, _array_of)
+        self.exchange = (
+            None
+            if chosen is None
+            else KerasExchange(options, chosen, tf.convert_to_tensor, _array_of)
+        )
         self._stepped: dict[Any, Any] = {}  # the variables of all steps so far, by key
         self.helper = LocalGradientAggregationHelper(
             options.passes, self.reduced, options.sparse_as_dense, options.average_passes
@@ -258,10 +347,15 @@ class _OptimizerState:
     def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The gradients to apply, with their variables."""
         pairs = list(pairs)
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        gradients, variables = (
+            [gradient for gradient, _ in pairs],
+            [variable for _, variable in pairs],
+        )
         if _scaled(self.reducer.optimizer):
             gradients = self._marked(gradients, variables)
-        return list(zip(self.helper.compute_gradients(gradients, variables), variables, strict=True))
+        return list(
+            zip(self.helper.compute_gradients(gradients, variables), variables, strict=True)
+        )
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self.exchange is not None:
@@ -277,9 +371,14 @@ class _OptimizerState:
         """``apply()``, which changes ``variables``, and the exchange of weights after it."""
         if self.exchange is None or self.reducer.trains_alone():
             return apply()
-        _check_steps_alike(self.reducer.options.strategy, scaled=_scaled(optimizer))  # type: ignore[arg-type]
+        _check_steps_alike(
+            self.reducer.options.strategy,  # type: ignore[arg-type]
+            scaled=_scaled(optimizer),
+        )
         local = {key_of(variable) for variable in self._locals()}
-        now = {key_of(variable): variable for variable in variables if key_of(variable) not in local}
+        now = {
+            key_of(variable): variable for variable in variables if key_of(variable) not in local
+        }
         self._stepped.update(now)
         common, trained = list(self._stepped.values()), [key in now for key in self._stepped]
         number = (tf.convert_to_tensor(optimizer.iterations) + 1) // self.passes
@@ -287,7 +386,9 @@ class _OptimizerState:
         with tf.control_dependencies([] if tf.executing_eagerly() else began):
             result = apply()
         with tf.control_dependencies([] if tf.executing_eagerly() or result is None else [result]):
-            self.exchange.after_step(run_if, common, numbered(names_of(common)), number, True, trained)
+            self.exchange.after_step(
+                run_if, common, numbered(names_of(common)), number, True, trained
+            )
         return result
 
     def end_of_epoch(self, optimizer: Any) -> None:
@@ -296,7 +397,9 @@ class _OptimizerState:
 
     def average_weights(self, optimizer: Any, statistics: Sequence[Any] = ()) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
-            self.exchange.average(list(self._stepped.values()), self._last_step(optimizer), statistics)
+            self.exchange.average(
+                list(self._stepped.values()), self._last_step(optimizer), statistics
+            )
 
     def _last_step(self, optimizer: Any) -> int:
         return int(optimizer.iterations.numpy()) // self.passes
@@ -307,14 +410,21 @@ class _OptimizerState:
         return [place for place, variable in enumerate(variables) if key_of(variable) not in local]
 
     def _locals(self) -> list[Any]:
-        return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
+        return [
+            *self.local,
+            *(variable for layer in self.local_layers for variable in layer.trainable_weights),
+        ]
 
     def _marked(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """``gradients``; where one of a local variable is not finite, no shared one is: ranks skip steps together."""
+        """``gradients``; where one of a local variable is not finite, no shared one is: ranks skip
+        steps together.
+        """
         mine = {key_of(variable) for variable in self._locals()}
         there = [place for place, gradient in enumerate(gradients) if gradient is not None]
         local = [place for place in there if key_of(variables[place]) in mine]
-        return marked(gradients, [place for place in there if place not in local], local, _zero_of, _plus)
+        return marked(
+            gradients, [place for place in there if place not in local], local, _zero_of, _plus
+        )
 
 
 def _zero_of(gradient: Any) -> Any:
@@ -334,13 +444,16 @@ class _Distributed:
         self.__dict__["_farandole"].local.append(var)
 
     def end_of_epoch(self) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). In ``fit``, the
-        BroadcastGlobalVariablesCallback calls it; call it in a loop of your own. Collective then."""
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
+        In ``fit``, the BroadcastGlobalVariablesCallback calls it; call it in a loop of your own.
+        Collective then.
+        """
         self.__dict__["_farandole"].end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if ranks exchange
-        weights; they have the same ones otherwise."""
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
+        ranks exchange weights; they have the same ones otherwise.
+        """
         self.__dict__["_farandole"].average_weights(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -359,7 +472,8 @@ class _Distributed:
         """For programs that look at a Horovod optimizer."""
         return self.__dict__["_farandole"].helper  # type: ignore[no-any-return]
 
-    # Where Horovod reduces: some programs call one of these, change what it gave (clip it, say), and apply that.
+    # Where Horovod reduces: some programs call one of these, change what it gave (clip it, say),
+    # and apply that.
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
@@ -369,7 +483,9 @@ class _Distributed:
             return self._computed(base._compute_gradients(loss, var_list, grad_loss, tape=tape))
         return self._computed(base.compute_gradients(loss, var_list, tape=tape))
 
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+    def compute_gradients(
+        self, loss: Any, var_list: Any, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
         return self._compute_gradients(loss, var_list, None, tape)
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
@@ -384,8 +500,8 @@ class _Distributed:
         state.computed = True
         return reduced
 
-    # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names, and then looks whether
-    # they are finite: all ranks must find the same.
+    # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names,
+    # and then looks whether they are finite: all ranks must find the same.
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._aggregated(grads_and_vars, super()._aggregate_gradients)  # type: ignore[misc]
@@ -403,7 +519,8 @@ class _Distributed:
         state.computed, state.ready = False, True
         return pairs
 
-    # A norm of all gradients is one of those that ranks share, and one of the others. New optimizers, and old ones:
+    # A norm of all gradients is one of those that ranks share, and one of the others. New
+    # optimizers, and old ones:
 
     def _clip_gradients(self, grads: Any) -> Any:
         base, state = super()._clip_gradients, self.__dict__["_farandole"]  # type: ignore[misc]
@@ -412,7 +529,8 @@ class _Distributed:
         return by_parts(base, grads, state.shared_places(state.given))
 
     def _transform_gradients(self, grads_and_vars: Any) -> Any:
-        base, state = super()._transform_gradients, self.__dict__["_farandole"]  # type: ignore[misc]
+        base = super()._transform_gradients  # type: ignore[misc]
+        state = self.__dict__["_farandole"]
         pairs = list(grads_and_vars)
         if not self.global_clipnorm:  # type: ignore[attr-defined]
             return base(pairs)
@@ -426,9 +544,13 @@ class _Distributed:
         state.given = _given(pairs)
         ready = state.computed or state.ready
         state.computed = state.ready = False
-        told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
+        told = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
+            "experimental_aggregate_gradients", True
+        )
         if not pairs or (told and not ready):  # the caller has exchanged them
-            return state.step(self, _given(pairs), lambda: base.apply_gradients(pairs, *args, **kwargs))
+            return state.step(
+                self, _given(pairs), lambda: base.apply_gradients(pairs, *args, **kwargs)
+            )
         if not ready:
             pairs = state.through(pairs)
         variables = [variable for _, variable in pairs]
@@ -439,7 +561,11 @@ class _Distributed:
         try:
             given = _given(pairs)
             return state.helper.apply_gradients(
-                lambda: state.step(self, given, lambda: base.apply_gradients(pairs, *args, **kwargs)), self, pairs
+                lambda: state.step(
+                    self, given, lambda: base.apply_gradients(pairs, *args, **kwargs)
+                ),
+                self,
+                pairs,
             )
         finally:
             state.applying = False

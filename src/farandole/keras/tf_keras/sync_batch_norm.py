@@ -11,10 +11,15 @@ from farandole.frontend.ops import WORLD
 from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 
 
-class SyncBatchNormalization(Synchronized, tf_keras.layers.BatchNormalization):  # type: ignore[misc]
+class SyncBatchNormalization(
+    Synchronized,
+    tf_keras.layers.BatchNormalization,  # type: ignore[misc]
+):
     """``farandole.tensorflow.SyncBatchNormalization`` for models of Keras 2."""
 
-    def __init__(self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any) -> None:
+    def __init__(
+        self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any
+    ) -> None:
         check_not_fused(fused)
         super().__init__(fused=False, **kwargs)
         self._process_set = process_set

@@ -1,4 +1,6 @@
-"""Collectives of values: Python numbers, numpy arrays and tensors go in; tensors come out (numpy arrays in a graph)."""
+"""Collectives of values: Python numbers, numpy arrays and tensors go in; tensors come out (numpy
+arrays in a graph).
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,45 @@ from farandole.types import ReduceOp
 
 
 def allreduce(
-    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: int | None = None, compression: Any = NoneCompressor,
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = NoneCompressor,
     process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+) -> Any:
     """The reduction of every rank's ``value``. ``op``: Average (the default), Sum, Min, Max, ..."""
     return evaluated(
         differentiable.allreduce(
-            tf.convert_to_tensor(value), average=average, name=name, compression=compression, op=op,
-            prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set,
+            tf.convert_to_tensor(value),
+            average=average,
+            name=name,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
         )
-    )  # fmt: skip
+    )
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Every rank's ``value``, one below the other. The first dimension may differ."""
-    return evaluated(differentiable.allgather(tf.convert_to_tensor(value), name=name, process_set=process_set))
+    return evaluated(
+        differentiable.allgather(tf.convert_to_tensor(value), name=name, process_set=process_set)
+    )
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
     """``root_rank``'s ``value``."""
     return evaluated(
-        differentiable.broadcast(tf.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
+        differentiable.broadcast(
+            tf.convert_to_tensor(value), root_rank, name=name, process_set=process_set
+        )
     )
 
 
@@ -45,13 +64,16 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction."""
     tensor = tf.convert_to_tensor(value)
-    return evaluated(differentiable.reducescatter(tensor, name=name, op=op, process_set=process_set))
+    return evaluated(
+        differentiable.reducescatter(tensor, name=name, op=op, process_set=process_set)
+    )
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
     """Give all ranks ``root_rank``'s values of the graph's global variables, in Keras's session.
 
-    Raises RuntimeError in eager mode, where there is no such list: use the callback, or ``broadcast_variables``.
+    Raises RuntimeError in eager mode, where there is no such list: use the callback, or
+    ``broadcast_variables``.
     """
     return evaluated(broadcasting.broadcast_global_variables(root_rank))
 

@@ -1,5 +1,6 @@
-"""The agent of a host, or of one task of a cluster: it starts ranks as processes of its own, passes their output and
-their ends on to the driver, and ends them when the driver says so, goes away, or the cluster ends the agent.
+"""The agent of a host, or of one task of a cluster: it starts ranks as processes of its own, passes
+their output and their ends on to the driver, and ends them when the driver says so, goes away, or
+the cluster ends the agent.
 
 Everything travels through the job's store; ``registry`` lists the keys.
 """
@@ -20,7 +21,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from farandole.config import Connection, Placement, Settings, cores, variables
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
 from farandole.launch import outer
 from farandole.launch.limits import cure
 from farandole.launch.processes import LocalWorker, start_ranks
@@ -39,10 +45,11 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 
 
 class Agent:
-    """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``: variables for the ranks
-    that are of this place; ``hidden``: prefixes of the agent's own variables that ranks do not get, if not those of
-    ``outer``; ``cwd``: where ranks work, if not here. ``folder`` holds the driver's packages, if this host had others:
-    ``odd``."""
+    """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``:
+    variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
+    variables that ranks do not get, if not those of ``outer``; ``cwd``: where ranks work, if not
+    here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
+    """
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
         self.name = f"agent/{task['index']}"
@@ -80,9 +87,14 @@ class Agent:
 
     def _hello(self) -> dict[str, Any]:
         return {
-            "host": socket.gethostname(), "place": place(), "odd": dict(self._odd), "gpus": self._task.get("gpus", []),
-            "cores": cores(), "python": sys.executable, "pid": os.getpid(),
-        }  # fmt: skip
+            "host": socket.gethostname(),
+            "place": place(),
+            "odd": dict(self._odd),
+            "gpus": self._task.get("gpus", []),
+            "cores": cores(),
+            "python": sys.executable,
+            "pid": os.getpid(),
+        }
 
     def _next_order(self, number: int) -> dict[str, Any]:
         while True:
@@ -96,10 +108,14 @@ class Agent:
         if not self._run(order):
             return False
         self._ranks = len(self._workers)
-        self._listening = threading.Thread(target=self._take_orders, name="farandole-orders", daemon=True)
+        self._listening = threading.Thread(
+            target=self._take_orders, name="farandole-orders", daemon=True
+        )
         self._listening.start()
         if order["log"]:
-            self._talking.append(threading.Thread(target=self._show_log, name="farandole-log", daemon=True))
+            self._talking.append(
+                threading.Thread(target=self._show_log, name="farandole-log", daemon=True)
+            )
             self._talking[0].start()
         return True
 
@@ -108,14 +124,18 @@ class Agent:
         own = environment(os.environ, self._folder, tuple(self._task.get("hidden", outer.PLACE)))
         command = [order["python"] or sys.executable, *order["command"]]
         slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
-        here = {"FARANDOLE_STORE": self._client.address}  # not every host reaches the driver by the same address
+        # not every host reaches the driver by the same address
+        here = {"FARANDOLE_STORE": self._client.address}
         envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
         try:
             self._workers += start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
         except SettingsError as error:
             for number in range(len(self._workers), len(self._workers) + len(slots)):
                 message = {
-                    "message": f"{command[0]} cannot be started: {error.__cause__ or error}{cure(error.__cause__)}"
+                    "message": (
+                        f"{command[0]} cannot be started:"
+                        f" {error.__cause__ or error}{cure(error.__cause__)}"
+                    )
                 }
                 self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
             return False
@@ -271,7 +291,9 @@ class Pipes:
 
 
 class Sender(threading.Thread):
-    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not slow the ranks."""
+    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not
+    slow the ranks.
+    """
 
     def __init__(self, client: StoreClient, name: str) -> None:
         super().__init__(name=f"farandole-{name}-out", daemon=True)
@@ -286,7 +308,12 @@ class Sender(threading.Thread):
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < AHEAD or self._broken)
             last = self._waiting[-1] if self._waiting else ("", bytearray())
-            if what.startswith("out/") and last[0] == what and last[1][0] == data[0] and len(last[1]) < PIECE:
+            if (
+                what.startswith("out/")
+                and last[0] == what
+                and last[1][0] == data[0]
+                and len(last[1]) < PIECE
+            ):
                 last[1].extend(data[1:])
             else:
                 self._waiting.append((what, bytearray(data)))
@@ -318,8 +345,9 @@ class Sender(threading.Thread):
 
 
 def place() -> str:
-    """The common trait of processes that can share memory: the running kernel, and its network namespace (Unix sockets
-    without a file belong to one)."""
+    """The common trait of processes that can share memory: the running kernel, and its network
+    namespace (Unix sockets without a file belong to one).
+    """
     name = ""
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -328,9 +356,12 @@ def place() -> str:
     return name or socket.gethostname()
 
 
-def environment(own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = outer.PLACE) -> dict[str, str]:
-    """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes, with its importable
-    packages."""
+def environment(
+    own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = outer.PLACE
+) -> dict[str, str]:
+    """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes,
+    with its importable packages.
+    """
     known = variables(Placement, Connection, Settings)
     base = {name: value for name, value in outer.without(own, hidden).items() if name not in known}
     path = [folder, *(entry for entry in sys.path if entry != folder)]

@@ -1,4 +1,6 @@
-"""Places on any cluster that can start an agent on them: the ranks are dealt when all agents have reported."""
+"""Places on any cluster that can start an agent on them: the ranks are dealt when all agents have
+reported.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,27 @@ from farandole.log import logger
 from farandole.store import Door, StoreServer
 from farandole.types import Slot
 
-# Of the driver's variables, the ranks get those that say what a program was written for. No others: the hosts are not
-# the driver's.
+# Of the driver's variables, the ranks get those that say what a program was written for. No others:
+# the hosts are not the driver's.
 CHOICES = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 TIDY = 5.0  # seconds for the agents to end when their ranks have
 CONTACT = 30.0  # seconds in which an agent must reach the driver
 
 
 class Place(NamedTuple):
-    """A place for one agent. ``ranks``: how many it starts there; ``host``: the user's name for the host, empty: its
-    own name, and agents that can share memory are on one host."""
+    """A place for one agent. ``ranks``: how many it starts there; ``host``: the user's name for the
+    host, empty: its own name, and agents that can share memory are on one host.
+    """
 
     ranks: int
     host: str = ""
 
 
 class Cluster(Protocol):
-    """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark task"); ``python``:
-    the ranks' interpreter, empty: the agents' own; ``private``: nobody can read what it tells its agents."""
+    """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark
+    task"); ``python``: the ranks' interpreter, empty: the agents' own; ``private``: nobody can read
+    what it tells its agents.
+    """
 
     noun: str
     private: bool
@@ -43,14 +48,17 @@ class Cluster(Protocol):
         """See ``Allocation.describe``."""
 
     def address(self) -> tuple[str, str]:
-        """The interface for the driver's socket, and the name by which agents reach it (empty: the same). Raises
-        SettingsError."""
+        """The interface for the driver's socket, and the name by which agents reach it (empty: the
+        same). Raises SettingsError.
+        """
 
     def unreachable(self, host: str) -> str:
         """The cure when the driver cannot listen on the interface ``host``."""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Start an agent on each place: ``boot.main(archive, wanted, {**facts, "index": n, ...})`` for place n."""
+        """Start an agent on each place: ``boot.main(archive, wanted, {**facts, "index": n, ...})``
+        for place n.
+        """
 
     def absent(self, agents: Sequence[int]) -> str:
         """Why of these agents, which have not reported, some never will; empty while all may."""
@@ -66,12 +74,15 @@ class Cluster(Protocol):
 
 
 class AgentAllocation:
-    """``timeout``: seconds in which all agents must have reported. ``log``: the first rank's agent shows what is given
-    to ``to_log``."""
+    """``timeout``: seconds in which all agents must have reported. ``log``: the first rank's agent
+    shows what is given to ``to_log``.
+    """
 
     remote = True
 
-    def __init__(self, cluster: Cluster, places: Sequence[Place], timeout: float, *, log: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, places: Sequence[Place], timeout: float, *, log: bool = False
+    ) -> None:
         self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
         self._np = sum(place.ranks for place in places)
         self._store: StoreServer | None = None
@@ -94,7 +105,9 @@ class AgentAllocation:
                 self._door = Door(self._store, secret, len(self._places), host, name)
         except OSError as error:
             cure = self._cluster.unreachable(host)
-            raise SettingsError(f"the driver cannot listen on {host!r} ({error}): {cure}") from error
+            raise SettingsError(
+                f"the driver cannot listen on {host!r} ({error}): {cure}"
+            ) from error
         return self._store
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[RemoteWorker]:
@@ -103,10 +116,16 @@ class AgentAllocation:
         self._command, self._env = list(command[1:]), {**chosen, **env}
         self._began = time.monotonic()
         slots = plan(None, self._np)
-        self._registry = AgentRegistry(self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun)
+        self._registry = AgentRegistry(
+            self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun
+        )
         facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
         if self._door is not None:
-            facts |= {"address": self._door.address, "secret": self._door.invitation, "invited": True}
+            facts |= {
+                "address": self._door.address,
+                "secret": self._door.invitation,
+                "invited": True,
+            }
         self._cluster.start(facts)
         return self._registry.workers
 
@@ -120,7 +139,9 @@ class AgentAllocation:
             absent = [index for index in range(len(self._places)) if index not in agents]
             if not absent:
                 self._shut()
-                self._slots = self._deal(self._registry, [agents[index] for index in range(len(self._places))])
+                self._slots = self._deal(
+                    self._registry, [agents[index] for index in range(len(self._places))]
+                )
             elif why := self._failure(self._registry, absent):
                 self._registry.dismiss()  # the others, which wait for ranks in vain
                 self._cluster.close(TIDY)
@@ -131,7 +152,9 @@ class AgentAllocation:
 
     def _failure(self, registry: AgentRegistry, absent: Sequence[int]) -> str:
         lost = [self._cluster.gone(index) for index in registry.lost[:1]]
-        return self._cluster.absent(absent) or next((why or f"a {self._cluster.noun} ended" for why in lost), "")
+        return self._cluster.absent(absent) or next(
+            (why or f"a {self._cluster.noun} ended" for why in lost), ""
+        )
 
     def _deal(self, registry: AgentRegistry, agents: Sequence[Agent]) -> Sequence[Slot]:
         """Ranks to the agents: rank 0 to the first, contiguous on each host."""
@@ -139,22 +162,47 @@ class AgentAllocation:
         for agent in agents:
             for name, where in agent.odd.items():
                 if where and name != "cloudpickle":
-                    runs = "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run"
-                    logger.warning("%s has another %s (%s); %s the driver's, which was sent along",
-                                   agent.host, name, where, runs)  # fmt: skip
+                    runs = (
+                        "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run"
+                    )
+                    logger.warning(
+                        "%s has another %s (%s); %s the driver's, which was sent along",
+                        agent.host,
+                        name,
+                        where,
+                        runs,
+                    )
         gpus = {slot.rank: agents[index].gpus for index, mine in dealt.items() for slot in mine}
-        self._firsts = [(index, mine[0]) for index, mine in dealt.items() if mine[0].local_rank == 0]
+        self._firsts = [
+            (index, mine[0]) for index, mine in dealt.items() if mine[0].local_rank == 0
+        ]
         for index, mine in dealt.items():
-            order = {"command": self._command, "python": self._cluster.python, "log": self._log and mine[0].rank == 0}
-            registry.assign(index, mine, [self._environment(slot, slots, gpus) for slot in mine], order)
+            order = {
+                "command": self._command,
+                "python": self._cluster.python,
+                "log": self._log and mine[0].rank == 0,
+            }
+            registry.assign(
+                index, mine, [self._environment(slot, slots, gpus) for slot in mine], order
+            )
         return slots
 
-    def _environment(self, slot: Slot, slots: Sequence[Slot], gpus: Mapping[int, Sequence[str]]) -> dict[str, str]:
-        neighbours = [other for other in slots if other.rank - other.local_rank == slot.rank - slot.local_rank]
+    def _environment(
+        self, slot: Slot, slots: Sequence[Slot], gpus: Mapping[int, Sequence[str]]
+    ) -> dict[str, str]:
+        neighbours = [
+            other for other in slots if other.rank - other.local_rank == slot.rank - slot.local_rank
+        ]
         who = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
-        return {**self._env, **who, **visible([gpus[other.rank] for other in neighbours], slot.local_rank)}
+        return {
+            **self._env,
+            **who,
+            **visible([gpus[other.rank] for other in neighbours], slot.local_rank),
+        }
 
-    def serve(self, command: Sequence[str], envs: Sequence[Mapping[str, str]], together: int) -> Sequence[RemoteWorker]:
+    def serve(
+        self, command: Sequence[str], envs: Sequence[Mapping[str, str]], together: int
+    ) -> Sequence[RemoteWorker]:
         """See ``contract.Serving``."""
         assert self._registry is not None
         workers: list[RemoteWorker] = []
@@ -162,15 +210,21 @@ class AgentAllocation:
             index, first = self._firsts[begin // together % len(self._firsts)]
             own = envs[begin : begin + together]
             numbers = range(begin, begin + len(own))
-            slots = [Slot(self._np + number, first.host, number, len(envs), 0, 1, len(envs)) for number in numbers]
+            slots = [
+                Slot(self._np + number, first.host, number, len(envs), 0, 1, len(envs))
+                for number in numbers
+            ]
             order = {"command": list(command[1:]), "python": self._cluster.python}
             workers += self._registry.serve(index, slots, own, order)
         return workers
 
     def advice(self) -> str:
         agents = self._registry.agents if self._registry is not None else {}
-        crowded = [crowding(place.ranks, agents[index].cores, agents[index].host)
-                   for index, place in enumerate(self._places) if index in agents]  # fmt: skip
+        crowded = [
+            crowding(place.ranks, agents[index].cores, agents[index].host)
+            for index, place in enumerate(self._places)
+            if index in agents
+        ]
         return next(filter(None, crowded), "")
 
     def to_log(self, text: str) -> None:
@@ -191,10 +245,13 @@ class AgentAllocation:
             self._registry.close()
 
 
-def deal(places: Sequence[Place], agents: Sequence[Agent]) -> tuple[tuple[Slot, ...], dict[int, list[Slot]]]:
+def deal(
+    places: Sequence[Place], agents: Sequence[Agent]
+) -> tuple[tuple[Slot, ...], dict[int, list[Slot]]]:
     """All slots, and those of each agent by its index. Pure.
 
-    Agents are on one host if the user calls it by one name; without names, if they can share memory.
+    Agents are on one host if the user calls it by one name; without names, if they can share
+    memory.
     """
     hosts: dict[str, list[Agent]] = {}
     for place, agent in zip(places, agents, strict=True):
@@ -211,10 +268,12 @@ def deal(places: Sequence[Place], agents: Sequence[Agent]) -> tuple[tuple[Slot, 
 
 
 def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
-    """The variables that pin a rank to the cluster's GPUs for it. ``gpus``: the addresses for each rank of its host.
+    """The variables that pin a rank to the cluster's GPUs for it. ``gpus``: the addresses for each
+    rank of its host.
 
-    Every rank of a host sees the GPUs of all of them, in an order in which the device with the number of its local
-    rank is its own: Horovod programs say ``torch.cuda.set_device(hvd.local_rank())``.
+    Every rank of a host sees the GPUs of all of them, in an order in which the device with the
+    number of its local rank is its own: Horovod programs say
+    ``torch.cuda.set_device(hvd.local_rank())``.
     """
     if not gpus[local_rank]:
         return {}

@@ -1,6 +1,8 @@
-"""The first thing that runs on an agent's place, from its source: the host may not have Farandole at all.
+"""The first thing that runs on an agent's place, from its source: the host may not have Farandole
+at all.
 
-It sees to it that the driver's Farandole can be imported, and hands over to ``agent``. Standard library only.
+It sees to it that the driver's Farandole can be imported, and hands over to ``agent``. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ FETCH = 10.0  # seconds without a byte of the archive, for each of the driver's 
 
 
 def digest(name: str) -> str:
-    """An identifier of the sources of a package that can be imported here; empty when there is none (or in an archive
-    of its own, where it would have to be read as one)."""
+    """An identifier of the sources of a package that can be imported here; empty when there is none
+    (or in an archive of its own, where it would have to be read as one).
+    """
     root = folder_of(name)
     if not root:
         return ""
@@ -55,7 +58,9 @@ def sources(root: str) -> list[str]:
 
 def cache() -> str:
     """The user's folder for what can be made again; empty if there is none to write to."""
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "farandole")
+    folder = os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "farandole"
+    )
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError:
@@ -64,12 +69,17 @@ def cache() -> str:
 
 
 def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
-    """The archive, from the first of the driver's addresses that has it. Raises OSError or ValueError."""
+    """The archive, from the first of the driver's addresses that has it. Raises OSError or
+    ValueError.
+    """
     trouble: Exception = ValueError("no address is known")
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), FETCH) as sock, sock.makefile("rb") as file:
+            with (
+                socket.create_connection((host.strip("[]"), int(port)), FETCH) as sock,
+                sock.makefile("rb") as file,
+            ):
                 archive = file.read()
             if contents(archive) == wanted:
                 return archive
@@ -80,7 +90,9 @@ def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
 
 
 def contents(archive: bytes) -> dict[str, str]:
-    """The digest of each package in it. An entry that ``digest`` would not look at has a name of its own."""
+    """The digest of each package in it. An entry that ``digest`` would not look at has a name of
+    its own.
+    """
     totals: dict[str, Any] = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         for entry in packed.namelist():
@@ -90,9 +102,12 @@ def contents(archive: bytes) -> dict[str, str]:
     return {name: total.hexdigest() for name, total in totals.items()}
 
 
-def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[str, dict[str, str]]:
-    """The folder, in ``home``, that the driver's packages were unpacked to, and what was found of each that is not the
-    driver's: "" (nothing) or where it is. ("", {}) if all is here already."""
+def provide(
+    archive: bytes, wanted: Mapping[str, str], home: str = ""
+) -> tuple[str, dict[str, str]]:
+    """The folder, in ``home``, that the driver's packages were unpacked to, and what was found of
+    each that is not the driver's: "" (nothing) or where it is. ("", {}) if all is here already.
+    """
     odd = {}
     for name, sum_ in wanted.items():
         if digest(name) != sum_:
@@ -105,7 +120,9 @@ def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[
             return _unpacked(archive, place), odd
         except OSError as error:
             trouble.append(f"{place} ({error.strerror or error})")
-    raise OSError(f"Farandole cannot be unpacked to {' or '.join(trouble)}: make room there, or set TMPDIR")
+    raise OSError(
+        f"Farandole cannot be unpacked to {' or '.join(trouble)}: make room there, or set TMPDIR"
+    )
 
 
 def _temporary() -> str:
@@ -117,8 +134,12 @@ def _temporary() -> str:
 
 
 def _unpacked(archive: bytes, home: str) -> str:
-    """The folder in ``home`` with what is in the archive. Raises OSError, and leaves nothing then."""
-    folder = os.path.join(home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}")
+    """The folder in ``home`` with what is in the archive. Raises OSError, and leaves nothing
+    then.
+    """
+    folder = os.path.join(
+        home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}"
+    )
     if _is_ours(folder):
         return folder
     os.makedirs(home, exist_ok=True)
@@ -144,11 +165,15 @@ def _is_ours(folder: str) -> bool:
         status = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    )
 
 
 def prefer(folder: str, names: list[str]) -> None:
-    """Import ``names`` from ``folder`` from now on, also after other imports by this Python process."""
+    """Import ``names`` from ``folder`` from now on, also after other imports by this Python
+    process.
+    """
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path.insert(0, folder)
@@ -171,8 +196,9 @@ def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> 
 
 
 def begin(task: Mapping[str, Any]) -> int:
-    """The same for an agent that the cluster's own command has started (``task.main``), and that fetches what it lacks.
-    Its status."""
+    """The same for an agent that the cluster's own command has started (``task.main``), and that
+    fetches what it lacks. Its status.
+    """
     folder, odd = "", dict[str, str]()
     wanted = task["wanted"]
     if any(digest(name) != sum_ for name, sum_ in wanted.items()):
@@ -181,8 +207,8 @@ def begin(task: Mapping[str, Any]) -> int:
         except (OSError, ValueError) as error:
             here, there = socket.gethostname(), folder_of("farandole") or "none"
             sys.stderr.write(
-                f"farandole: {here} has not the driver's Farandole (it has: {there}), and cannot get it from "
-                f"it ({error}): install the same version there, or let ports through\n"
+                f"farandole: {here} has not the driver's Farandole (it has: {there}), and cannot"
+                f" get it from it ({error}): install the same version there, or let ports through\n"
             )
             return 1
         prefer(folder, list(wanted))

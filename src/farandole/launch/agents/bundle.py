@@ -10,8 +10,8 @@ import zipfile
 
 from farandole.launch.agents import boot
 
-# What must be the driver's own: Farandole, the names it goes by, and what functions are pickled with (one version of
-# cloudpickle does not read what another has written).
+# What must be the driver's own: Farandole, the names it goes by, and what functions are pickled
+# with (one version of cloudpickle does not read what another has written).
 NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
 _packing = threading.Lock()
 
@@ -21,7 +21,9 @@ def roots() -> dict[str, str]:
     """The folder of each package that is to be the driver's."""
     found = {name: boot.folder_of(name) for name in NAMES}
     return {
-        name: root for name, root in found.items() if root and (name not in ("horovod", "sparkdl") or _is_ours(root))
+        name: root
+        for name, root in found.items()
+        if root and (name not in ("horovod", "sparkdl") or _is_ours(root))
     }
 
 

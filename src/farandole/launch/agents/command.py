@@ -18,15 +18,20 @@ from typing import Any
 from farandole import network
 from farandole.errors import SettingsError
 
-FACTS = "FARANDOLE_AGENT"  # the variable that tells agents how to reach the driver, and how to begin
-FIRST = f"import json,os,sys;t=json.loads(os.environ.pop('{FACTS}'));exec(t['boot']);sys.exit(begin(t))"
+# the variable that tells agents how to reach the driver, and how to begin
+FACTS = "FARANDOLE_AGENT"
+FIRST = (
+    f"import json,os,sys;t=json.loads(os.environ.pop('{FACTS}'));exec(t['boot']);sys.exit(begin(t))"
+)
 SEND = 30.0  # seconds without progress in which an agent must take its archive
 LINES = 20  # of the command's last output that are shown when it fails
 TIDY = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 class Packages(socketserver.ThreadingTCPServer):
-    """Sends the driver's own packages to whoever connects. They are no secret, and agents know their digests."""
+    """Sends the driver's own packages to whoever connects. They are no secret, and agents know
+    their digests.
+    """
 
     daemon_threads = True
 
@@ -46,15 +51,21 @@ class _Send(socketserver.BaseRequestHandler):
 
 
 class Command:
-    """The ``Cluster`` of ``AgentAllocation``. ``argv``: the command, without the program that it starts on each place,
-    which ``launcher`` knows by its ``surroundings``; ``where``: the places, for the user; ``interfaces``: as set."""
+    """The ``Cluster`` of ``AgentAllocation``. ``argv``: the command, without the program that it
+    starts on each place, which ``launcher`` knows by its ``surroundings``; ``where``: the places,
+    for the user; ``interfaces``: as set.
+    """
 
     python, private = "", False
 
-    def __init__(self, launcher: str, argv: Sequence[str], where: str, interfaces: str = "") -> None:
+    def __init__(
+        self, launcher: str, argv: Sequence[str], where: str, interfaces: str = ""
+    ) -> None:
         self.noun = f"process of {argv[0]}"
         self._launcher, self._argv, self._where = launcher, list(argv), where
-        self._addresses = [each.address for each in network.chosen(network.interfaces(), interfaces)] or ["127.0.0.1"]
+        self._addresses = [
+            each.address for each in network.chosen(network.interfaces(), interfaces)
+        ] or ["127.0.0.1"]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._said: deque[str] = deque(maxlen=LINES)
@@ -64,7 +75,9 @@ class Command:
         return self._where
 
     def address(self) -> tuple[str, str]:
-        return (self._addresses[0] if len(self._addresses) == 1 else network.EVERYWHERE), self._addresses[0]
+        return (
+            self._addresses[0] if len(self._addresses) == 1 else network.EVERYWHERE
+        ), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
         return "--network-interfaces must name interfaces of this machine that the hosts reach"
@@ -72,31 +85,49 @@ class Command:
     def start(self, facts: Mapping[str, Any]) -> None:
         _, port = network.split(str(facts["address"]))
         addresses = [network.joined(address, port) for address in self._addresses]
-        more = {"addresses": addresses, "launcher": self._launcher, "cwd": os.getcwd(), **self._offer()}
+        more = {
+            "addresses": addresses,
+            "launcher": self._launcher,
+            "cwd": os.getcwd(),
+            **self._offer(),
+        }
         told = json.dumps({**facts, **more})
         command = [*self._argv, sys.executable, "-c", FIRST]
         try:
             self._process = subprocess.Popen(
-                command, env={**os.environ, FACTS: told}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+                command,
+                env={**os.environ, FACTS: told},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
         except OSError as error:
             raise SettingsError(f"{self._argv[0]} cannot be started: {error}") from error
-        self._reader = threading.Thread(target=self._read, name=f"farandole-{self._launcher}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, name=f"farandole-{self._launcher}", daemon=True
+        )
         self._reader.start()
 
     def _offer(self) -> dict[str, Any]:
-        """What an agent needs to become the driver's Farandole: the program that sees to it, and where to get that."""
+        """What an agent needs to become the driver's Farandole: the program that sees to it, and
+        where to get that.
+        """
         from farandole.launch.agents import boot
         from farandole.launch.agents.bundle import digests
 
         self._packages = Packages(self.address()[0])
-        threading.Thread(target=self._packages.serve_forever, name="farandole-packages", daemon=True).start()
+        threading.Thread(
+            target=self._packages.serve_forever, name="farandole-packages", daemon=True
+        ).start()
         port = self._packages.socket.getsockname()[1]
         return {
-            "boot": Path(boot.__file__).read_text("utf-8"), "wanted": digests(),
+            "boot": Path(boot.__file__).read_text("utf-8"),
+            "wanted": digests(),
             "packages": [network.joined(address, port) for address in self._addresses],
-        }  # fmt: skip
+        }
 
     def _read(self) -> None:
         assert self._process is not None
@@ -117,10 +148,9 @@ class Command:
 
     def late(self, agents: Sequence[int], status: str) -> str:
         said = "\n".join(self._said)
-        return (
-            f"only {status} within the start timeout (--start-timeout sets how long to wait)"
-            + (f"; {self._argv[0]} wrote:\n{said}" if said else "")
-        )  # fmt: skip
+        return f"only {status} within the start timeout (--start-timeout sets how long to wait)" + (
+            f"; {self._argv[0]} wrote:\n{said}" if said else ""
+        )
 
     def close(self, seconds: float) -> None:
         process, deadline = self._process, time.monotonic() + seconds

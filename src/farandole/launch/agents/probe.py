@@ -1,4 +1,6 @@
-"""The program of ``farandole hosts`` on each host: it tells what is there, and measures the way to other hosts."""
+"""The program of ``farandole hosts`` on each host: it tells what is there, and measures the way to
+other hosts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from importlib import metadata
 from typing import Any
 
 from farandole.config import content, cores
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
 from farandole.launch.agents.remote import likeliest_first, no_contact
 from farandole.network import EVERYWHERE, chosen, interfaces, listening
 from farandole.store import StoreClient
@@ -56,7 +63,9 @@ def serve(door: socket.socket, token: bytes) -> None:
 
 
 def measure(addresses: list[str], port: int, token: bytes) -> dict[str, Any]:
-    """The first of the addresses that answers, its latency (seconds, one way) and bandwidth (bytes per second)."""
+    """The first of the addresses that answers, its latency (seconds, one way) and bandwidth (bytes
+    per second).
+    """
     trouble = []
     for address in addresses:
         try:
@@ -82,11 +91,16 @@ def _measured(sock: socket.socket) -> dict[str, float]:
     sock.shutdown(socket.SHUT_WR)
     sock.settimeout(30.0)
     total = int(sock.makefile().readline())
-    return {"latency": sorted(turns[1:])[PINGS // 2] / 2, "bandwidth": total / (time.perf_counter() - began)}
+    return {
+        "latency": sorted(turns[1:])[PINGS // 2] / 2,
+        "bandwidth": total / (time.perf_counter() - began),
+    }
 
 
 def no_way_back(addresses: list[str], secret: str) -> str:
-    """Why no job could start here: none of the driver's addresses answers. Empty if one does, or there are none."""
+    """Why no job could start here: none of the driver's addresses answers. Empty if one does, or
+    there are none.
+    """
     trouble = []
     for address in likeliest_first(addresses):
         try:
@@ -94,25 +108,36 @@ def no_way_back(addresses: list[str], secret: str) -> str:
             return ""
         except (AuthenticationError, HorovodInternalError, RendezvousError, OSError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-            trouble.append(f"{address} ({cause.strerror or cause if isinstance(cause, OSError) else cause})")
+            trouble.append(
+                f"{address} ({cause.strerror or cause if isinstance(cause, OSError) else cause})"
+            )
     if not trouble:
         return ""
     if all(interface.loopback for interface in interfaces()):
         return no_contact(addresses)
     return (
-        f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the way back (the "
-        "driver's ports are chosen by the system, as those of a job are), or --network-interfaces must name others"
+        f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the"
+        " way back (the driver's ports are chosen by the system, as those of a job are), or"
+        " --network-interfaces must name others"
     )
 
 
 def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
-    """The facts about this host. ``odd``: the driver's packages of which this host has others (where) or none ("");
-    ``names``: the interfaces that are to carry a job, as set. Raises SettingsError for one that is not here."""
+    """The facts about this host. ``odd``: the driver's packages of which this host has others
+    (where) or none (""); ``names``: the interfaces that are to carry a job, as set. Raises
+    SettingsError for one that is not here.
+    """
     return {
-        "hostname": socket.gethostname(), "python": platform.python_version(), "executable": sys.executable,
-        "farandole": odd.get("farandole"), "numpy": _version("numpy"), "cores": cores(), "memory": _memory(),
-        "gpus": _gpus(), "addresses": [each.address for each in chosen(interfaces(), names)],
-    }  # fmt: skip
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "farandole": odd.get("farandole"),
+        "numpy": _version("numpy"),
+        "cores": cores(),
+        "memory": _memory(),
+        "gpus": _gpus(),
+        "addresses": [each.address for each in chosen(interfaces(), names)],
+    }
 
 
 def _version(package: str) -> str:
@@ -125,7 +150,11 @@ def _version(package: str) -> str:
 
 def _memory() -> int:
     """Bytes."""
-    found = [line.split()[1] for line in content("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
+    found = [
+        line.split()[1]
+        for line in content("/proc/meminfo").splitlines()
+        if line.startswith("MemTotal")
+    ]
     return int(found[0]) << 10 if found else 0
 
 
@@ -135,14 +164,27 @@ def _gpus() -> list[str]:
         return []
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [] if done.returncode else [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return (
+        []
+        if done.returncode
+        else [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    )
 
 
-def main(told: Mapping[str, Any], odd: Mapping[str, str], frame: Callable[[], bytes], say: Callable[..., None]) -> int:
-    """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the driver has gone."""
+def main(
+    told: Mapping[str, Any],
+    odd: Mapping[str, str],
+    frame: Callable[[], bytes],
+    say: Callable[..., None],
+) -> int:
+    """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the
+    driver has gone.
+    """
     token = told["token"]
     try:
         found = facts(odd, told["interfaces"])

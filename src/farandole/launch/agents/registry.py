@@ -1,8 +1,9 @@
 """The driver's end of the agents: their reports, their messages, and their orders.
 
-Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th rank of an agent
-``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it: ``agent/<n>/order/<number>`` and, to the
-first rank's agent, ``agent/<n>/log/<number>``. Processes that are no ranks are numbered after the ranks of their agent.
+Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
+rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it:
+``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
+that are no ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ Gone = Callable[[int], "str | None"]
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent that has reported. ``place``: the same for agents whose ranks can share memory; ``odd``: the packages
-    that are not the driver's there; ``gpus``: the addresses that the cluster gave it."""
+    """An agent that has reported. ``place``: the same for agents whose ranks can share memory;
+    ``odd``: the packages that are not the driver's there; ``gpus``: the addresses that the cluster
+    gave it.
+    """
 
     index: int
     host: str
@@ -46,7 +49,9 @@ class Agent:
 
 
 class RemoteWorker:
-    """One rank that an agent runs, or (``serves``) another process of the job, as the driver sees it."""
+    """One rank that an agent runs, or (``serves``) another process of the job, as the driver sees
+    it.
+    """
 
     def __init__(self, slot: Slot, registry: AgentRegistry, serves: bool = False) -> None:
         self.slot, self.serves = slot, serves
@@ -115,10 +120,13 @@ class RemoteWorker:
 
 
 class AgentRegistry:
-    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``allocation.Cluster``; ``noun``: an agent's
-    process, in the cluster's words."""
+    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``allocation.Cluster``;
+    ``noun``: an agent's process, in the cluster's words.
+    """
 
-    def __init__(self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str) -> None:
+    def __init__(
+        self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str
+    ) -> None:
         self.agents: dict[int, Agent] = {}
         self.lost: list[int] = []
         self.workers = [RemoteWorker(slot, self) for slot in slots]
@@ -144,14 +152,20 @@ class AgentRegistry:
                 number, _, verb = rest.partition("/")
                 self._hear(int(number), verb, value)
         except (ValueError, TypeError, LookupError) as error:
-            logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
+            logger.warning(
+                "%r was set in the job's store to what cannot be that, and is ignored: %s",
+                key,
+                error,
+            )
 
     def _hear(self, index: int, verb: str, value: Value) -> None:
         if not 0 <= index < self._count:
             raise ValueError(f"there are {self._count} agents")
         if verb == "hello":
             told = parsed(value)
-            self.agents[index] = Agent(index=index, **{**told, "host": printable(str(told["host"]))})
+            self.agents[index] = Agent(
+                index=index, **{**told, "host": printable(str(told["host"]))}
+            )
             return
         if index not in self._of:
             return
@@ -181,12 +195,17 @@ class AgentRegistry:
     # ---- asked by the driver ----
 
     def look_after(self, worker: RemoteWorker) -> None:
-        """A worker whose agent has gone: say why, as soon as the cluster has said it to us. The first to be lost is
-        the cause: some clusters end the others."""
+        """A worker whose agent has gone: say why, as soon as the cluster has said it to us. The
+        first to be lost is the cause: some clusters end the others.
+        """
         if worker.agent is None or worker.code is not None or worker.gone:
             return
         why, now = self._gone(worker.agent), time.monotonic()
-        if why is not None and now > self._gone_since.setdefault(worker.agent, now) + WHY and worker.lost_at is None:
+        if (
+            why is not None
+            and now > self._gone_since.setdefault(worker.agent, now) + WHY
+            and worker.lost_at is None
+        ):
             worker.lost_at = now  # the cluster has given it up, and its connection has not noticed
         if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return
@@ -194,8 +213,12 @@ class AgentRegistry:
             worker.end_output()
             worker.gone = True
             return
-        first = worker.lost_at <= min(other.lost_at for other in self.workers if other.lost_at is not None)
-        self._fail(worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}")
+        first = worker.lost_at <= min(
+            other.lost_at for other in self.workers if other.lost_at is not None
+        )
+        self._fail(
+            worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}"
+        )
 
     def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:
         if worker.serves:
@@ -206,7 +229,9 @@ class AgentRegistry:
         worker.end(int(worker.serves))  # of a rank nobody knows: the outcome tells how it ended
         worker.gone = True
 
-    def assign(self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any) -> None:
+    def assign(
+        self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
+    ) -> None:
         """Have the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
         workers = [self.workers[slot.rank] for slot in slots]
         for worker, slot in zip(workers, slots, strict=True):
@@ -215,7 +240,7 @@ class AgentRegistry:
 
     def serve(
         self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
-    ) -> list[RemoteWorker]:  # fmt: skip
+    ) -> list[RemoteWorker]:
         """Have the agent ``index``, which has ranks, start other processes, too."""
         workers = [RemoteWorker(slot, self, serves=True) for slot in slots]
         self._others += workers
@@ -223,15 +248,22 @@ class AgentRegistry:
         return workers
 
     def _entrust(
-        self, index: int, workers: Sequence[RemoteWorker], env: Sequence[Mapping[str, str]], order: Any
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        workers: Sequence[RemoteWorker],
+        env: Sequence[Mapping[str, str]],
+        order: Any,
+    ) -> None:
         before = self._of.get(index, [])
         for number, worker in enumerate(workers, start=len(before)):
             worker.number, worker.agent = number, index
             if index in self.lost:
                 worker.lost_at = time.monotonic()
         self._of[index] = [*before, *workers]
-        ranks = [{"slot": list(worker.slot), "env": dict(own)} for worker, own in zip(workers, env, strict=True)]
+        ranks = [
+            {"slot": list(worker.slot), "env": dict(own)}
+            for worker, own in zip(workers, env, strict=True)
+        ]
         self.order(index, {"ranks": ranks, **order})
 
     def order(self, index: int, order: Mapping[str, Any]) -> None:

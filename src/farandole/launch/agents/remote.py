@@ -1,8 +1,9 @@
-"""The first program on a host that was reached by a pipe, ssh's for example: it starts the agent, or the probe, there.
+"""The first program on a host that was reached by a pipe, ssh's for example: it starts the agent,
+or the probe, there.
 
-It comes over stdin as its source, followed by frames (8 digits with the length, then the bytes), and answers on stdout
-in lines that begin with ``MARK``. stdin is its lifeline: when that ends, this process does, and the ranks with it.
-Standard library only, until the driver's packages are there.
+It comes over stdin as its source, followed by frames (8 digits with the length, then the bytes),
+and answers on stdout in lines that begin with ``MARK``. stdin is its lifeline: when that ends, this
+process does, and the ranks with it. Standard library only, until the driver's packages are there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import threading
 from typing import Any
 
 MARK = "@farandole "
-CONTACT = (2.0, 6.0)  # seconds for each of the driver's addresses, in two rounds: a lost host is lost after 8
+# seconds for each of the driver's addresses, in two rounds: a lost host is lost after 8
+CONTACT = (2.0, 6.0)
 
 
 def frame() -> bytes:
@@ -31,12 +33,18 @@ def say(**facts: Any) -> None:
 
 
 def enter(told: dict[str, Any]) -> bool:
-    """Work in the driver's folder, with its PYTHONPATH. False, and the driver knows, if there is no such folder."""
+    """Work in the driver's folder, with its PYTHONPATH. False, and the driver knows, if there is no
+    such folder.
+    """
     try:
         os.chdir(told["folder"])
     except OSError as error:
-        say(failed=f"the folder {told['folder']!r}, in which the driver works, cannot be used there "
-                   f"({error.strerror}): make it, share it, or start from a folder that all hosts have")  # fmt: skip
+        say(
+            failed=(
+                f"the folder {told['folder']!r}, in which the driver works, cannot be used there "
+                f"({error.strerror}): make it, share it, or start from a folder that all hosts have"
+            )
+        )
         return False
     sys.path[:] = [*told["path"], *(entry for entry in sys.path if entry)]
     return True
@@ -58,7 +66,9 @@ def contact(addresses: list[str], secret: str) -> str:
 def likeliest_first(addresses: list[str]) -> list[str]:
     """The driver's addresses; first the one from which ssh came here."""
     came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
-    return sorted(addresses, key=lambda address: address.rpartition(":")[0].strip("[]") != came_from)
+    return sorted(
+        addresses, key=lambda address: address.rpartition(":")[0].strip("[]") != came_from
+    )
 
 
 def no_contact(addresses: list[str]) -> str:
@@ -67,12 +77,12 @@ def no_contact(addresses: list[str]) -> str:
 
     if all(interface.loopback for interface in interfaces()):
         return (
-            "it has no address by which driver and ranks could reach each other (IPv6 addresses of one link, "
-            "fe80::..., do not count)"
+            "it has no address by which driver and ranks could reach each other (IPv6 addresses of"
+            " one link, fe80::..., do not count)"
         )
     return (
-        f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands between, or "
-        "--network-interfaces names the wrong ones"
+        f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands"
+        " between, or --network-interfaces names the wrong ones"
     )
 
 

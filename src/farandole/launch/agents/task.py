@@ -1,7 +1,8 @@
-"""An agent that mpirun or srun started (``command``), once the driver's Farandole is there (``boot.begin``).
+"""An agent that mpirun or srun started (``command``), once the driver's Farandole is there
+(``boot.begin``).
 
-Signals that a cluster sends before it ends a job (SIGUSR1, SIGTERM) reach its processes, so the agents. They hand them
-on to their ranks: programs write checkpoints then.
+Signals that a cluster sends before it ends a job (SIGUSR1, SIGTERM) reach its processes, so the
+agents. They hand them on to their ranks: programs write checkpoints then.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Local:
         for slot in slots:
             if not is_here(slot.host):
                 raise SettingsError(
-                    f"the local launcher starts processes on this machine only, and {slot.host!r} is not a name of it "
-                    f"(localhost, {socket.gethostname()})"
+                    f"the local launcher starts processes on this machine only, and {slot.host!r}"
+                    f" is not a name of it (localhost, {socket.gethostname()})"
                 )
         return LocalAllocation(slots)
 
@@ -56,9 +56,12 @@ class LocalAllocation:
         return StoreServer(secret)
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[LocalWorker]:
-        # Settings in our own environment have been read already and are part of env where they matter.
+        # Settings in our own environment have been read already and are part of env where they
+        # matter.
         known = variables(Placement, Connection, Settings)
-        base = {name: value for name, value in outer.without(os.environ).items() if name not in known}
+        base = {
+            name: value for name, value in outer.without(os.environ).items() if name not in known
+        }
         return start_ranks(self._slots, command, {**base, **env})
 
     def slots(self) -> Sequence[Slot]:

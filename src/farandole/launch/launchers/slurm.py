@@ -30,21 +30,28 @@ class Slurm:
         from farandole.launch.plan import places, plan
 
         if request.hosts is not None:
-            raise SettingsError(f"hosts={request.hosts!r}: with launcher 'slurm', the allocation says where ranks run")
+            raise SettingsError(
+                f"hosts={request.hosts!r}: with launcher 'slurm', the allocation says where"
+                " ranks run"
+            )
         if "SLURM_JOB_NODELIST" not in os.environ and "SLURM_HET_SIZE" in os.environ:
             parts = os.environ["SLURM_HET_SIZE"]
             raise SettingsError(
-                f"the launcher slurm runs in an allocation of one part, and this one has {parts} (SLURM_HET_SIZE): "
-                f"srun --het-group=0-{int(parts) - 1} python train.py, without farandole run, makes one job of them all"
+                f"the launcher slurm runs in an allocation of one part, and this one has {parts}"
+                f" (SLURM_HET_SIZE): srun --het-group=0-{int(parts) - 1} python train.py, without"
+                " farandole run, makes one job of them all"
             )
         if "SLURM_JOB_NODELIST" not in os.environ or shutil.which("srun") is None:
             raise SettingsError(
-                "the launcher slurm runs in an allocation: start farandole run in a batch script (sbatch), or after "
-                "salloc"
+                "the launcher slurm runs in an allocation: start farandole run in a batch script"
+                " (sbatch), or after salloc"
             )
         slots = plan(room(os.environ, request.np), request.np)
         nodes = [slot.host for slot in slots if slot.local_rank == 0]
-        where = f"{counted(request.np, 'rank')} on {places(slots)}, by srun in job {os.environ.get('SLURM_JOB_ID')}"
+        where = (
+            f"{counted(request.np, 'rank')} on {places(slots)}, by srun in job"
+            f" {os.environ.get('SLURM_JOB_ID')}"
+        )
         each = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
         return AgentAllocation(command, each, request.start_timeout)
@@ -52,12 +59,17 @@ class Slurm:
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
         from farandole import surroundings
 
-        return Placement.from_env(env) if "FARANDOLE_RANK" in env else surroundings.slurm.Slurm().surroundings(env)
+        return (
+            Placement.from_env(env)
+            if "FARANDOLE_RANK" in env
+            else surroundings.slurm.Slurm().surroundings(env)
+        )
 
 
 def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
-    """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for tasks if these are
-    not enough. Pure."""
+    """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for
+    tasks if these are not enough. Pure.
+    """
     from farandole.surroundings.hostlist import expand
     from farandole.surroundings.slurm import tasks_per_node
 
@@ -71,9 +83,20 @@ def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
 
 
 def srun(nodes: list[str]) -> list[str]:
-    """The command that starts one process on each node, which may use all that the allocation has there."""
+    """The command that starts one process on each node, which may use all that the allocation has
+    there.
+    """
     count = len(nodes)
     return [
-        "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
-        "--distribution=block", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--quiet",
-    ]  # fmt: skip
+        "srun",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--distribution=block",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--quiet",
+    ]

@@ -1,4 +1,6 @@
-"""The stall check: says which ranks stay away from which tensors and where they are, and ends the job when told to."""
+"""The stall check: says which ranks stay away from which tensors and where they are, and ends the
+job when told to.
+"""
 
 from farandole.observe.stall.check import StallCheck
 from farandole.observe.stall.inquiry import Inquiry

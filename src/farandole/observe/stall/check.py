@@ -16,20 +16,28 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
 _LAST_SECONDS = 0.7  # the same when the job is about to end
-_GRACE = 2.0  # seconds that the others leave to the rank that speaks, before they end the job themselves
-_LEAST = 0.1  # seconds of the first warning at least: doubled, 0 would stay 0, and be due without end
+# seconds that the others leave to the rank that speaks, before they end the job themselves
+_GRACE = 2.0
+# seconds of the first warning at least: doubled, 0 would stay 0, and be due without end
+_LEAST = 0.1
 _FRESH = 3.0  # seconds for which the engine's last word counts
 
 
 class StallCheck(Observer):
-    """Reports what stalls after the warning time, and again whenever the wait has doubled, in more detail. Of the ranks
-    that wait, the lowest one speaks. First lines are Horovod's."""
+    """Reports what stalls after the warning time, and again whenever the wait has doubled, in more
+    detail. Of the ranks that wait, the lowest one speaks. First lines are Horovod's.
+    """
 
     def __init__(
-        self, settings: Settings, rank: int, ranks: Sequence[int] = (), inquiry: Inquiry | None = None
+        self,
+        settings: Settings,
+        rank: int,
+        ranks: Sequence[int] = (),
+        inquiry: Inquiry | None = None,
     ) -> None:
-        """``ranks``: the numbers in the job of this engine's ranks (default: the same numbers). ``inquiry``: how to ask
-        the others what they do."""
+        """``ranks``: the numbers in the job of this engine's ranks (default: the same numbers).
+        ``inquiry``: how to ask the others what they do.
+        """
         self.rank, self._ranks = rank, ranks
         self.limit = settings.stall_shutdown_seconds
         warning = max(_LEAST, settings.stall_warning_seconds)
@@ -47,11 +55,17 @@ class StallCheck(Observer):
         over = [wait for wait in stalled if self.limit and wait.seconds >= self.limit]
         if over:
             return self._end(stalled, over)
-        due = [wait for wait in stalled if wait.seconds >= self.warning * 2 ** self._reported.get(wait.name, 0)]
+        due = [
+            wait
+            for wait in stalled
+            if wait.seconds >= self.warning * 2 ** self._reported.get(wait.name, 0)
+        ]
         if due:
             for wait in stalled:
                 self._reported[wait.name] = self._reported.get(wait.name, 0) + 1
-            self._report([wait for wait in stalled if self._speaks(wait)], max(self._reported.values()))
+            self._report(
+                [wait for wait in stalled if self._speaks(wait)], max(self._reported.values())
+            )
         return ""
 
     def now(self) -> Sequence[Waiting]:
@@ -62,7 +76,10 @@ class StallCheck(Observer):
     def _in_job(self, collectives: Sequence[Waiting]) -> list[Waiting]:
         if not self._ranks:
             return list(collectives)
-        return [wait._replace(missing=tuple(self._ranks[rank] for rank in wait.missing)) for wait in collectives]
+        return [
+            wait._replace(missing=tuple(self._ranks[rank] for rank in wait.missing))
+            for wait in collectives
+        ]
 
     def _speaks(self, wait: Waiting) -> bool:
         return all(rank in wait.missing for rank in range(self.rank))
@@ -74,7 +91,10 @@ class StallCheck(Observer):
             self._say(stalled, {}, count)
         elif self._reporter is None or not self._reporter.is_alive():
             self._reporter = threading.Thread(
-                target=self._ask_and_say, args=(stalled, count), name="farandole-stall-report", daemon=True
+                target=self._ask_and_say,
+                args=(stalled, count),
+                name="farandole-stall-report",
+                daemon=True,
             )
             self._reporter.start()
 
@@ -87,7 +107,9 @@ class StallCheck(Observer):
             from farandole.observe.stall import report  # here: few jobs ever wait so long
 
             seconds = self.warning * 2 ** (count - 1)
-            text = report.report(self._in_job(stalled), seconds, self.limit, answers, detailed=count > 1)
+            text = report.report(
+                self._in_job(stalled), seconds, self.limit, answers, detailed=count > 1
+            )
             logger.warning("%s", text)
 
     def _left_to_another(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer]) -> bool:
@@ -108,6 +130,8 @@ class StallCheck(Observer):
         if not late and self._left_to_another(over, answers):
             return ""
         if speaks:
-            text = report.report(self._in_job(stalled), self.limit, self.limit, answers, detailed=True)
+            text = report.report(
+                self._in_job(stalled), self.limit, self.limit, answers, detailed=True
+            )
             logger.warning("%s", text)
         return report.reason(self._in_job(over), self.limit, answers)

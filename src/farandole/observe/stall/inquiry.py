@@ -1,7 +1,8 @@
 """What does every rank do now? Asked and answered over the job's store.
 
-A thread of every rank waits for the question, so that also a rank answers whose main thread is busy with something
-else. A rank that does not answer is stopped, or holds Python's lock; the kernel knows more, if it is on this host.
+A thread of every rank waits for the question, so that also a rank answers whose main thread is busy
+with something else. A rank that does not answer is stopped, or holds Python's lock; the kernel
+knows more, if it is on this host.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class Store(Protocol):
 
 
 class Answer(NamedTuple):
-    """A rank's activity. ``silent``: why it does not answer, empty if it does. ``waits``: names of collectives that
-    others stay away from; ``stuck``: of one that has begun and does not go on, for it waits for the ranks ``awaited``.
-    ``seconds``: for how long. ``stack``: the user's frames of the main thread, the innermost last."""
+    """A rank's activity. ``silent``: why it does not answer, empty if it does. ``waits``: names of
+    collectives that others stay away from; ``stuck``: of one that has begun and does not go on, for
+    it waits for the ranks ``awaited``. ``seconds``: for how long. ``stack``: the user's frames of
+    the main thread, the innermost last.
+    """
 
     silent: str = ""
     waits: tuple[str, ...] = ()
@@ -48,16 +51,23 @@ class Answer(NamedTuple):
 
 
 class Inquiry:
-    """One rank's side, from ``init`` to ``shutdown``. ``waiting`` is asked what waits here, in any thread.
+    """One rank's side, from ``init`` to ``shutdown``. ``waiting`` is asked what waits here, in any
+    thread.
 
-    ``client`` is used at once, to say which process this is; ``connect`` makes a connection of our own ``delay``
-    seconds later, so that a job that lasts no longer is not bothered.
+    ``client`` is used at once, to say which process this is; ``connect`` makes a connection of our
+    own ``delay`` seconds later, so that a job that lasts no longer is not bothered.
     """
 
     def __init__(
-        self, client: Store, connect: Callable[[], Store], scope: str, rank: int, size: int, delay: float,
+        self,
+        client: Store,
+        connect: Callable[[], Store],
+        scope: str,
+        rank: int,
+        size: int,
+        delay: float,
         waiting: Callable[[], Sequence[Waiting]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank, self.size = rank, size
         self._connect, self._scope, self._delay, self._waiting = connect, scope, delay, waiting
         self._turn = 0  # questions answered
@@ -65,7 +75,9 @@ class Inquiry:
         self._lock = threading.Lock()
         self._over = threading.Event()
         client.set(self._key("process", rank), process.here())
-        self._thread = threading.Thread(target=self._answer_all, name="farandole-stall", daemon=True)
+        self._thread = threading.Thread(
+            target=self._answer_all, name="farandole-stall", daemon=True
+        )
         threads.start(self._thread)
 
     def ask(self, seconds: float) -> dict[int, Answer]:
@@ -76,7 +88,9 @@ class Inquiry:
             store = self._store()
             store.set(self._key("question", turn), b"?")
             for rank in range(self.size):
-                answers[rank] = self._await_answer(store, turn, rank, max(0.0, deadline - monotonic()))
+                answers[rank] = self._await_answer(
+                    store, turn, rank, max(0.0, deadline - monotonic())
+                )
         except (HorovodInternalError, OSError):
             return {}
         return answers
@@ -93,7 +107,8 @@ class Inquiry:
 
     def _store(self) -> Store:
         if self._client is None:
-            new = self._connect()  # without the lock: a store that cannot be reached must not hold up ``close``
+            # without the lock: a store that cannot be reached must not hold up ``close``
+            new = self._connect()
             with self._lock:
                 if self._client is None and not self._over.is_set():
                     self._client = new
@@ -115,7 +130,8 @@ class Inquiry:
         return Answer("", tuple(waits), tuple(stuck), tuple(awaited), frames, waited)
 
     def _answer_all(self) -> None:
-        with contextlib.suppress(HorovodInternalError, OSError):  # the driver has gone, or we were closed
+        # the driver has gone, or we were closed
+        with contextlib.suppress(HorovodInternalError, OSError):
             if self._over.wait(self._delay):
                 return
             store = self._store()

@@ -54,7 +54,9 @@ def _swapped(pid: int) -> int:
 
 
 def _space() -> str:
-    """The common trait of processes that see each other's numbers: the running kernel, and the namespace of numbers."""
+    """The common trait of processes that see each other's numbers: the running kernel, and the
+    namespace of numbers.
+    """
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip() + os.readlink("/proc/self/ns/pid")
     return ""

@@ -15,16 +15,28 @@ _FLAG = "--stall-check-shutdown-time-seconds"
 
 
 def report(
-    stalled: Sequence[Waiting], warning: float, limit: float, answers: Mapping[int, Answer], *, detailed: bool = False
+    stalled: Sequence[Waiting],
+    warning: float,
+    limit: float,
+    answers: Mapping[int, Answer],
+    *,
+    detailed: bool = False,
 ) -> str:
-    """The warning about these collectives; ``detailed``: with the user's whole stack of every rank."""
+    """The warning about these collectives; ``detailed``: with the user's whole stack of every
+    rank.
+    """
     agreeing = [wait for wait in stalled if not wait.inside]
     begun = [wait for wait in stalled if wait.inside]
-    lines = (_agreeing(agreeing, warning, limit) if agreeing else []) + (_begun(begun, warning) if begun else [])
+    lines = (_agreeing(agreeing, warning, limit) if agreeing else []) + (
+        _begun(begun, warning) if begun else []
+    )
     lines += _doing(answers, detailed)
     if not any(limit and wait.seconds >= limit for wait in stalled):
         until = f"after {limit:g} s" if limit else "never: the job waits for ever"
-        lines.append(f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) says when a stalled job ends; now {until}.")
+        lines.append(
+            f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) says when a stalled job ends; now"
+            f" {until}."
+        )
     return "\n".join(lines)
 
 
@@ -45,9 +57,12 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
 def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[str]:
     """Horovod's warning."""
     lines = [
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting "
-        f"for remainder of ranks for more than {warning:g} seconds. This may indicate that different ranks are trying "
-        "to submit different tensors or that only subset of ranks is submitting tensors, which will cause deadlock. ",
+        (
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset"
+            f" of ranks and are waiting for remainder of ranks for more than {warning:g} seconds."
+            " This may indicate that different ranks are trying to submit different tensors or"
+            " that only subset of ranks is submitting tensors, which will cause deadlock. "
+        ),
         "Missing ranks:",
     ]
     over = False
@@ -57,21 +72,26 @@ def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[
         over = over or late
         lines.append(f"{rank}{'!' if late else ''}: [{_names(theirs)}]")
     if over:
-        lines.append(f'One or more rank (marked by "!") is stalled for longer than {limit:g} seconds. Will shutdown.')
+        lines.append(
+            f'One or more rank (marked by "!") is stalled for longer than {limit:g} seconds. Will'
+            " shutdown."
+        )
     return lines
 
 
 def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
     return [
-        f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds: "
-        f"[{_names(stalled)}] waits for {_ranks(_missing(stalled))}."
+        f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds:"
+        f" [{_names(stalled)}] waits for {_ranks(_missing(stalled))}."
     ]
 
 
 def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
     if not answers:
         return []
-    order = sorted(answers, key=lambda rank: (not answers[rank].silent, bool(answers[rank].waits), rank))
+    order = sorted(
+        answers, key=lambda rank: (not answers[rank].silent, bool(answers[rank].waits), rank)
+    )
     lines = ["Where the ranks are:"]
     for rank in order[:_RANKS_SHOWN]:
         answer = answers[rank]
@@ -96,14 +116,19 @@ def _what(rank: int, answer: Answer) -> str:
     if answer.silent:
         return f"rank {rank} does not answer: {answer.silent}"
     if answer.stuck:
-        return f"rank {rank} is inside [{_joined(answer.stuck)}] and waits for {_ranks(answer.awaited)}"
+        return (
+            f"rank {rank} is inside [{_joined(answer.stuck)}] and waits for"
+            f" {_ranks(answer.awaited)}"
+        )
     if answer.waits:
         return f"rank {rank} waits with [{_joined(answer.waits)}]"
     return f"rank {rank} is"
 
 
 def _at(frame: Frame) -> str:
-    return f"{frame.file}, line {frame.line}, in {frame.function}" + (f": {frame.code}" if frame.code else "")
+    return f"{frame.file}, line {frame.line}, in {frame.function}" + (
+        f": {frame.code}" if frame.code else ""
+    )
 
 
 def _names(stalled: Sequence[Waiting]) -> str:
@@ -119,8 +144,14 @@ def _missing(stalled: Sequence[Waiting]) -> list[int]:
 
 
 def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
-    """Those missing, without the ranks that another missing one still holds in an earlier collective."""
-    held = {rank for rank in missing if rank in answers and set(answers[rank].awaited) & (set(missing) - {rank})}
+    """Those missing, without the ranks that another missing one still holds in an earlier
+    collective.
+    """
+    held = {
+        rank
+        for rank in missing
+        if rank in answers and set(answers[rank].awaited) & (set(missing) - {rank})
+    }
     return [rank for rank in missing if rank not in held] or list(missing)
 
 

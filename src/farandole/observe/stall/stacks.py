@@ -21,8 +21,9 @@ class Frame(NamedTuple):
 
 
 def users() -> list[Frame]:
-    """The frames of the main thread that are the user's own, the innermost last; those of libraries if there are no
-    others."""
+    """The frames of the main thread that are the user's own, the innermost last; those of libraries
+    if there are no others.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return []
@@ -42,4 +43,9 @@ def is_users(file: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     import sysconfig  # it takes milliseconds, which no job should lose at its start
 
-    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    return tuple(
+        {
+            sysconfig.get_path(name) + os.sep
+            for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        }
+    )

@@ -1,6 +1,8 @@
-"""The timeline: what the engine did and when, as a Chrome trace (opens in Perfetto and chrome://tracing).
+"""The timeline: what the engine did and when, as a Chrome trace (opens in Perfetto and
+chrome://tracing).
 
-The engine's thread only records what happened; another one makes events of it (``trace``) and writes them (``file``).
+The engine's thread only records what happened; another one makes events of it (``trace``) and
+writes them (``file``).
 """
 
 from __future__ import annotations

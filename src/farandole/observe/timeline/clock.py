@@ -8,11 +8,13 @@ from time import monotonic
 TRIES = 8
 
 
-def ahead(ask: Callable[[], tuple[float, str]], own_name: str, now: Callable[[], float] = monotonic) -> float:
+def ahead(
+    ask: Callable[[], tuple[float, str]], own_name: str, now: Callable[[], float] = monotonic
+) -> float:
     """Seconds by which the other clock is ahead of ours. ``ask`` gives its time and its name.
 
-    Nothing, if the two are one clock. Otherwise the quickest of some exchanges counts, and it is taken that the clock
-    was read half-way through it; the error is at most half that exchange.
+    Nothing, if the two are one clock. Otherwise the quickest of some exchanges counts, and it is
+    taken that the clock was read half-way through it; the error is at most half that exchange.
     """
     best, offset = float("inf"), 0.0
     for _ in range(TRIES):

@@ -1,4 +1,6 @@
-"""What a timeline holds already, when the job begins again (``shutdown`` and ``init``) and goes on with it."""
+"""What a timeline holds already, when the job begins again (``shutdown`` and ``init``) and goes on
+with it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _NAME = b'{"ph":"M","name":"process_name"'  # of a tensor, as ``Trace`` writes i
 
 
 class Earlier(NamedTuple):
-    """``head``: what its first event says of it; ``tensors``: their numbers by name; ``end``: bytes of whole events."""
+    """``head``: what its first event says of it; ``tensors``: their numbers by name; ``end``: bytes
+    of whole events.
+    """
 
     head: dict[str, Any]
     tensors: dict[str, int]
@@ -18,7 +22,9 @@ class Earlier(NamedTuple):
 
 
 def earlier(path: str) -> Earlier | None:
-    """None for a file that is missing, or no timeline. Of one that was torn by a kill, what is whole counts."""
+    """None for a file that is missing, or no timeline. Of one that was torn by a kill, what is
+    whole counts.
+    """
     head: dict[str, Any] = {}
     tensors: dict[str, int] = {}
     place = end = 0

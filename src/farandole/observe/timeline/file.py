@@ -14,8 +14,10 @@ _CLOSE = b"\n]\n"
 
 
 def claim(fd: int, keep: int = 0) -> bool:
-    """Cut the file to ``keep`` bytes, unless another job writes it (False): both would write over each other. The lock
-    is this process's alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
+    """Cut the file to ``keep`` bytes, unless another job writes it (False): both would write over
+    each other. The lock is this process's alone (no forked child has it) and goes with it. A file
+    system without locks is taken as it is.
+    """
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -27,9 +29,10 @@ def claim(fd: int, keep: int = 0) -> bool:
 
 
 class ArrayFile:
-    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads the file finds a whole
-    array. Killed in the very middle of a write, a process may leave the last line torn, which ``merge.read`` and trace
-    viewers accept."""
+    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads
+    the file finds a whole array. Killed in the very middle of a write, a process may leave the last
+    line torn, which ``merge.read`` and trace viewers accept.
+    """
 
     def __init__(self, path: str, keep: int = 0) -> None:
         """``keep``: bytes of whole elements that the file has, and keeps."""
@@ -38,14 +41,15 @@ class ArrayFile:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise SettingsError(
-                f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename (HOROVOD_TIMELINE) "
-                "must name a file in a directory that exists and can be written"
+                f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename"
+                " (HOROVOD_TIMELINE) must name a file in a directory that exists and can be"
+                " written"
             ) from error
         if not claim(self._fd, keep):
             os.close(self._fd)
             raise SettingsError(
-                f"the timeline cannot be written to {path!r}: another job writes its own there; each job needs a file "
-                "of its own (--timeline-filename, HOROVOD_TIMELINE)"
+                f"the timeline cannot be written to {path!r}: another job writes its own there;"
+                " each job needs a file of its own (--timeline-filename, HOROVOD_TIMELINE)"
             )
         self._end = keep  # where the bracket stands
         self._separator = b",\n" if keep else b"[\n"
@@ -53,7 +57,9 @@ class ArrayFile:
             self._write(_CLOSE) if keep else self.append([])
 
     def append(self, elements: Sequence[str]) -> None:
-        """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""
+        """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there
+        is no room.
+        """
         text = self._separator + ",\n".join(elements).encode() if elements or not self._end else b""
         if not text:
             return
@@ -68,7 +74,8 @@ class ArrayFile:
         if elements:
             self._separator = b",\n"
         else:
-            self._end, self._separator = 1, b"\n"  # an empty array: go on behind its opening bracket
+            # an empty array: go on behind its opening bracket
+            self._end, self._separator = 1, b"\n"
 
     def close(self) -> None:
         os.close(self._fd)

@@ -21,12 +21,16 @@ def read(path: str) -> list[Event]:
     except ValueError as error:
         raise SettingsError(f"{path} is not a timeline: {error}") from error
     if not isinstance(events, list) or not events or "farandole" not in events[0]:
-        raise SettingsError(f"{path} is not a timeline of one rank: its first event does not say which rank's it is")
+        raise SettingsError(
+            f"{path} is not a timeline of one rank: its first event does not say which rank's it is"
+        )
     return events
 
 
 def _parsed(text: str) -> Any:
-    """The array. A process killed in the middle of a write leaves the last line torn: what stands before it counts."""
+    """The array. A process killed in the middle of a write leaves the last line torn: what stands
+    before it counts.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -50,7 +54,9 @@ def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
     heads: list[Mapping[str, Any]] = [events[0]["farandole"] for events in timelines]
     ranks = [head["rank"] for head in heads]
     if len(set(ranks)) < len(ranks):
-        raise SettingsError(f"each rank's timeline can be merged once, but these are of ranks {ranks}")
+        raise SettingsError(
+            f"each rank's timeline can be merged once, but these are of ranks {ranks}"
+        )
     begin = min((head["begin"] for head in heads), default=0.0)
     names: list[Event] = []
     merged: list[Event] = []
@@ -61,7 +67,9 @@ def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
         for event in events:
             if event["ph"] != "M":
                 tid = threads.number(event["pid"], event.get("tid", 0))
-                merged.append({**event, "ts": round(event["ts"] + shift, 3), "pid": rank, "tid": tid})
+                merged.append(
+                    {**event, "ts": round(event["ts"] + shift, 3), "pid": rank, "tid": tid}
+                )
         names += threads.names(rank, events)
     merged.sort(key=lambda event: event["ts"])  # stable: what is simultaneous keeps its order
     return names + merged
@@ -76,7 +84,9 @@ def _names(rank: int, events: Sequence[Event]) -> list[Event]:
 
 
 class _Threads:
-    """Each (tensor, lane) of a file is a thread of the merged one. Thread 0: what belongs to no tensor."""
+    """Each (tensor, lane) of a file is a thread of the merged one. Thread 0: what belongs to no
+    tensor.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {(0, 0): 0}
@@ -94,7 +104,17 @@ class _Threads:
         for (pid, _), number in self._numbers.items():
             if pid:
                 label = {"name": labels.get(pid, str(pid))}
-                named.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": label})
+                named.append(
+                    {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": label}
+                )
                 order = {"sort_index": number}
-                named.append({"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": number, "args": order})
+                named.append(
+                    {
+                        "ph": "M",
+                        "name": "thread_sort_index",
+                        "pid": rank,
+                        "tid": number,
+                        "args": order,
+                    }
+                )
         return named

@@ -1,4 +1,6 @@
-"""The observer: records events on the engine's thread, in less than a microsecond each, and writes them on its own."""
+"""The observer: records events on the engine's thread, in less than a microsecond each, and writes
+them on its own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.earlier import earlier
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.trace import Exchanged, Finished, Named, Part, Record, Scope, Settled, Started, Trace
+from farandole.observe.timeline.trace import (
+    Exchanged,
+    Finished,
+    Named,
+    Part,
+    Record,
+    Scope,
+    Settled,
+    Started,
+    Trace,
+)
 from farandole.types import Kind
 
 ROOM = 100_000  # records that may wait to be written
@@ -22,7 +34,9 @@ _SLICE = 8  # records between two writes; a write lets other threads run
 
 
 class Timeline:
-    """From ``init`` to ``shutdown``; writes between ``start`` and ``stop``. ``of`` gives the observer of an engine."""
+    """From ``init`` to ``shutdown``; writes between ``start`` and ``stop``. ``of`` gives the
+    observer of an engine.
+    """
 
     def __init__(self, rank: int, size: int, clock: float = 0.0) -> None:
         """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
@@ -31,15 +45,20 @@ class Timeline:
         self._writer: _Writer | None = None
 
     def start(self, path: str, *, mark_cycles: bool = False, on: bool = False) -> None:
-        """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if that cannot be; what
-        was written before is ended first, for it may be the same file."""
+        """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if
+        that cannot be; what was written before is ended first, for it may be the same file.
+        """
         with self._changing:
             self._stop()
             found = earlier(path) if on else None
             begin, tensors, end = (
-                (found.head["begin"] / 1e6, found.tensors, found.end) if found else (self.now(), {}, 0)
+                (found.head["begin"] / 1e6, found.tensors, found.end)
+                if found
+                else (self.now(), {}, 0)
             )
-            trace = Trace(self.rank, self.size, begin, time.time(), tensors, mark_cycles=mark_cycles)
+            trace = Trace(
+                self.rank, self.size, begin, time.time(), tensors, mark_cycles=mark_cycles
+            )
             self._writer = _Writer(ArrayFile(path, end), trace, [] if found else trace.opening())
 
     def stop(self) -> None:
@@ -53,8 +72,9 @@ class Timeline:
             writer.close()
 
     def of(self, wire: str, ranks: Sequence[int] = (), prefix: str = "") -> EngineTracer:
-        """The observer of an engine over ``wire`` (a word for activities). ``ranks``: its ranks' numbers in the job
-        (default: all); ``prefix``: before every name, to tell engines apart."""
+        """The observer of an engine over ``wire`` (a word for activities). ``ranks``: its ranks'
+        numbers in the job (default: all); ``prefix``: before every name, to tell engines apart.
+        """
         return EngineTracer(self, Scope(prefix, wire.upper(), ranks or range(self.size)))
 
     def now(self) -> float:
@@ -75,10 +95,15 @@ class EngineTracer(Observer):
         self._running: Sequence[str] = ()
 
     def settled(
-        self, asked: Sequence[Sequence[Named]], since: Sequence[Sequence[float]],
-        agreed: Sequence[str], failed: Sequence[str],
-    ) -> None:  # fmt: skip
-        self._timeline.record((self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed)))
+        self,
+        asked: Sequence[Sequence[Named]],
+        since: Sequence[Sequence[float]],
+        agreed: Sequence[str],
+        failed: Sequence[str],
+    ) -> None:
+        self._timeline.record(
+            (self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed))
+        )
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         self._running = names
@@ -89,7 +114,9 @@ class EngineTracer(Observer):
         self._timeline.record((self._scope, part))
 
     def transferred(self, name: str, what: str, begin: float, end: float) -> None:
-        self._timeline.record((self._scope, Exchanged(end + self.clock, begin + self.clock, what, name)))
+        self._timeline.record(
+            (self._scope, Exchanged(end + self.clock, begin + self.clock, what, name))
+        )
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         self._timeline.record((self._scope, Finished(monotonic() + self.clock, kind, names)))
@@ -144,4 +171,8 @@ class _Writer:
             self._file.append(events)
         except OSError as error:
             self._dead = True  # training goes on
-            logger.warning("the timeline ends here: %s cannot be written any more: %s", self._file.path, error.strerror)
+            logger.warning(
+                "the timeline ends here: %s cannot be written any more: %s",
+                self._file.path,
+                error.strerror,
+            )

@@ -1,10 +1,10 @@
 """From what the engine noted to the events of a Chrome trace. Pure.
 
-As in Horovod's timeline every tensor is a "process". Its life is NEGOTIATE_<KIND>, with a tick for each rank when that
-rank was ready, then <KIND>, and in that QUEUE and <WIRE>_<KIND>. In that, of the first
-of the tensors that go together, lie the parts of the exchange, on a line of its own the one that goes on beside them.
-Unnamed tensors share the name of their request, and
-those in flight together lie on threads of their own.
+As in Horovod's timeline every tensor is a "process". Its life is NEGOTIATE_<KIND>, with a tick for
+each rank when that rank was ready, then <KIND>, and in that QUEUE and <WIRE>_<KIND>. In that, of
+the first of the tensors that go together, lie the parts of the exchange, on a line of its own the
+one that goes on beside them. Unnamed tensors share the name of their request, and those in flight
+together lie on threads of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Exchanged(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go together."""
+    """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go
+    together.
+    """
 
     time: float
     begin: float
@@ -62,7 +64,9 @@ class Finished(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Whose engine it is: a prefix for its names, its wire, and the numbers of its ranks in the job."""
+    """Whose engine it is: a prefix for its names, its wire, and the numbers of its ranks in the
+    job.
+    """
 
     prefix: str
     wire: str
@@ -86,7 +90,9 @@ class _Tensor:
 
 
 class _Flight:
-    """A tensor on its way, from the first rank that asks to the end. ``open``: what has begun and not ended."""
+    """A tensor on its way, from the first rank that asks to the end. ``open``: what has begun and
+    not ended.
+    """
 
     def __init__(self, tensor: _Tensor, request: Request) -> None:
         self.tensor, self.request = tensor, request
@@ -100,26 +106,37 @@ class Trace:
     """``events(record)`` gives JSON texts, in the order in which they belong into the file."""
 
     def __init__(
-        self, rank: int, size: int, begin: float, epoch: float, tensors: Mapping[str, int] | None = None, *,
+        self,
+        rank: int,
+        size: int,
+        begin: float,
+        epoch: float,
+        tensors: Mapping[str, int] | None = None,
+        *,
         mark_cycles: bool = False,
-    ) -> None:  # fmt: skip
-        """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since 1970; ``tensors``: the
-        numbers of those that are in the file already."""
+    ) -> None:
+        """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since
+        1970; ``tensors``: the numbers of those that are in the file already.
+        """
         self._rank, self._size, self._begin, self._epoch = rank, size, begin, epoch
         self._mark_cycles = mark_cycles
         self.latest = begin  # the time of the last record
         self._tensors = {label: _Tensor(pid) for label, pid in (tensors or {}).items()}
         self._flights: dict[str, _Flight] = {}
-        self._lasts: dict[tuple[int, int], float] = {}  # per lane: nothing may begin before what came last has ended
+        # per lane: nothing may begin before what came last has ended
+        self._lasts: dict[tuple[int, int], float] = {}
         self._out: list[str] = []
 
     def opening(self) -> list[str]:
         """The first event: says what the file is."""
         head = {
-            "ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"rank {self._rank}"},
+            "ph": "M",
+            "pid": 0,
+            "name": "process_name",
+            "args": {"name": f"rank {self._rank}"},
             "start_time_since_epoch_in_micros": int(self._epoch * 1e6),
             "farandole": {"rank": self._rank, "size": self._size, "begin": self._begin * 1e6},
-        }  # fmt: skip
+        }
         return [json.dumps(head)]
 
     def events(self, record: Record) -> list[str]:
@@ -150,7 +167,10 @@ class Trace:
 
     def lost(self, count: int) -> list[str]:
         """A mark that ``count`` records were thrown away."""
-        return [f'{{"ph":"i","name":"LOST {count} RECORDS","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}']
+        return [
+            f'{{"ph":"i","name":"LOST {count}'
+            f' RECORDS","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}'
+        ]
 
     def closing(self) -> list[str]:
         """Whatever is open ends."""
@@ -179,7 +199,9 @@ class Trace:
             for (name, request), time in zip(named, times, strict=True):
                 ready.setdefault(name, (request, []))[1].append((scope.ranks[index], time))
         for name, (request, ticks) in ready.items():
-            self._negotiate(scope.prefix + name, scope.prefix + request.name, request, ticks, what.time)
+            self._negotiate(
+                scope.prefix + name, scope.prefix + request.name, request, ticks, what.time
+            )
         for flight in self._known(scope, what.agreed):
             self._end(flight, what.time)
             self._start(flight, flight.request.kind.name, what.time)
@@ -221,11 +243,15 @@ class Trace:
         begin = max(what.begin, self._begin)
         where = f'"pid":{pid},"tid":{tid}'
         duration = f"{max(0.0, what.time - begin) * 1e6:.3f}"
-        self._out.append(f'{{"ph":"X","name":"{what.name}","ts":{self._ts(begin)},"dur":{duration},{where}}}')
+        self._out.append(
+            f'{{"ph":"X","name":"{what.name}","ts":{self._ts(begin)},"dur":{duration},{where}}}'
+        )
 
     def _land(self, flight: _Flight, time: float) -> None:
         request = flight.request
-        self._end(flight, time, f'{{"dtype":"{request.dtype.value}","shape":"{list(request.shape)}"}}')
+        self._end(
+            flight, time, f'{{"dtype":"{request.dtype.value}","shape":"{list(request.shape)}"}}'
+        )
         self._release(flight)
 
     def _release(self, flight: _Flight) -> None:
@@ -240,8 +266,13 @@ class Trace:
             pid = len(self._tensors) + 1
             tensor = self._tensors[label] = _Tensor(pid)
             text = json.dumps(label)
-            self._out.append(f'{{"ph":"M","name":"process_name","pid":{pid},"args":{{"name":{text}}}}}')
-            self._out.append(f'{{"ph":"M","name":"process_sort_index","pid":{pid},"args":{{"sort_index":{pid}}}}}')
+            self._out.append(
+                f'{{"ph":"M","name":"process_name","pid":{pid},"args":{{"name":{text}}}}}'
+            )
+            self._out.append(
+                f'{{"ph":"M","name":"process_sort_index","pid":{pid},'
+                f'"args":{{"sort_index":{pid}}}}}'
+            )
         return tensor
 
     def _start(self, flight: _Flight, name: str, time: float, args: str = "") -> None:
@@ -255,7 +286,9 @@ class Trace:
         flight.last = max(flight.last, time)
         where = f'"pid":{flight.tensor.pid},"tid":{flight.tid}'
         more = f',"args":{args}' if args else ""
-        self._out.append(f'{{"ph":"{phase}","name":"{name}","ts":{self._ts(flight.last)},{where}{more}}}')
+        self._out.append(
+            f'{{"ph":"{phase}","name":"{name}","ts":{self._ts(flight.last)},{where}{more}}}'
+        )
 
     def _ts(self, time: float) -> str:
         return f"{(time - self._begin) * 1e6:.3f}"

@@ -1,6 +1,8 @@
-"""In a rank: what of PySpark would work there in silence, and not as meant, says so; ``SparkFiles`` finds its files.
+"""In a rank: what of PySpark would work there in silence, and not as meant, says so; ``SparkFiles``
+finds its files.
 
-A rank is a process beside Spark's, so PySpark takes it for a driver: ``getOrCreate()`` would start a private Spark.
+A rank is a process beside Spark's, so PySpark takes it for a driver: ``getOrCreate()`` would start
+a private Spark.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-FILES = "FARANDOLE_SPARK_FILES"  # in a rank of a Spark job: where SparkFiles of its task are, or nothing
+# in a rank of a Spark job: where SparkFiles of its task are, or nothing
+FILES = "FARANDOLE_SPARK_FILES"
 _PATCHED = ("pyspark.context", "pyspark.core.context", "pyspark.files", "pyspark.core.files")
 NO_SESSION = (
-    "a rank has no Spark session: a SparkContext made here would be a private Spark of this one process, which sees "
-    "nothing of the cluster's, and accumulators and tables in it reach nobody. Use Spark on the driver, before the job "
-    "(df.toPandas() for small data; df.write.parquet(path) for large, of which each rank reads its part) and after it, "
-    "with what the function returns"
+    "a rank has no Spark session: a SparkContext made here would be a private Spark of this one"
+    " process, which sees nothing of the cluster's, and accumulators and tables in it reach nobody."
+    " Use Spark on the driver, before the job (df.toPandas() for small data; df.write.parquet(path)"
+    " for large, of which each rank reads its part) and after it, with what the function returns"
 )
 
 
@@ -31,14 +34,20 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds nothing itself; sees to it that some modules are patched as soon as they have been imported."""
+    """Finds nothing itself; sees to it that some modules are patched as soon as they have been
+    imported.
+    """
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in _PATCHED:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         found = (finder.find_spec(name, path, target) for finder in others)
-        spec: ModuleSpec | None = next((candidate for candidate in found if candidate is not None), None)
+        spec: ModuleSpec | None = next(
+            (candidate for candidate in found if candidate is not None), None
+        )
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             run = loader.exec_module

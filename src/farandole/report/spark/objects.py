@@ -1,5 +1,6 @@
-"""Objects of Spark in what is pickled for ranks: a broadcast variable goes along as its value; what lives in the
-driver's session is refused, with the way to hand data over."""
+"""Objects of Spark in what is pickled for ranks: a broadcast variable goes along as its value; what
+lives in the driver's session is refused, with the way to hand data over.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +11,42 @@ from farandole import pickled
 from farandole.errors import SettingsError
 
 _TABLE = (
-    "which is a plan in the driver's Spark session, and ranks have none. Hand its data over: collect what is small "
-    "before the job ({collect}) and use that; write what is large to storage that all executors see "
-    "({write}), and let each rank read its part of it"
+    "which is a plan in the driver's Spark session, and ranks have none. Hand its data over:"
+    " collect what is small before the job ({collect}) and use that; write what is large to storage"
+    " that all executors see ({write}), and let each rank read its part of it"
 )
 _SESSION = (
-    "the driver's Spark session, and ranks have none: do what needs Spark before the job or after it, and give the "
-    "function plain data or the path of files that all executors see"
+    "the driver's Spark session, and ranks have none: do what needs Spark before the job or after"
+    " it, and give the function plain data or the path of files that all executors see"
 )
 _REFUSED = {
-    "DataFrame": f"a Spark DataFrame, {_TABLE.format(collect='df.toPandas()', write='df.write.parquet(path)')}",
-    "RDD": f"a Spark RDD, {_TABLE.format(collect='rdd.collect()', write='rdd.saveAsPickleFile(path)')}",
+    "DataFrame": (
+        "a Spark DataFrame,"
+        f" {_TABLE.format(collect='df.toPandas()', write='df.write.parquet(path)')}"
+    ),
+    "RDD": (
+        f"a Spark RDD, {_TABLE.format(collect='rdd.collect()', write='rdd.saveAsPickleFile(path)')}"
+    ),
     "SparkContext": f"a SparkContext, {_SESSION}",
     "SparkSession": f"a SparkSession, {_SESSION}",
-    "Accumulator": "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers from the "
-    "function instead (an allreduce adds up those of all ranks first; HorovodRunner gives rank 0's, "
-    "farandole.run(..., launcher='spark') those of all), or show them by log_to_driver",
-    "UserDefinedFunction": "a Spark UDF, which only Spark can call: use the Python function that it was made from "
-    "(its attribute .func)",
-    "Column": "a Spark Column, which means something to the driver's Spark session alone: use plain Python or NumPy",
-    "JavaObject": "an object of Spark's JVM, which cannot leave the driver. Hand over plain data, or the path to which "
-    "it was saved",
+    "Accumulator": (
+        "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers"
+        " from the function instead (an allreduce adds up those of all ranks first; HorovodRunner"
+        " gives rank 0's, farandole.run(..., launcher='spark') those of all), or show them by"
+        " log_to_driver"
+    ),
+    "UserDefinedFunction": (
+        "a Spark UDF, which only Spark can call: use the Python function that it was made from "
+        "(its attribute .func)"
+    ),
+    "Column": (
+        "a Spark Column, which means something to the driver's Spark session alone: use plain"
+        " Python or NumPy"
+    ),
+    "JavaObject": (
+        "an object of Spark's JVM, which cannot leave the driver. Hand over plain data, or the path"
+        " to which it was saved"
+    ),
 }
 
 

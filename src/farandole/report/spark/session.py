@@ -1,7 +1,7 @@
 """The Spark session of this process, if it has one: what it runs on is a SparkContext.
 
-With Spark Connect there is none, only a client of a server elsewhere; that server may be in this process, and its
-context is not the program's.
+With Spark Connect there is none, only a client of a server elsewhere; that server may be in this
+process, and its context is not the program's.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 
 
 def context() -> Any:
-    """The SparkContext that runs in this process; None without one, and with Spark Connect. PySpark is not imported by
-    it."""
-    known = getattr(sys.modules.get("pyspark"), "SparkContext", None)  # Connect's client alone has no such class
+    """The SparkContext that runs in this process; None without one, and with Spark Connect. PySpark
+    is not imported by it.
+    """
+    # Connect's client alone has no such class
+    known = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     found = None if known is None else known._active_spark_context
     return None if found is None or found._jsc is None or _connects() else found
 
 
 def started() -> Any:
-    """``context()``, of a session that is started as it is configured if there is none; None with Spark Connect.
-    ImportError without PySpark."""
+    """``context()``, of a session that is started as it is configured if there is none; None with
+    Spark Connect. ImportError without PySpark.
+    """
     from pyspark.sql import SparkSession
 
     found = context()

@@ -1,8 +1,10 @@
-"""Codecs: gradients are added up by sending less than all of them. ``contracts.Codec`` is what the engine asks of one.
+"""Codecs: gradients are added up by sending less than all of them. ``contracts.Codec`` is what the
+engine asks of one.
 
-A codec is a file here and a line in ``registry``; other distributions add theirs by an entry point in the group
-``farandole.codecs``. Three bases do most of the work: ``FlatCodec`` (tensors as one flat array, and what was not sent
-is kept for the next time), ``Quantized`` (``encode`` and ``decode``) and ``Sparse`` (``select``).
+A codec is a file here and a line in ``registry``; other distributions add theirs by an entry point
+in the group ``farandole.codecs``. Three bases do most of the work: ``FlatCodec`` (tensors as one
+flat array, and what was not sent is kept for the next time), ``Quantized`` (``encode`` and
+``decode``) and ``Sparse`` (``select``).
 """
 
 from __future__ import annotations
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class HandingOver(Protocol):
-    """A codec that keeps what it has not sent of a tensor, and can give it away: the tensor travels otherwise now."""
+    """A codec that keeps what it has not sent of a tensor, and can give it away: the tensor travels
+    otherwise now.
+    """
 
     def hand_over(self, key: str) -> Array | None:
-        """What this rank has not sent of the tensor, flat and in its units, which the codec keeps no more. None if that
-        is nothing."""
+        """What this rank has not sent of the tensor, flat and in its units, which the codec keeps
+        no more. None if that is nothing.
+        """
 
 
 _owners: dict[int, dict[str, deque[object]]] = {}  # by id of a codec
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
-    """The codec that ``spec`` names, as "name" or "name:argument"; a Codec is given back, nothing is no codec.
+    """The codec that ``spec`` names, as "name" or "name:argument"; a Codec is given back, nothing
+    is no codec.
 
     Raises SettingsError for a name that nobody has, and for an argument out of its range.
     """
@@ -43,22 +49,29 @@ def codec(spec: str | Codec | None) -> Codec | None:
         return made
     if spec is not None and not hasattr(spec, "allreduce"):
         raise SettingsError(
-            f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in 'topk:0.01', or an "
-            "object with the methods of farandole.contracts.Codec"
+            f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in"
+            " 'topk:0.01', or an object with the methods of farandole.contracts.Codec"
         )
     return spec
 
 
 def keeper(of: Codec | None) -> str:
-    """``of``, for messages, if later results depend on what it keeps (residuals, momentum); else empty."""
-    return "" if of is None or not getattr(of, "keeps", getattr(of, "feedback", True)) else f"codec={of.spec!r}"
+    """``of``, for messages, if later results depend on what it keeps (residuals, momentum); else
+    empty.
+    """
+    return (
+        ""
+        if of is None or not getattr(of, "keeps", getattr(of, "feedback", True))
+        else f"codec={of.spec!r}"
+    )
 
 
 def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
-    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now, for tensors of these names.
-    Another may take its place, for good.
+    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now, for tensors of
+    these names. Another may take its place, for good.
 
-    Raises ValueError if two take turns with one name: what is kept of one's tensor would count for the other's.
+    Raises ValueError if two take turns with one name: what is kept of one's tensor would count for
+    the other's.
     """
     if of is None or owner is None or not keeper(of):
         return
@@ -68,15 +81,17 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
             owners.append(owner)
         elif owners[-1] is not owner:
             raise ValueError(
-                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r}, and what it keeps "
-                f"of one's would go to the other's: give each an object of its own, or the name {of.spec!r}, of "
-                "which each makes one. An optimizer that a jitted function makes is another one in each trace: make "
-                "it outside"
+                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r},"
+                " and what it keeps of one's would go to the other's: give each an object of its"
+                f" own, or the name {of.spec!r}, of which each makes one. An optimizer that a"
+                " jitted function makes is another one in each trace: make it outside"
             )
 
 
 def _owners_of(of: Codec) -> dict[str, deque[object]]:
-    """By name of a tensor, the last ones; the one of now stands behind. Of this very object: others may be equal."""
+    """By name of a tensor, the last ones; the one of now stands behind. Of this very object: others
+    may be equal.
+    """
     found = _owners.get(id(of))
     if found is None:
         found = {}

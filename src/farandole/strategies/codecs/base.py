@@ -1,4 +1,6 @@
-"""What codecs share: several tensors as one flat array, what was not sent, and the bytes that were."""
+"""What codecs share: several tensors as one flat array, what was not sent, and the bytes that
+were.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-KEPT = ("residual", "owed", "momentum")  # under these names: what counts with the next gradient, in its units
+# under these names: what counts with the next gradient, in its units
+KEPT = ("residual", "owed", "momentum")
 
 
 class FlatCodec:
-    """Sees the parts of an allreduce as one array, and keeps what was not sent for the next time (error feedback).
+    """Sees the parts of an allreduce as one array, and keeps what was not sent for the next time
+    (error feedback).
 
-    ``residual/<key>`` in the state is what this rank has not sent of one tensor, in units of the tensor.
+    ``residual/<key>`` in the state is what this rank has not sent of one tensor, in units of the
+    tensor.
     """
 
     name: ClassVar[str]
@@ -41,7 +46,8 @@ class FlatCodec:
         return self.feedback
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
-        """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32), nearly.
+        """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32),
+        nearly.
 
         With ``feedback``, leaves in ``values`` what this rank has not sent of them.
         """
@@ -50,7 +56,9 @@ class FlatCodec:
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         """See ``contracts.Codec``."""
         before = self.sent
-        self._before = {key: old for key, old in self._before.items() if all(part.key != key for part in parts)}
+        self._before = {
+            key: old for key, old in self._before.items() if all(part.key != key for part in parts)
+        }
         with quiet():
             values = self._values(parts)
             total = self.add_up(values, parts, transport)
@@ -79,7 +87,9 @@ class FlatCodec:
     def hand_over(self, key: str) -> Array | None:
         """See ``codecs.HandingOver``."""
         self._before.pop(key, None)
-        found, owed, at = (self._state.pop(f"{name}/{key}", None) for name in ("residual", "owed", "at"))
+        found, owed, at = (
+            self._state.pop(f"{name}/{key}", None) for name in ("residual", "owed", "at")
+        )
         if found is not None and owed is not None and at is not None:
             found = found.copy()
             found[at[0] : at[0] + len(owed)] += owed
@@ -96,7 +106,9 @@ class FlatCodec:
     # For subclasses.
 
     def kept(self, name: str, key: str, length: int, dtype: Any) -> Array:
-        """What stands in the state as ``name/key``; zeros if it is not there, or of another length or type."""
+        """What stands in the state as ``name/key``; zeros if it is not there, or of another length
+        or type.
+        """
         found = self._state.get(f"{name}/{key}") if key else None
         if found is None or found.shape != (length,) or found.dtype != dtype:
             return np.zeros(length, dtype)
@@ -108,8 +120,9 @@ class FlatCodec:
             self._state[f"{name}/{key}"] = array
 
     def may_take_back(self, part: Part, name: str, begin: int, old: Array) -> None:
-        """``old`` stood in the state of this ``name``, from ``begin`` on, as far as it is of ``part``, which was not
-        given."""
+        """``old`` stood in the state of this ``name``, from ``begin`` on, as far as it is of
+        ``part``, which was not given.
+        """
         if part.key:
             self._before.setdefault(part.key, []).append((name, begin, old))
 
@@ -162,7 +175,11 @@ def wide(dtype: DType) -> np.dtype[Any]:
 def unit_key(parts: Sequence[Part]) -> str:
     """A key for what is kept of all parts together; empty on a rank that has joined."""
     keys = "\n".join(part.key for part in parts)
-    return parts[0].key if len(parts) == 1 or not parts[0].key else f"{parts[0].key}+{crc32(keys.encode()):08x}"
+    return (
+        parts[0].key
+        if len(parts) == 1 or not parts[0].key
+        else f"{parts[0].key}+{crc32(keys.encode()):08x}"
+    )
 
 
 def cleared(values: Array) -> None:
@@ -172,7 +189,9 @@ def cleared(values: Array) -> None:
 
 
 def ring_bytes(nbytes: int, transport: Transport) -> int:
-    """What each rank sends when so many bytes are added up over all, by the algorithm that sends least."""
+    """What each rank sends when so many bytes are added up over all, by the algorithm that sends
+    least.
+    """
     return 2 * nbytes * (transport.size - 1) // transport.size
 
 
@@ -205,7 +224,9 @@ def number(
     if low < value <= high and value != math.inf:
         return value
     most = "" if high == math.inf else f" and at most {high:g}"
-    raise SettingsError(f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}")
+    raise SettingsError(
+        f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}"
+    )
 
 
 def write(total: Array, parts: Sequence[Part], scale: float) -> None:

@@ -1,4 +1,6 @@
-"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are added up in float32, and rounded once more."""
+"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are added up in float32, and
+rounded once more.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ class Half(Pushable):
 
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         buffers = [part.buffer for part in parts]
-        narrow = buffers if buffers[0].dtype.is_half else [self._narrow(buffer.data) for buffer in buffers]
+        narrow = (
+            buffers
+            if buffers[0].dtype.is_half
+            else [self._narrow(buffer.data) for buffer in buffers]
+        )
         transport.allreduce(narrow, ReduceOp.SUM, scale)
         if narrow is not buffers:
             for buffer, small in zip(buffers, narrow, strict=True):
@@ -53,7 +59,9 @@ class Half(Pushable):
 
 
 class Fp16(Half):
-    """Numbers above 65,504 become infinite: for losses that are scaled, or gradients of moderate size."""
+    """Numbers above 65,504 become infinite: for losses that are scaled, or gradients of moderate
+    size.
+    """
 
     name, dtype = "fp16", DType.FLOAT16
 

@@ -1,4 +1,6 @@
-"""``int8``: a byte per number, and a scale per block of 256. Rounding is stochastic, so errors average out."""
+"""``int8``: a byte per number, and a scale per block of 256. Rounding is stochastic, so errors
+average out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _TINY = 1e-36  # blocks of smaller numbers count as zeros: their scale would hav
 
 
 class Int8(PushQuantized):
-    """After Alistarh et al. 2017 (QSGD). The expected value of what arrives is what was sent; nothing is kept."""
+    """After Alistarh et al. 2017 (QSGD). The expected value of what arrives is what was sent;
+    nothing is kept.
+    """
 
     name, feedback, seeded, block, gamma = "int8", False, True, 256, 1.0
 
@@ -29,14 +33,18 @@ class Int8(PushQuantized):
     def encode(self, values: Array, generator: np.random.Generator | None) -> Array:
         assert generator is not None
         blocks = in_blocks(values.astype(np.float32, copy=False), self.block)
-        largest = np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) if len(blocks) else blocks[:, 0]
+        largest = (
+            np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) if len(blocks) else blocks[:, 0]
+        )
         largest[largest < _TINY] = 0
         factor = np.divide(_MOST, largest, out=np.zeros_like(largest), where=largest != 0)
         codes = generator.random(blocks.shape, np.float32)
         codes += blocks * factor[:, None]
         np.floor(codes, out=codes)
         np.minimum(codes, _MOST, out=codes)
-        return np.concatenate([codes.astype(np.int8).reshape(-1).view(np.uint8), (largest / _MOST).view(np.uint8)])
+        return np.concatenate(
+            [codes.astype(np.int8).reshape(-1).view(np.uint8), (largest / _MOST).view(np.uint8)]
+        )
 
     def decode(self, payload: Array, out: Array) -> None:
         rows = len(payload) // (self.block + 4)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class Net:
-    """Ranks that share memory add up there; each then has a slice of their sum, which another codec adds up over the
-    hosts. What is not sent is kept by the rank that has the slice. Where all ranks share memory, nothing is compressed.
+    """Ranks that share memory add up there; each then has a slice of their sum, which another codec
+    adds up over the hosts. What is not sent is kept by the rank that has the slice. Where all ranks
+    share memory, nothing is compressed.
     """
 
     name: ClassVar[str] = "net"
@@ -28,7 +29,9 @@ class Net:
     def __init__(self, spec: str) -> None:
         """``spec``: of the other codec. Raises SettingsError."""
         if not spec or spec.partition(":")[0] == self.name:
-            raise SettingsError(f"codec={f'{self.name}:{spec}'!r}: name the codec between the hosts, as in net:int8")
+            raise SettingsError(
+                f"codec={f'{self.name}:{spec}'!r}: name the codec between the hosts, as in net:int8"
+            )
         self.spec = f"{self.name}:{spec}"
         self._codec: Codec = registry.make("codec", spec)
 
@@ -98,7 +101,9 @@ class Net:
 
 
 def _within(slice_: Array, begin: int, parts: Sequence[Part], kind: DType) -> list[Part]:
-    """The parts as far as they are in the slice of all elements that begins there; whole ones keep their shape."""
+    """The parts as far as they are in the slice of all elements that begins there; whole ones keep
+    their shape.
+    """
     found, first = [], 0
     for part in parts:
         length = len(part.buffer.data)

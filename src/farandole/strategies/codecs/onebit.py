@@ -1,4 +1,6 @@
-"""``onebit``: the sign of each number, and per block of 512 the mean of its positive and of its negative numbers."""
+"""``onebit``: the sign of each number, and per block of 512 the mean of its positive and of its
+negative numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``powersgd:rank``: of each matrix of gradients, its projection on the few directions that hold most of it."""
+"""``powersgd:rank``: of each matrix of gradients, its projection on the few directions that hold
+most of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _SHORT = 1 << 14  # vectors of fewer numbers travel whole: biases, scales
-_DEPENDENT = 1e-10  # a direction with less than this share of the longest is a combination of the others
+# a direction with less than this share of the longest is a combination of the others
+_DEPENDENT = 1e-10
 _SEED = 0x9D
 
 
@@ -35,10 +38,12 @@ class _Matrix(NamedTuple):
 
 
 class PowerSgd(Pushable):
-    """Vogels et al. 2019: one step of a power iteration, which starts where the last one ended (``q/<key>``).
+    """Vogels et al. 2019: one step of a power iteration, which starts where the last one ended
+    (``q/<key>``).
 
-    A tensor is a matrix of its first dimension and all others. A long vector, such as a flat buffer of many tensors, is
-    taken as a matrix that is nearly square: less is found in that. What would not become smaller travels whole.
+    A tensor is a matrix of its first dimension and all others. A long vector, such as a flat buffer
+    of many tensors, is taken as a matrix that is nearly square: less is found in that. What would
+    not become smaller travels whole.
     """
 
     name = "powersgd"
@@ -66,14 +71,21 @@ class PowerSgd(Pushable):
         return total
 
     def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """See ``contracts.Consensus``. Of a matrix without structure, so many directions hold a share of about their
-        number by its shorter side."""
+        """See ``contracts.Consensus``. Of a matrix without structure, so many directions hold a
+        share of about their number by its shorter side.
+        """
         sides = [_sides(shape, math.prod(shape)) for shape in shapes]
-        shorter = [min(rows, columns) for rows, columns in sides if (rows + columns) * self._rank < rows * columns]
+        shorter = [
+            min(rows, columns)
+            for rows, columns in sides
+            if (rows + columns) * self._rank < rows * columns
+        ]
         return min(self.gamma, self._rank / max(shorter, default=1))
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        """The number of matrices, the place and sides of each, two factors of each, and the rest."""
+        """The number of matrices, the place and sides of each, two factors of each, and the
+        rest.
+        """
         matrices = self._matrices(values, parts)
         whole = _outside(values, matrices)
         table = [side for matrix in matrices for side in (matrix.begin, *matrix.values.shape)]
@@ -100,7 +112,9 @@ class PowerSgd(Pushable):
         for begin, rows, columns in table.tolist():
             if min(begin, rows - 1, columns - 1) < 0 or begin + rows * columns > len(out):
                 raise ValueError(f"a matrix of {rows} x {columns} numbers at {begin} of {len(out)}")
-            matrices.append(_Matrix("", begin, out[begin : begin + rows * columns].reshape(rows, columns)))
+            matrices.append(
+                _Matrix("", begin, out[begin : begin + rows * columns].reshape(rows, columns))
+            )
         whole = _outside(out, matrices)
         factors = self._rank * sum(sum(matrix.values.shape) for matrix in matrices)
         wanted = 8 + 24 * len(matrices) + out.itemsize * (factors + np.count_nonzero(whole))
@@ -124,12 +138,18 @@ class PowerSgd(Pushable):
         return found
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Directions of the columns: those of the last step, at first random ones, the same on all ranks."""
+        """Directions of the columns: those of the last step, at first random ones, the same on all
+        ranks.
+        """
         columns = matrix.values.shape[1]
-        old = self.kept("q", matrix.key, self._rank * columns, matrix.values.dtype).reshape(self._rank, columns)
+        old = self.kept("q", matrix.key, self._rank * columns, matrix.values.dtype).reshape(
+            self._rank, columns
+        )
         return old if old.any() else _next_start(old, matrix.key)
 
-    def _summed(self, factors: Sequence[Array], rest: Array, transport: Transport) -> tuple[list[Array], Array]:
+    def _summed(
+        self, factors: Sequence[Array], rest: Array, transport: Transport
+    ) -> tuple[list[Array], Array]:
         """The sums over all ranks, in one message."""
         flat = np.concatenate([*(factor.reshape(-1) for factor in factors), rest])
         self.sum_of(flat, DType(rest.dtype.name), transport)
@@ -140,10 +160,12 @@ class PowerSgd(Pushable):
         return summed, flat[begin:]
 
     def _orthogonal(self, lefts: Sequence[Array], transport: Transport) -> list[Array]:
-        """Orthonormal rows that span what those of ``lefts`` do; zeros where these depend on each other.
+        """Orthonormal rows that span what those of ``lefts`` do; zeros where these depend on each
+        other.
 
-        Rank 0 computes the coefficients for all: processors of two kinds may differ in the last bit of a dot product,
-        and the ranks' weights would drift apart. What all compute from here on is the same everywhere.
+        Rank 0 computes the coefficients for all: processors of two kinds may differ in the last bit
+        of a dot product, and the ranks' weights would drift apart. What all compute from here on is
+        the same everywhere.
         """
         rank = self._rank
         told = np.empty((len(lefts), rank, rank), np.float64)
@@ -201,7 +223,8 @@ def _coefficients(left: Array) -> Array:
 def _product(left: Array, right: Array, out: Array) -> None:
     """``out = left @ right``, for few columns of ``left``.
 
-    By multiplications and additions of whole arrays alone, which are the same bits on every processor.
+    By multiplications and additions of whole arrays alone, which are the same bits on every
+    processor.
     """
     scratch = np.empty_like(out)
     for column, row in enumerate(right):

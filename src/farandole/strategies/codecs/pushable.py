@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 class Pushable(FlatCodec):
     """What is not sent of a push is kept as it is of an allreduce, once the push has arrived."""
 
-    gamma: float = 0.1  # see ``consensus_step``: ranks come apart with more where few of the numbers are sent
+    # see ``consensus_step``: ranks come apart with more where few of the numbers are sent
+    gamma: float = 0.1
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        """What is sent of ``values`` (flat), as uint8. With ``feedback``, leaves in ``values`` what is not."""
+        """What is sent of ``values`` (flat), as uint8. With ``feedback``, leaves in ``values`` what
+        is not.
+        """
         raise NotImplementedError
 
     def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
@@ -48,7 +51,9 @@ class Pushable(FlatCodec):
         self.saved += packed.whole - len(packed.payload)
 
     def _packed(self, parts: Sequence[Part], send: Callable[[Array], Array]) -> Packed:
-        """``send`` may change the state, whose arrays are never written to; here it stays as it was."""
+        """``send`` may change the state, whose arrays are never written to; here it stays as it
+        was.
+        """
         before, self._state = self._state, dict(self._state)
         try:
             with quiet():
@@ -56,7 +61,9 @@ class Pushable(FlatCodec):
                 payload = send(values)
                 if self.feedback:
                     self._keep(values, parts)
-            kept = {name: array for name, array in self._state.items() if before.get(name) is not array}
+            kept = {
+                name: array for name, array in self._state.items() if before.get(name) is not array
+            }
         finally:
             self._state = before
         return Packed(payload, kept, sum(part.buffer.data.nbytes for part in parts))

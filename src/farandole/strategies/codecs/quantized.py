@@ -21,14 +21,16 @@ _SEED = 0xFA7A
 
 
 class Quantized(FlatCodec):
-    """Each rank adds up a slice: it gets everybody's numbers there encoded, and sends the encoded sum to all.
+    """Each rank adds up a slice: it gets everybody's numbers there encoded, and sends the encoded
+    sum to all.
 
-    With ``feedback``, what this second encoding loses stays with the rank that adds up: ``owed/<key>`` in the state is
-    what it owes of one tensor, from the element ``at/<key>`` on.
+    With ``feedback``, what this second encoding loses stays with the rank that adds up:
+    ``owed/<key>`` in the state is what it owes of one tensor, from the element ``at/<key>`` on.
     """
 
     block: ClassVar[int] = 1  # slices begin at multiples of this
-    seeded: ClassVar[bool] = False  # ``encode`` draws numbers: the steps are counted, as ``count/<key>``
+    # ``encode`` draws numbers: the steps are counted, as ``count/<key>``
+    seeded: ClassVar[bool] = False
 
     def nbytes(self, count: int) -> int:
         """The length of ``encode``'s result for so many numbers."""
@@ -45,7 +47,11 @@ class Quantized(FlatCodec):
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         rank, key = transport.rank, unit_key(parts)
         slices = self._slices(values, transport.size)
-        owed = self._owed(values, parts, len(slices[0]) * rank, len(slices[rank])) if self.feedback else None
+        owed = (
+            self._owed(values, parts, len(slices[0]) * rank, len(slices[rank]))
+            if self.feedback
+            else None
+        )
         sizes = [self.nbytes(len(piece)) for piece in slices]
         generator = self._generator(key, rank) if self.seeded else None
         payloads = [self.encode(piece, generator) for piece in slices]
@@ -63,11 +69,15 @@ class Quantized(FlatCodec):
         return self._gathered(payload, sizes, values, transport)
 
     def _owed(self, values: Array, parts: Sequence[Part], begin: int, length: int) -> Array:
-        """What this rank owes of its slice. What it owes elsewhere, for tensors travel with others than before, goes
-        with its own ``values``."""
+        """What this rank owes of its slice. What it owes elsewhere, for tensors travel with others
+        than before, goes with its own ``values``.
+        """
         found = np.zeros(length, values.dtype)
         for part, place, low, high, at in _overlaps(values, parts, begin, length):
-            owed, since = self._state.get(f"owed/{part.key}"), int(self.kept("at", part.key, 1, np.int64)[0])
+            owed, since = (
+                self._state.get(f"owed/{part.key}"),
+                int(self.kept("at", part.key, 1, np.int64)[0]),
+            )
             if owed is None or owed.dtype != values.dtype:
                 continue
             if (since, len(owed)) == (at, high - low):
@@ -106,7 +116,9 @@ class Quantized(FlatCodec):
                 self.decode(payload, total)
         return total
 
-    def _gathered(self, payload: Array, sizes: Sequence[int], values: Array, transport: Transport) -> Array:
+    def _gathered(
+        self, payload: Array, sizes: Sequence[int], values: Array, transport: Transport
+    ) -> Array:
         """All slices of the sum, as everybody decodes them."""
         gathered = np.empty(sum(sizes), np.uint8)
         transport.allgather(payload, gathered, sizes)
@@ -138,7 +150,9 @@ class PushQuantized(Quantized, Pushable):
     """One whose numbers mean something without those of other ranks."""
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        payload = self.encode(values, self._generator(unit_key(parts), rank) if self.seeded else None)
+        payload = self.encode(
+            values, self._generator(unit_key(parts), rank) if self.seeded else None
+        )
         if self.feedback:
             values -= self._decoded(payload, values)
         return payload
@@ -151,8 +165,10 @@ class PushQuantized(Quantized, Pushable):
 
 def _overlaps(
     flat: Array, parts: Sequence[Part], begin: int, length: int
-) -> Iterator[tuple[Part, Array, int, int, int]]:  # fmt: skip
-    """Each part, its place in ``flat``, and what of it is in a slice: from where to where there, and where in it."""
+) -> Iterator[tuple[Part, Array, int, int, int]]:
+    """Each part, its place in ``flat``, and what of it is in a slice: from where to where there,
+    and where in it.
+    """
     first = 0
     for part in parts:
         last = first + len(part.buffer.data)

@@ -21,7 +21,9 @@ _COUNT = 8  # bytes in front of the numbers of a push: the number of the step
 
 
 class RandomK(Pushable):
-    """Stich et al. 2018. All ranks draw the same places, so the numbers alone travel, and are added up on the way."""
+    """Stich et al. 2018. All ranks draw the same places, so the numbers alone travel, and are added
+    up on the way.
+    """
 
     name = "randomk"
 
@@ -54,7 +56,9 @@ class RandomK(Pushable):
         """See ``contracts.PushCodec``."""
         check_length(payload, _COUNT + math.ceil(self._ratio * len(out)) * out.itemsize)
         out[:] = 0
-        out[self._places(len(out), int(payload[:_COUNT].view(np.int64)[0]))] = payload[_COUNT:].view(out.dtype)
+        out[self._places(len(out), int(payload[:_COUNT].view(np.int64)[0]))] = payload[
+            _COUNT:
+        ].view(out.dtype)
 
     def _agreed_count(self, key: str, transport: Transport) -> int:
         """A rank that had joined has missed some steps: the highest count is everybody's."""
@@ -65,8 +69,9 @@ class RandomK(Pushable):
         return int(count[0])
 
     def _places(self, length: int, count: int) -> Array:
-        """One out of each of as many stretches, by the number of the step. Raw numbers are used, which are the same in
-        all versions of numpy."""
+        """One out of each of as many stretches, by the number of the step. Raw numbers are used,
+        which are the same in all versions of numpy.
+        """
         chosen = math.ceil(self._ratio * length)
         bounds = np.arange(chosen + 1) * length // max(chosen, 1)
         drawn = np.random.PCG64(np.random.SeedSequence([_SEED, length, count])).random_raw(chosen)

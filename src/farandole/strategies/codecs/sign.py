@@ -1,5 +1,5 @@
-"""``sign``: every rank votes for the direction of each number, and the majority's is what all get: -1, 0 or 1.
-``sign:0.9``: ranks vote for the direction of their momentum.
+"""``sign``: every rank votes for the direction of each number, and the majority's is what all get:
+-1, 0 or 1. ``sign:0.9``: ranks vote for the direction of their momentum.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ _TABLE = _table()
 
 
 class Sign(Quantized):
-    """Bernstein et al. 2018: signSGD with majority vote. A number that is 0 has no vote, and a tie is 0.
+    """Bernstein et al. 2018: signSGD with majority vote. A number that is 0 has no vote, and a tie
+    is 0.
 
-    Its average is the vote itself, so the learning rate is the length of a step. With ``momentum`` (the paper's SIGNUM)
-    a rank votes by the running mean of its own gradients, ``momentum/<key>`` in the state; without, nothing is kept.
+    Its average is the vote itself, so the learning rate is the length of a step. With ``momentum``
+    (the paper's SIGNUM) a rank votes by the running mean of its own gradients, ``momentum/<key>``
+    in the state; without, nothing is kept.
     """
 
     name, feedback, block = "sign", False, _VOTES
@@ -81,15 +83,17 @@ class Sign(Quantized):
         return votes
 
     def _add_to_momentum(self, values: Array, parts: Sequence[Part]) -> None:
-        """``values`` become the momentum. A tensor that this rank lacks counts as zeros; one that all lack is told
-        later, and keeps the momentum that it had."""
+        """``values`` become the momentum. A tensor that this rank lacks counts as zeros; one that
+        all lack is told later, and keeps the momentum that it had.
+        """
         values *= values.dtype.type(1 - self._momentum)
         for part, place in pieces(values, parts):
             old = self.kept("momentum", part.key, len(place), place.dtype)
             if not part.given:
                 self.may_take_back(part, f"momentum/{part.key}", 0, old)
             place += old * place.dtype.type(self._momentum)
-        values[np.abs(values) < np.finfo(values.dtype).tiny] = 0  # rounded, subnormal numbers would vote for ever
+        # rounded, subnormal numbers would vote for ever
+        values[np.abs(values) < np.finfo(values.dtype).tiny] = 0
 
 
 def _momentum(given: str | float) -> float:
@@ -100,5 +104,6 @@ def _momentum(given: str | float) -> float:
     if 0 <= value < 1:
         return value
     raise SettingsError(
-        f"codec={f'sign:{given}'!r}: the argument is the momentum of each rank's gradients, from 0 to less than 1"
+        f"codec={f'sign:{given}'!r}: the argument is the momentum of each rank's gradients, from 0"
+        " to less than 1"
     )

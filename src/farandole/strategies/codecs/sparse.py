@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 class Sparse(Pushable):
-    """Everybody gets everybody's numbers and their places (4 bytes each), and adds them up in rank order."""
+    """Everybody gets everybody's numbers and their places (4 bytes each), and adds them up in rank
+    order.
+    """
 
     even: ClassVar[bool] = True  # all ranks select as many
 
     def select(self, values: Array) -> Array:
-        """The places of the numbers to send, each once, as uint32. What is not finite comes first."""
+        """The places of the numbers to send, each once, as uint32. What is not finite comes
+        first.
+        """
         raise NotImplementedError
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
@@ -54,7 +58,9 @@ class Sparse(Pushable):
         if self.even:
             return [own] * transport.size
         sizes = np.empty(transport.size, np.int64)
-        transport.allgather(np.array([own]).view(np.uint8), sizes.view(np.uint8), [sizes.itemsize] * transport.size)
+        transport.allgather(
+            np.array([own]).view(np.uint8), sizes.view(np.uint8), [sizes.itemsize] * transport.size
+        )
         self.sent += sizes.itemsize * (transport.size - 1)
         return list(map(int, sizes))
 

@@ -1,4 +1,6 @@
-"""``threshold:t``: only numbers that are t or more away from zero; the others wait, and add up until they are."""
+"""``threshold:t``: only numbers that are t or more away from zero; the others wait, and add up
+until they are.
+"""
 
 from __future__ import annotations
 

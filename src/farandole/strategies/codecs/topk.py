@@ -1,4 +1,6 @@
-"""``topk:r``: the share r of the numbers that are largest; the others wait, and add up until they are."""
+"""``topk:r``: the share r of the numbers that are largest; the others wait, and add up until they
+are.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def largest(sizes: Array, count: int) -> Array:
 
 
 def _above_estimate(sizes: Array, count: int) -> Array | None:
-    """Places that hold all of the ``count`` largest: those above a bound that a sample tells. None if it told wrong."""
+    """Places that hold all of the ``count`` largest: those above a bound that a sample tells. None
+    if it told wrong.
+    """
     step = len(sizes) // _SAMPLE
     if step < 2:
         return None

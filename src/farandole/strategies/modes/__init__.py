@@ -1,2 +1,3 @@
-"""Ways to keep the weights of ranks together that each step with gradients of their own. One file each; see
-``contracts.Strategy``."""
+"""Ways to keep the weights of ranks together that each step with gradients of their own. One file
+each; see ``contracts.Strategy``.
+"""

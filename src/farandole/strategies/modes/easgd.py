@@ -1,4 +1,6 @@
-"""Elastic averaging: ranks are drawn towards a centre that they make together, and may stray from it."""
+"""Elastic averaging: ranks are drawn towards a centre that they make together, and may stray from
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 class EASGD:
     """Synchronous elastic averaging SGD (Zhang, Choromanska and LeCun, 2015).
 
-    After every ``every``-th step a rank's weights move by ``beta / ranks`` of their distance to the centre, and the
-    centre by ``beta`` of its distance to the mean. The centre is the same on all ranks; weights are not.
-    Raises ValueError for numbers that make no sense.
+    After every ``every``-th step a rank's weights move by ``beta / ranks`` of their distance to the
+    centre, and the centre by ``beta`` of its distance to the mean. The centre is the same on all
+    ranks; weights are not. Raises ValueError for numbers that make no sense.
     """
 
     name = "easgd"
@@ -25,7 +27,9 @@ class EASGD:
 
     def __init__(self, every: int | str = 8, *, beta: float | str = 0.9) -> None:
         self.every = number(self.name, "every", every, at_least=1)
-        self.beta = real(self.name, "beta", beta, lambda value: 0 < value <= 1, "more than 0, at most 1")
+        self.beta = real(
+            self.name, "beta", beta, lambda value: 0 < value <= 1, "more than 0, at most 1"
+        )
 
     @classmethod
     def parse(cls, argument: str) -> EASGD:
@@ -39,7 +43,9 @@ class EASGD:
     def due(self, step: Any) -> Any:
         return step % self.every == 0
 
-    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+    def exchange(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
+    ) -> None:
         (centres,) = slots
         means = [weight.copy() for weight in weights]
         peers.average(means)

@@ -19,7 +19,9 @@ def ring(rank: int, size: int, turn: int) -> list[int]:
 
 
 def torus(rank: int, size: int, turn: int) -> list[int]:
-    """The four neighbours on a grid whose edges meet, as square as ``size`` allows (a ring, if it is prime)."""
+    """The four neighbours on a grid whose edges meet, as square as ``size`` allows (a ring, if it
+    is prime).
+    """
     columns = next(count for count in range(isqrt(size), 0, -1) if size % count == 0)
     row, column = divmod(rank, columns)
     rows = size // columns
@@ -29,7 +31,9 @@ def torus(rank: int, size: int, turn: int) -> list[int]:
 
 
 def exponential(rank: int, size: int, turn: int) -> list[int]:
-    """One rank a turn, 1, 2, 4 ... places on: with a power of two ranks, all have the mean after one pass."""
+    """One rank a turn, 1, 2, 4 ... places on: with a power of two ranks, all have the mean after
+    one pass.
+    """
     return [(rank + (1 << turn % max((size - 1).bit_length(), 1))) % size]
 
 
@@ -47,18 +51,19 @@ GRAPHS: dict[str, Callable[[int, int, int], list[int]]] = {
 
 
 class Gossip:
-    """After every ``every``-th step, a rank's weights become the mean of its own and of those that its neighbours on
-    ``graph`` sent: "ring", "torus", "exponential" or "complete".
+    """After every ``every``-th step, a rank's weights become the mean of its own and of those that
+    its neighbours on ``graph`` sent: "ring", "torus", "exponential" or "complete".
 
-    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017; the exponential graph with one
-    neighbour a turn: Assran et al., "Stochastic Gradient Push", 2019.
+    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017; the
+    exponential graph with one neighbour a turn: Assran et al., "Stochastic Gradient Push", 2019.
 
-    A rank sends to as many as it hears, so the mean over all ranks stays. Weights differ between ranks, the less the
-    more often they gossip. ``gamma``: how much of the way to that mean a rank goes, more than 0 and at most 1; None:
-    all of it. With a codec this is CHOCO-SGD (Koloskova et al., "Decentralized Stochastic Optimization and Gossip
-    Algorithms with Compressed Communication", 2019), ``gamma`` its consensus step size, and None what suits the codec;
-    on the exponential graph a rank then sends to all its neighbours in each turn.
-    Raises ValueError for options that make no sense.
+    A rank sends to as many as it hears, so the mean over all ranks stays. Weights differ between
+    ranks, the less the more often they gossip. ``gamma``: how much of the way to that mean a rank
+    goes, more than 0 and at most 1; None: all of it. With a codec this is CHOCO-SGD (Koloskova et
+    al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+    Communication", 2019), ``gamma`` its consensus step size, and None what suits the codec; on the
+    exponential graph a rank then sends to all its neighbours in each turn. Raises ValueError for
+    options that make no sense.
     """
 
     name = "gossip"
@@ -66,7 +71,7 @@ class Gossip:
 
     def __init__(
         self, graph: str = "exponential", *, every: int | str = 1, gamma: float | str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
@@ -84,7 +89,9 @@ class Gossip:
     def due(self, step: Any) -> Any:
         return step % self.every == 0
 
-    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+    def exchange(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
+    ) -> None:
         rank, size = peers.rank, peers.size
         turns = [{*GRAPHS[self.graph](rank, size, turn)} - {rank} for turn in range(size)]
         to = {*GRAPHS[self.graph](rank, size, step // self.every)} - {rank}

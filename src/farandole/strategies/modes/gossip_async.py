@@ -15,40 +15,49 @@ if TYPE_CHECKING:
 
 
 def asked(graph: str, rank: int, size: int, turn: int) -> list[int]:
-    """The neighbours of ``rank`` that it asks, the one whose turn it is in front. Of two neighbours the lower one asks;
-    they are neighbours if one sends to the other in some turn of ``Gossip``."""
+    """The neighbours of ``rank`` that it asks, the one whose turn it is in front. Of two neighbours
+    the lower one asks; they are neighbours if one sends to the other in some turn of ``Gossip``.
+    """
     turns = range(max((size - 1).bit_length(), 1))
     joined = GRAPHS[graph]
     higher = [
         other
         for other in range(rank + 1, size)
-        if any(other in joined(rank, size, one) or rank in joined(other, size, one) for one in turns)
+        if any(
+            other in joined(rank, size, one) or rank in joined(other, size, one) for one in turns
+        )
     ]
     first = turn % max(len(higher), 1)
     return higher[first:] + higher[:first]
 
 
 class AsyncGossip:
-    """Asynchronous decentralised SGD (Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent",
-    2018): pairs of neighbours on ``graph`` average their weights in the background while all train.
+    """Asynchronous decentralised SGD (Lian et al., "Asynchronous Decentralized Parallel Stochastic
+    Gradient Descent", 2018): pairs of neighbours on ``graph`` average their weights in the
+    background while all train.
 
-    After every ``every``-th step a rank adds what it has learned to the weights that it shows to others, goes on from
-    those, and begins an average with one neighbour, unless its last one is late. Each average keeps the sum of both.
-    ``damp``: what a rank has learned is divided by the number of averages since its last exchange (Zhang et
-    al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those. ``gamma``: how
-    much of the way to their mean the two of a pair go, more than 0 and at most 1; None: all of it. With a codec they go
-    to what they know of each other's weights, as in CHOCO-SGD (Koloskova et al., 2019), None is what suits the codec,
-    and they keep copies of both for each neighbour.
-    Raises ValueError for options that make no sense.
+    After every ``every``-th step a rank adds what it has learned to the weights that it shows to
+    others, goes on from those, and begins an average with one neighbour, unless its last one is
+    late. Each average keeps the sum of both. ``damp``: what a rank has learned is divided by the
+    number of averages since its last exchange (Zhang et al., "Staleness-aware Async-SGD", 2016).
+    ``staleness``: what this rank has seen of those. ``gamma``: how much of the way to their mean
+    the two of a pair go, more than 0 and at most 1; None: all of it. With a codec they go to what
+    they know of each other's weights, as in CHOCO-SGD (Koloskova et al., 2019), None is what suits
+    the codec, and they keep copies of both for each neighbour. Raises ValueError for options that
+    make no sense.
     """
 
     name = "gossip_async"
     epochs, common, slots = False, "pairs", ("weights",)
 
     def __init__(
-        self, graph: str = "exponential", *, every: int | str = 1, damp: bool | str = False,
+        self,
+        graph: str = "exponential",
+        *,
+        every: int | str = 1,
+        damp: bool | str = False,
         gamma: float | str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
@@ -63,19 +72,27 @@ class AsyncGossip:
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
-        return f"{self.name}:{self.graph},every={self.every}{',damp=1' * self.damp}" + of_way(self.gamma)
+        return f"{self.name}:{self.graph},every={self.every}{',damp=1' * self.damp}" + of_way(
+            self.gamma
+        )
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0
 
-    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+    def exchange(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
+    ) -> None:
         (anchors,) = slots
         shown = ways_of(weights, anchors)
         others = asked(self.graph, peers.rank, peers.size, step // self.every)
-        self.staleness.see(peers.average_async(anchors, shown, others, damp=self.damp, gamma=self.gamma))
+        self.staleness.see(
+            peers.average_async(anchors, shown, others, damp=self.damp, gamma=self.gamma)
+        )
         go_on_from(weights, anchors, shown)
 
-    def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
+    def settle(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
+    ) -> None:
         """The mean of what all ranks have learned."""
         (anchors,) = slots
         shown = ways_of(weights, anchors)

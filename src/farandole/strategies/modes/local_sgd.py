@@ -1,7 +1,9 @@
-"""Ranks step by themselves, and average their weights now and then: local SGD, and its outer optimizers.
+"""Ranks step by themselves, and average their weights now and then: local SGD, and its outer
+optimizers.
 
-The mean weights of all ranks may be taken as they are (Stich, "Local SGD Converges Fast and Communicates Little",
-2019), or as the gradient of an outer optimizer: from the weights of the last exchange to the mean is one outer step.
+The mean weights of all ranks may be taken as they are (Stich, "Local SGD Converges Fast and
+Communicates Little", 2019), or as the gradient of an outer optimizer: from the weights of the last
+exchange to the mean is one outer step.
 """
 
 from __future__ import annotations
@@ -23,27 +25,36 @@ EPOCH = 0  # steps between exchanges: told by ``end_of_epoch``
 
 
 class LocalSGD:
-    """Average the weights after every ``every``-th step, or at the end of each epoch (``every="epoch"``: told by
-    Keras's ``fit``, else by ``end_of_epoch()`` of the optimizer or trainer).
+    """Average the weights after every ``every``-th step, or at the end of each epoch
+    (``every="epoch"``: told by Keras's ``fit``, else by ``end_of_epoch()`` of the optimizer or
+    trainer).
 
-    ``outer``: the optimizer that takes the way to the mean as its gradient: None (the mean counts), "momentum" or
-    "nesterov", with ``lr`` and ``momentum``. ``warmup``: so many steps in the beginning with an exchange after each
-    (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local SGD, if it is half of the training).
-    Raises ValueError for numbers that make no sense.
+    ``outer``: the optimizer that takes the way to the mean as its gradient: None (the mean counts),
+    "momentum" or "nesterov", with ``lr`` and ``momentum``. ``warmup``: so many steps in the
+    beginning with an exchange after each (Lin et al., "Don't Use Large Mini-Batches, Use Local
+    SGD", 2020: post-local SGD, if it is half of the training). Raises ValueError for numbers that
+    make no sense.
     """
 
     name, common = "local_sgd", "weights"
 
     def __init__(
-        self, every: int | str = 8, *, outer: str | None = None, lr: float | str = 1.0, momentum: float | str = 0.9,
+        self,
+        every: int | str = 8,
+        *,
+        outer: str | None = None,
+        lr: float | str = 1.0,
+        momentum: float | str = 0.9,
         warmup: int | str = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.every = EPOCH if every == "epoch" else number(self.name, "every", every, at_least=1)
         if outer not in (None, MOMENTUM, NESTEROV):
             refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
         self.outer = outer
         self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number, more than 0")
-        self.momentum = real(self.name, "momentum", momentum, lambda value: 0 <= value < 1, "from 0 to less than 1")
+        self.momentum = real(
+            self.name, "momentum", momentum, lambda value: 0 <= value < 1, "from 0 to less than 1"
+        )
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH
         self.slots = () if outer is None else ("weights", "zeros")
@@ -65,7 +76,9 @@ class LocalSGD:
         early = step <= self.warmup
         return early if self.epochs else early | (step % self.every == 0)
 
-    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+    def exchange(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
+    ) -> None:
         peers.average(weights)
         if self.outer is None:
             return
@@ -79,24 +92,37 @@ class LocalSGD:
 
 
 class BMUF(LocalSGD):
-    """Blockwise model-update filtering (Chen and Huo, "Scalable Training of Deep Learning Machines by Incremental Block
-    Training", 2016): local SGD with block momentum. The paper takes 1 - 1 / ranks for ``momentum``."""
+    """Blockwise model-update filtering (Chen and Huo, "Scalable Training of Deep Learning Machines
+    by Incremental Block Training", 2016): local SGD with block momentum. The paper takes 1 - 1 /
+    ranks for ``momentum``.
+    """
 
     name = "bmuf"
 
     def __init__(
-        self, every: int | str = 8, *, momentum: float | str = 0.5, lr: float | str = 1.0, warmup: int | str = 0,
-    ) -> None:  # fmt: skip
+        self,
+        every: int | str = 8,
+        *,
+        momentum: float | str = 0.5,
+        lr: float | str = 1.0,
+        warmup: int | str = 0,
+    ) -> None:
         super().__init__(every, outer=MOMENTUM, lr=lr, momentum=momentum, warmup=warmup)
 
 
 class DiLoCo(LocalSGD):
-    """Outer Nesterov momentum over many inner steps, with the numbers of Douillard et al., "DiLoCo: Distributed
-    Low-Communication Training of Language Models", 2023."""
+    """Outer Nesterov momentum over many inner steps, with the numbers of Douillard et al., "DiLoCo:
+    Distributed Low-Communication Training of Language Models", 2023.
+    """
 
     name = "diloco"
 
     def __init__(
-        self, every: int | str = 64, *, lr: float | str = 0.7, momentum: float | str = 0.9, warmup: int | str = 0,
-    ) -> None:  # fmt: skip
+        self,
+        every: int | str = 64,
+        *,
+        lr: float | str = 0.7,
+        momentum: float | str = 0.9,
+        warmup: int | str = 0,
+    ) -> None:
         super().__init__(every, outer=NESTEROV, lr=lr, momentum=momentum, warmup=warmup)

@@ -1,7 +1,8 @@
-"""Ranks push what they have done to a centre on parameter servers, and go on from there: in step, or each by itself.
+"""Ranks push what they have done to a centre on parameter servers, and go on from there: in step,
+or each by itself.
 
-A rank steps with its own optimizer, whatever that is, and pushes the way from the weights of its last pull to those
-that it has now.
+A rank steps with its own optimizer, whatever that is, and pushes the way from the weights of its
+last pull to those that it has now.
 """
 
 from __future__ import annotations
@@ -22,55 +23,80 @@ _RATES = {"adagrad": 0.01, "adam": 0.001}  # the usual ones; 1 for the others
 
 
 class ParameterServer:
-    """Synchronous parameter servers: after every ``every``-th step the centre takes the mean of all ranks' ways, and
-    all go on from it. ``backup``: the step does not wait for that many ranks; what they push later for it is dropped
-    (Chen et al., "Revisiting Distributed Synchronous SGD", 2016; servers: Li et al., 2014).
+    """Synchronous parameter servers: after every ``every``-th step the centre takes the mean of all
+    ranks' ways, and all go on from it. ``backup``: the step does not wait for that many ranks; what
+    they push later for it is dropped (Chen et al., "Revisiting Distributed Synchronous SGD", 2016;
+    servers: Li et al., 2014).
 
-    ``optimizer``: what the servers step with, and the way is its gradient: "add" (it is added, as it is), "sgd",
-    "momentum", "adagrad" or "adam", with ``lr`` and ``momentum``. ``staleness``: what this rank has seen.
-    Raises ValueError for options that make no sense.
+    ``optimizer``: what the servers step with, and the way is its gradient: "add" (it is added, as
+    it is), "sgd", "momentum", "adagrad" or "adam", with ``lr`` and ``momentum``. ``staleness``:
+    what this rank has seen. Raises ValueError for options that make no sense.
     """
 
     name, sync = "ps", True
     epochs, common, slots = False, "centre", ("weights",)
 
     def __init__(
-        self, every: int | str = 1, *, backup: int | str = 0, optimizer: str = "add", lr: float | str = 0.0,
+        self,
+        every: int | str = 1,
+        *,
+        backup: int | str = 0,
+        optimizer: str = "add",
+        lr: float | str = 0.0,
         momentum: float | str = 0.9,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._set(every, optimizer, lr, momentum)
         self.backup = number(self.name, "backup", backup, at_least=0)
 
-    def _set(self, every: int | str, optimizer: str, lr: float | str, momentum: float | str) -> None:
+    def _set(
+        self, every: int | str, optimizer: str, lr: float | str, momentum: float | str
+    ) -> None:
         self.every = number(self.name, "every", every, at_least=1)
         if optimizer not in OPTIMIZERS:
             refuse(self.name, "optimizer", optimizer, ", ".join(OPTIMIZERS))
         self.optimizer = optimizer
         usual = _RATES.get(optimizer, 1.0)
         self.lr = (
-            real(self.name, "lr", lr, lambda value: 0 <= value < inf, "a number, 0 (the usual one) or more") or usual
+            real(
+                self.name,
+                "lr",
+                lr,
+                lambda value: 0 <= value < inf,
+                "a number, 0 (the usual one) or more",
+            )
+            or usual
         )
         self.momentum = real(
-            self.name, "momentum", momentum, lambda value: 0 <= value < 1, "a number, from 0 to less than 1"
+            self.name,
+            "momentum",
+            momentum,
+            lambda value: 0 <= value < 1,
+            "a number, from 0 to less than 1",
         )
         self.backup, self.bound, self.damp = 0, -1, False
         self.staleness = Staleness()
 
     @classmethod
     def parse(cls, argument: str) -> ParameterServer:
-        """Of ``ps:2,backup=1``, what stands after the colon: the first argument, then others by name."""
+        """Of ``ps:2,backup=1``, what stands after the colon: the first argument, then others by
+        name.
+        """
         return parsed(cls, argument, "3,every=2,damp=1")
 
     @property
     def rule(self) -> Rule:
         """Of the servers."""
-        return Rule(self.sync, self.backup, self.bound, self.damp, self.optimizer, self.lr, self.momentum)
+        return Rule(
+            self.sync, self.backup, self.bound, self.damp, self.optimizer, self.lr, self.momentum
+        )
 
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
         steps = (
-            "" if self.optimizer == "add" else f",optimizer={self.optimizer},lr={self.lr:g},momentum={self.momentum:g}"
+            ""
+            if self.optimizer == "add"
+            else f",optimizer={self.optimizer},lr={self.lr:g},momentum={self.momentum:g}"
         )
         return f"{self.name}:{self._argument()}{steps}"
 
@@ -80,7 +106,9 @@ class ParameterServer:
     def due(self, step: Any) -> Any:
         return step % self.every == 0
 
-    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+    def exchange(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
+    ) -> None:
         if self.backup >= peers.size:
             refuse(self.name, "backup", self.backup, f"less than the number of ranks, {peers.size}")
         (anchors,) = slots
@@ -88,7 +116,9 @@ class ParameterServer:
         self.staleness.see(*peers.push(self.rule, anchors, centre))
         go_on_from(weights, anchors, centre)
 
-    def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
+    def settle(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
+    ) -> None:
         """The centre, with all that ranks have done since their last push."""
         (anchors,) = slots
         centre = ways_of(weights, anchors)
@@ -100,19 +130,26 @@ class ParameterServer:
 
 
 class AsyncParameterServer(ParameterServer):
-    """Asynchronous parameter servers (Dean et al., "Large Scale Distributed Deep Networks", 2012): after every
-    ``every``-th step a rank pushes its way, which the centre takes at once, and goes on from the centre. Nobody waits.
+    """Asynchronous parameter servers (Dean et al., "Large Scale Distributed Deep Networks", 2012):
+    after every ``every``-th step a rank pushes its way, which the centre takes at once, and goes on
+    from the centre. Nobody waits.
 
-    ``damp``: a way counts the less the more the centre has moved since the rank's last pull: it is divided by that
-    number of updates (Zhang et al., "Staleness-aware Async-SGD", 2016). The rest: see ``ParameterServer``.
+    ``damp``: a way counts the less the more the centre has moved since the rank's last pull: it is
+    divided by that number of updates (Zhang et al., "Staleness-aware Async-SGD", 2016). The rest:
+    see ``ParameterServer``.
     """
 
     name, sync = "ps_async", False
 
     def __init__(
-        self, every: int | str = 1, *, damp: bool | str = False, optimizer: str = "add", lr: float | str = 0.0,
+        self,
+        every: int | str = 1,
+        *,
+        damp: bool | str = False,
+        optimizer: str = "add",
+        lr: float | str = 0.0,
         momentum: float | str = 0.9,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._set(every, optimizer, lr, momentum)
         self.damp = switch(self.name, "damp", damp)
 
@@ -121,16 +158,24 @@ class AsyncParameterServer(ParameterServer):
 
 
 class SSP(ParameterServer):
-    """Stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
-    Server", 2013): asynchronous parameter servers at which a rank waits while it is more than ``bound`` exchanges ahead
-    of the slowest one. The rest: see ``AsyncParameterServer``."""
+    """Stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale Synchronous
+    Parallel Parameter Server", 2013): asynchronous parameter servers at which a rank waits while it
+    is more than ``bound`` exchanges ahead of the slowest one. The rest: see
+    ``AsyncParameterServer``.
+    """
 
     name, sync = "ssp", False
 
     def __init__(
-        self, bound: int | str = 3, *, every: int | str = 1, damp: bool | str = False, optimizer: str = "add",
-        lr: float | str = 0.0, momentum: float | str = 0.9,
-    ) -> None:  # fmt: skip
+        self,
+        bound: int | str = 3,
+        *,
+        every: int | str = 1,
+        damp: bool | str = False,
+        optimizer: str = "add",
+        lr: float | str = 0.0,
+        momentum: float | str = 0.9,
+    ) -> None:
         self._set(every, optimizer, lr, momentum)
         self.damp = switch(self.name, "damp", damp)
         self.bound = number(self.name, "bound", bound, at_least=0)

@@ -1,7 +1,7 @@
 """``farandole.keras`` where Horovod has it: ``import farandole.tensorflow.keras as hvd``.
 
-With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.keras.tf_keras``. The lists are plain ones
-because type checkers read them without running anything.
+With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.keras.tf_keras``. The
+lists are plain ones because type checkers read them without running anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Collectives on the memory of GPUs: by NCCL where every rank has a GPU of its own, else through host memory."""
+"""Collectives on the memory of GPUs: by NCCL where every rank has a GPU of its own, else through
+host memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from farandole.torch.device.transport import TorchTransport
 cuda = Cuda()
 
 
-def _over(host: Transport, settings: Settings, lost: Callable[[HorovodInternalError], None]) -> TorchTransport:
+def _over(
+    host: Transport, settings: Settings, lost: Callable[[HorovodInternalError], None]
+) -> TorchTransport:
     return TorchTransport(host, settings, lost, cuda)
 
 

@@ -1,4 +1,6 @@
-"""The contract of a kind of device, for the rest of this folder. ``Cuda`` is the one there is; tests have another."""
+"""The contract of a kind of device, for the rest of this folder. ``Cuda`` is the one there is;
+tests have another.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from typing import Any, Protocol
 
 
 class Accelerator(Protocol):
-    """A process uses one device of it: the first whose tensors are exchanged. Tensors of others count as foreign.
+    """A process uses one device of it: the first whose tensors are exchanged. Tensors of others
+    count as foreign.
 
-    Collectives are told to the device on a stream of their own, so that it computes meanwhile. Only ``drain`` waits.
+    Collectives are told to the device on a stream of their own, so that it computes meanwhile. Only
+    ``drain`` waits.
     """
 
     name: str  # of what ranks exchange by
@@ -32,13 +36,17 @@ class Accelerator(Protocol):
         """Why this rank cannot exchange directly; empty if it can."""
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
-        """A torch.distributed backend of our own that joins the ranks; ``store`` is a torch.distributed store."""
+        """A torch.distributed backend of our own that joins the ranks; ``store`` is a
+        torch.distributed store.
+        """
 
     def follow(self, work: Any) -> None:
         """What the calling thread then tells the device waits for a collective of that backend."""
 
     def touch(self) -> None:
-        """The calling thread has told the device something that the next ``record_event`` must stand behind."""
+        """The calling thread has told the device something that the next ``record_event`` must
+        stand behind.
+        """
 
     def record_event(self) -> Any:
         """See DeviceTransport. Hashable."""
@@ -47,8 +55,9 @@ class Accelerator(Protocol):
         """What the thread tells the device inside is done on the stream, after the events."""
 
     def wait_event(self, events: Sequence[Any]) -> Callable[[], None]:
-        """Called on the stream. Calling the result lets what a thread tells the device later wait for this point; also
-        what is told in the places that ``events`` came from."""
+        """Called on the stream. Calling the result lets what a thread tells the device later wait
+        for this point; also what is told in the places that ``events`` came from.
+        """
 
     def record_stream(self, tensor: Any) -> None:
         """The calling thread goes on with a tensor that was made on the stream."""

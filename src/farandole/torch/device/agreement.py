@@ -1,4 +1,6 @@
-"""Do the ranks exchange directly, or through host memory? They tell each other what they have, and decide alike."""
+"""Do the ranks exchange directly, or through host memory? They tell each other what they have, and
+decide alike.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from farandole.torch.device.store import JobStore
 
 
 class View(NamedTuple):
-    """A rank's equipment: its device, why it cannot exchange directly (or nothing), what ``--nccl`` says there, and how
-    many devices it sees."""
+    """A rank's equipment: its device, why it cannot exchange directly (or nothing), what ``--nccl``
+    says there, and how many devices it sees.
+    """
 
     identity: str
     lack: str
@@ -27,8 +30,9 @@ class View(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """``direct``, and why or why not. ``refused``: some rank insists on what is not possible; what to tell the user.
-    ``pity``: it need not be like that."""
+    """``direct``, and why or why not. ``refused``: some rank insists on what is not possible; what
+    to tell the user. ``pity``: it need not be like that.
+    """
 
     direct: bool
     why: str
@@ -46,8 +50,9 @@ def decide(views: Sequence[View], name: str) -> Decision:
     return Decision(
         False,
         obstacle,
-        f"--nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by {name}: {obstacle}. Give every rank a GPU "
-        f"of its own, {_CURE}, or let them exchange through host memory: --nccl=auto",
+        f"--nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by {name}: {obstacle}."
+        f" Give every rank a GPU of its own, {_CURE}, or let them exchange through host memory:"
+        " --nccl=auto",
     )
 
 
@@ -69,7 +74,10 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
             sharing = sum(other.identity == view.identity for other in views)
             if view.devices < sharing:
                 return why, False
-            return f"{why}, though {view.devices} GPUs are there; {_CURE} gives every rank its own", True
+            return (
+                f"{why}, though {view.devices} GPUs are there; {_CURE} gives every rank its own",
+                True,
+            )
     return "", False
 
 
@@ -77,7 +85,11 @@ def tell(host: Transport, text: str) -> list[str]:
     """Every rank's facts, in rank order. Collective."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     lengths = np.zeros(host.size, dtype=np.int64)
-    host.allgather(np.array([len(mine)], dtype=np.int64).view(np.uint8), lengths.view(np.uint8), [8] * host.size)
+    host.allgather(
+        np.array([len(mine)], dtype=np.int64).view(np.uint8),
+        lengths.view(np.uint8),
+        [8] * host.size,
+    )
     counts = lengths.tolist()
     everything = np.empty(sum(counts), dtype=np.uint8)
     host.allgather(mine, everything, counts)
@@ -85,17 +97,24 @@ def tell(host: Transport, text: str) -> list[str]:
 
 
 def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -> list[View]:
-    """Everybody's. ``bar``: why this rank may not exchange directly, if its device could. Collective."""
+    """Everybody's. ``bar``: why this rank may not exchange directly, if its device could.
+    Collective.
+    """
     lack = bar or accelerator.lack()
-    mine = View("", lack, wish) if lack else View(accelerator.identity(), "", wish, accelerator.count())
+    mine = (
+        View("", lack, wish)
+        if lack
+        else View(accelerator.identity(), "", wish, accelerator.count())
+    )
     return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
 
 
 def store_for(host: Transport, client: StoreClient | None, seconds: float) -> Any:
-    """Where the ranks of ``host`` meet: in the job's store, below a prefix of their own; one rank without a job has
-    none. Collective.
+    """Where the ranks of ``host`` meet: in the job's store, below a prefix of their own; one rank
+    without a job has none. Collective.
 
-    Keep it as long as what was given it: torch calls methods of the Python object, but does not keep that alive.
+    Keep it as long as what was given it: torch calls methods of the Python object, but does not
+    keep that alive.
     """
     group = tell(host, secrets.token_hex(8))[0]
     return distributed.HashStore() if client is None else JobStore(client, group, seconds)

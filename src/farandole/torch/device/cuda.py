@@ -17,8 +17,8 @@ from farandole.errors import RequestError
 
 _PATIENCE = timedelta(seconds=30)  # for giving up what hangs; a collective itself may take any time
 CAPTURED = (
-    "collectives cannot be captured in a CUDA graph: ranks agree on the host before they run. Call them before or "
-    "after the captured part."
+    "collectives cannot be captured in a CUDA graph: ranks agree on the host before they run. Call"
+    " them before or after the captured part."
 )
 
 
@@ -49,7 +49,8 @@ class Cuda:
         uuid = getattr(torch.cuda.get_device_properties(self.device), "uuid", None)
         if uuid is not None:
             return f"GPU-{uuid}"
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # older torch: this host's GPU by number
+        # older torch: this host's GPU by number
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"GPU {os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{self.device.index} of {boot}"
 
     def count(self) -> int:
@@ -58,13 +59,19 @@ class Cuda:
     def lack(self) -> str:
         if not torch.cuda.is_available():
             return "no CUDA GPU"
-        return "" if distributed.is_available() and distributed.is_nccl_available() else "a torch without NCCL"
+        return (
+            ""
+            if distributed.is_available() and distributed.is_nccl_available()
+            else "a torch without NCCL"
+        )
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
-        """A group of our own, beside any that the program has: nothing is registered with torch.distributed.
+        """A group of our own, beside any that the program has: nothing is registered with
+        torch.distributed.
 
-        Waiting in this group is told to be blocking, though nobody waits in it: that keeps torch from starting the
-        threads that end the process when a peer is lost. The engine finds that out, and survivors go on.
+        Waiting in this group is told to be blocking, though nobody waits in it: that keeps torch
+        from starting the threads that end the process when a peer is lost. The engine finds that
+        out, and survivors go on.
         """
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = _PATIENCE
@@ -72,7 +79,8 @@ class Cuda:
             return distributed.ProcessGroupNCCL(store, rank, size, options)
 
     def follow(self, work: Any) -> None:
-        work.get_future().wait()  # of the stream, not of this thread: ``work.wait()`` would block it (see ``connect``)
+        # of the stream, not of this thread: ``work.wait()`` would block it (see ``connect``)
+        work.get_future().wait()
 
     # Streams.
 
@@ -104,8 +112,11 @@ class Cuda:
         recorded = [stream for pairs in events for stream, _ in pairs]
 
         def wait() -> None:
-            # also those it came from: what was allocated there may be freed from now on, and then used again there
-            for stream in {used.cuda_stream: used for used in (torch.cuda.current_stream(device), *recorded)}.values():
+            # also those it came from: what was allocated there may be freed from now on, and then
+            # used again there
+            for stream in {
+                used.cuda_stream: used for used in (torch.cuda.current_stream(device), *recorded)
+            }.values():
                 stream.wait_event(event)
 
         return wait

@@ -1,7 +1,8 @@
 """Collectives through a backend of torch.distributed (NCCL): tensors stay where they are.
 
-What NCCL cannot reduce is reduced as something else: truth values as bytes, int16 as int32, integers that are scaled
-as int64. 16-bit floats are added as such, as NCCL does; a factor is applied to them before, so that sums stay small.
+What NCCL cannot reduce is reduced as something else: truth values as bytes, int16 as int32,
+integers that are scaled as int64. 16-bit floats are added as such, as NCCL does; a factor is
+applied to them before, so that sums stay small.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from farandole.types import DType, ReduceOp
 
 _HEAR = 3.0  # seconds to find out that an error comes from a peer that is gone
 _LOGICAL = {
-    ReduceOp.SUM: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN, ReduceOp.MIN: ReduceOp.MIN,
-}  # fmt: skip
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.MAX: ReduceOp.MAX,
+    ReduceOp.PRODUCT: ReduceOp.MIN,
+    ReduceOp.MIN: ReduceOp.MIN,
+}
 
 
 class Native:
-    """The collectives of a Transport, on Buffers of tensors. ``backend``: None for one rank, which needs none."""
+    """The collectives of a Transport, on Buffers of tensors. ``backend``: None for one rank, which
+    needs none.
+    """
 
     def __init__(
-        self, rank: int, size: int, backend: Any = None, follow: Callable[[Any], None] | None = None,
+        self,
+        rank: int,
+        size: int,
+        backend: Any = None,
+        follow: Callable[[Any], None] | None = None,
         watch: Watch | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``follow``: see ``Accelerator``."""
         self.rank, self.size = rank, size
         self._backend, self._follow, self._watch = backend, follow, watch
@@ -66,7 +76,10 @@ class Native:
             mine[: len(send)] = send
             self._do(lambda: self._backend._allgather_base(padded, mine))
             parts = padded.view(self.size, longest)
-            _copy(receive.split(list(counts)), [part[:count] for part, count in zip(parts, counts, strict=True)])
+            _copy(
+                receive.split(list(counts)),
+                [part[:count] for part, count in zip(parts, counts, strict=True)],
+            )
         else:  # few have much: padding would multiply it
             parts = receive.split(list(counts))
             parts[self.rank].copy_(send)
@@ -81,22 +94,35 @@ class Native:
         options.rootRank = root
         self._do(lambda: self._backend.broadcast([data.view(torch.uint8)], options))
 
-    def alltoall(self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]
+    ) -> None:
         """Counts in bytes."""
         send, receive = send.view(torch.uint8), receive.view(torch.uint8)
         if self._backend is None:
             receive.copy_(send)
             return
-        self._do(lambda: self._backend.alltoall_base(receive, send, list(receive_counts), list(send_counts)))
+        self._do(
+            lambda: self._backend.alltoall_base(
+                receive, send, list(receive_counts), list(send_counts)
+            )
+        )
 
     def reducescatter(self, buffer: Any, counts: Sequence[int], op: ReduceOp, scale: float) -> None:
         data, out, dtype = buffer
         longest = max(counts)
         if not longest:
             return
-        rows = data.view(self.size, longest) if min(counts) == longest else data.new_zeros(self.size, longest)
+        rows = (
+            data.view(self.size, longest)
+            if min(counts) == longest
+            else data.new_zeros(self.size, longest)
+        )
         if min(counts) < longest:
-            _copy([row[:count] for row, count in zip(rows, counts, strict=True)], data.split(list(counts)))
+            _copy(
+                [row[:count] for row, count in zip(rows, counts, strict=True)],
+                data.split(list(counts)),
+            )
         elif _early(dtype, op, scale):
             rows = rows.clone()  # what was given is not written to
         whole = opened(rows.reshape(-1), dtype, op, scale)
@@ -116,7 +142,9 @@ class Native:
             self._do(lambda: self._backend.allreduce([flat], options))
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Start a collective; what the stream is told next waits for it. That is all that waits, with NCCL."""
+        """Start a collective; what the stream is told next waits for it. That is all that waits,
+        with NCCL.
+        """
         assert self._follow is not None
         try:
             work = start()
@@ -140,7 +168,9 @@ def opened(flat: Any, dtype: DType, op: ReduceOp, scale: float) -> Any:
 
 
 def close_into(out: Any, total: Any, dtype: DType, op: ReduceOp, scale: float) -> None:
-    """Apply the factor to a reduced ``total``, and put it into ``out``, which may be the same memory."""
+    """Apply the factor to a reduced ``total``, and put it into ``out``, which may be the same
+    memory.
+    """
     if dtype is DType.BOOL:
         out = out.view(torch.uint8)
     if scale == 1.0 or _early(dtype, op, scale):

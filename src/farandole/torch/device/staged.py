@@ -20,7 +20,9 @@ _ALIGNMENT = 64
 
 
 class Staged:
-    """The collectives of a Transport on flat tensors: copied to pinned memory, exchanged over ``host``, copied back."""
+    """The collectives of a Transport on flat tensors: copied to pinned memory, exchanged over
+    ``host``, copied back.
+    """
 
     def __init__(self, host: Transport, accelerator: Accelerator) -> None:
         self._host, self._accelerator = host, accelerator
@@ -34,49 +36,77 @@ class Staged:
 
     def allgather(self, send: Any, receive: Any, counts: Sequence[int]) -> None:
         self._through(
-            [send], [receive], lambda sends, outs: self._host.allgather(_bytes(sends[0]), _bytes(outs[0]), counts)
+            [send],
+            [receive],
+            lambda sends, outs: self._host.allgather(_bytes(sends[0]), _bytes(outs[0]), counts),
         )
 
     def broadcast(self, data: Any, root: int) -> None:
-        """Everybody's is copied over: ``data`` is sent by one and received by the others, from one place."""
-        self._through([data], [data], lambda sends, outs: self._host.broadcast(_bytes(outs[0]), root))
-
-    def alltoall(self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]) -> None:
+        """Everybody's is copied over: ``data`` is sent by one and received by the others, from one
+        place.
+        """
         self._through(
-            [send], [receive],
-            lambda sends, outs: self._host.alltoall(_bytes(sends[0]), send_counts, _bytes(outs[0]), receive_counts),
-        )  # fmt: skip
+            [data], [data], lambda sends, outs: self._host.broadcast(_bytes(outs[0]), root)
+        )
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float) -> None:
+    def alltoall(
+        self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]
+    ) -> None:
+        self._through(
+            [send],
+            [receive],
+            lambda sends, outs: self._host.alltoall(
+                _bytes(sends[0]), send_counts, _bytes(outs[0]), receive_counts
+            ),
+        )
+
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float
+    ) -> None:
         data, out, dtype = buffer
         self._through(
-            [data], [out],
-            lambda sends, outs: self._host.reducescatter(Buffer(sends[0], outs[0], dtype), counts, op, scale),
-        )  # fmt: skip
+            [data],
+            [out],
+            lambda sends, outs: self._host.reducescatter(
+                Buffer(sends[0], outs[0], dtype), counts, op, scale
+            ),
+        )
 
     def _reduce(self, buffers: Sequence[Buffer], work: Callable[[list[Buffer]], None]) -> None:
         dtype = buffers[0].dtype
         self._through(
             [buffer.data for buffer in buffers],
             [buffer.out for buffer in buffers],
-            lambda datas, outs: work([Buffer(data, out, dtype) for data, out in zip(datas, outs, strict=True)]),
+            lambda datas, outs: work(
+                [Buffer(data, out, dtype) for data, out in zip(datas, outs, strict=True)]
+            ),
         )
 
     def _through(
-        self, sends: Sequence[Any], receives: Sequence[Any], work: Callable[[list[Array], list[Array]], None]
+        self,
+        sends: Sequence[Any],
+        receives: Sequence[Any],
+        work: Callable[[list[Array], list[Array]], None],
     ) -> None:
-        """Do ``work`` on host arrays in the place of the tensors; one that is sent and received has one place."""
+        """Do ``work`` on host arrays in the place of the tensors; one that is sent and received has
+        one place.
+        """
         places = self._places(sends, receives)
         for tensor in sends:
             places[id(tensor)].copy_(tensor, non_blocking=True)
         self._accelerator.drain()
-        work([_numpy(places[id(tensor)]) for tensor in sends], [_numpy(places[id(tensor)]) for tensor in receives])
+        work(
+            [_numpy(places[id(tensor)]) for tensor in sends],
+            [_numpy(places[id(tensor)]) for tensor in receives],
+        )
         for tensor in receives:
             tensor.copy_(places[id(tensor)], non_blocking=True)
 
     def _places(self, sends: Sequence[Any], receives: Sequence[Any]) -> dict[int, Any]:
         tensors = {id(tensor): tensor for tensor in (*sends, *receives)}
-        sizes = {key: -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for key, tensor in tensors.items()}
+        sizes = {
+            key: -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for key, tensor in tensors.items()
+        }
         if len(self._memory) < sum(sizes.values()):
             with torch.inference_mode(False):
                 self._memory = self._accelerator.pinned(sum(sizes.values()))
@@ -90,7 +120,9 @@ class Staged:
 def _numpy(tensor: Any) -> Array:
     """Host memory as numpy sees it; of bfloat16, its bits."""
     array: Array = (
-        tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+        tensor.view(torch.int16).numpy().view(np.uint16)
+        if tensor.dtype is torch.bfloat16
+        else tensor.numpy()
     )
     return array
 

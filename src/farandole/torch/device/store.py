@@ -1,4 +1,6 @@
-"""The job's store as one of torch.distributed: its clients have proved that they know the job's secret."""
+"""The job's store as one of torch.distributed: its clients have proved that they know the job's
+secret.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from farandole.store import StoreClient
 class JobStore(distributed.Store):  # type: ignore[misc]
     """Keys below ``prefix`` of the job's store. Calls of torch's own threads come here, too.
 
-    What is not there within the timeout raises RendezvousError, which torch turns into a RuntimeError of its own where
-    it calls. ``prefix``: new for every group, the same on all of its ranks.
+    What is not there within the timeout raises RendezvousError, which torch turns into a
+    RuntimeError of its own where it calls. ``prefix``: new for every group, the same on all of its
+    ranks.
     """
 
     def __init__(self, client: StoreClient, prefix: str, seconds: float) -> None:
@@ -50,8 +53,9 @@ class JobStore(distributed.Store):  # type: ignore[misc]
                 return int(total)
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Set ``key`` if it is the ``expected`` value, or not there and nothing is expected. The value afterwards; if
-        there is none, the expected one."""
+        """Set ``key`` if it is the ``expected`` value, or not there and nothing is expected. The
+        value afterwards; if there is none, the expected one.
+        """
         _, found = self._client.swap(self._key(key), _bytes(expected), _bytes(desired))
         return _bytes(expected) if found is None else found
 

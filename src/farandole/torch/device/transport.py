@@ -25,7 +25,8 @@ from farandole.types import Buffer, DType, ReduceOp
 _FAREWELL = 30.0  # seconds that a group has to end
 _TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}
 _NO_GROUP = (
-    "GPUs could not be connected by {name}: {error}. --nccl=off (FARANDOLE_NCCL=off) exchanges through host memory."
+    "GPUs could not be connected by {name}: {error}. --nccl=off (FARANDOLE_NCCL=off) exchanges"
+    " through host memory."
 )
 
 
@@ -40,7 +41,12 @@ class TorchTransport:
         accelerator: Accelerator,
     ) -> None:
         self.rank, self.size, self.board = host.rank, host.size, host.board
-        self._host, self._settings, self._lost, self._accelerator = host, settings, lost, accelerator
+        self._host, self._settings, self._lost, self._accelerator = (
+            host,
+            settings,
+            lost,
+            accelerator,
+        )
         self._staged = Staged(host, accelerator)
         self._way: Native | Staged | None = None  # how collectives go; None: not agreed yet
         self._refused = ""
@@ -76,7 +82,9 @@ class TorchTransport:
         return self.empty(nbytes, DType.UINT8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
-        """The result of a host array, which stands in for a rank that has joined, is not brought back."""
+        """The result of a host array, which stands in for a rank that has joined, is not brought
+        back.
+        """
         if buffers:
             self._chosen().allreduce([self._here(buffer) for buffer in buffers], op, scale)
 
@@ -89,10 +97,14 @@ class TorchTransport:
     def broadcast(self, data: Any, root: int) -> None:
         self._chosen().broadcast(data, root)
 
-    def alltoall(self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]
+    ) -> None:
         self._chosen().alltoall(send, send_counts, receive, receive_counts)
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
+    ) -> None:
         self._chosen().reducescatter(buffer, counts, op, scale)
 
     def barrier(self) -> None:
@@ -100,7 +112,11 @@ class TorchTransport:
 
     def split(self, ranks: Sequence[int]) -> TorchTransport | None:
         part = self._host.split(ranks)
-        return None if part is None else TorchTransport(part, self._settings, self._lost, self._accelerator)
+        return (
+            None
+            if part is None
+            else TorchTransport(part, self._settings, self._lost, self._accelerator)
+        )
 
     # Life.
 
@@ -148,22 +164,31 @@ class TorchTransport:
         decision = agreement.decide(agreement.views(self._host, self._accelerator, wish, bar), name)
         if self.rank == 0:
             say = logger.warning if decision.pity else logger.info
-            say("GPUs exchange %s: %s", f"by {name}" if decision.direct else "through host memory", decision.why)
+            say(
+                "GPUs exchange %s: %s",
+                f"by {name}" if decision.direct else "through host memory",
+                decision.why,
+            )
         self._refused = decision.refused
         self._way = self._connected() if decision.direct else self._staged
 
     def _connected(self) -> Native:
         try:
-            self._store = agreement.store_for(self._host, context.store(), self._settings.start_timeout)
+            self._store = agreement.store_for(
+                self._host, context.store(), self._settings.start_timeout
+            )
             self._backend = self._accelerator.connect(self._store, self.rank, self.size)
             self._watch = Watch(self._host, self._lost, lambda: self.abort(""))
             way = Native(self.rank, self.size, self._backend, self._accelerator.follow, self._watch)
             one = torch.ones(1, device=self._accelerator.device)
-            way.allreduce([Buffer(one, one, DType.FLOAT32)], ReduceOp.SUM, 1.0)  # the first one connects
+            # the first one connects
+            way.allreduce([Buffer(one, one, DType.FLOAT32)], ReduceOp.SUM, 1.0)
         except HorovodInternalError:
             raise
         except RuntimeError as error:
-            raise RuntimeError(_NO_GROUP.format(name=self._accelerator.name, error=error)) from error
+            raise RuntimeError(
+                _NO_GROUP.format(name=self._accelerator.name, error=error)
+            ) from error
         return way
 
     def _here(self, buffer: Buffer) -> Buffer:
@@ -174,7 +199,9 @@ class TorchTransport:
 
 
 def _within(seconds: float, end: Callable[[], None]) -> None:
-    """Call ``end``, but do not wait for ever: what hangs hangs in a thread that nobody waits for."""
+    """Call ``end``, but do not wait for ever: what hangs hangs in a thread that nobody waits
+    for.
+    """
 
     def quietly() -> None:
         with contextlib.suppress(RuntimeError):  # it is over anyway

@@ -1,4 +1,6 @@
-"""Looks whether the peers live while the device is busy with them: it would wait for a dead one for ever."""
+"""Looks whether the peers live while the device is busy with them: it would wait for a dead one for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,21 @@ from farandole.contracts import Transport
 from farandole.errors import HorovodInternalError
 
 _PERIOD = 0.25  # seconds between two looks
-_QUIET = 10.0  # seconds after which it is asked how the last collective ended; to ask disturbs CUDA graphs' captures
+# seconds after which it is asked how the last collective ended; to ask disturbs CUDA graphs'
+# captures
+_QUIET = 10.0
 
 
 class Watch:
-    """``lost`` is told what was found, then ``give_up`` is called: whoever sees what is left of a collective that was
-    given up must find its engine ended."""
+    """``lost`` is told what was found, then ``give_up`` is called: whoever sees what is left of a
+    collective that was given up must find its engine ended.
+    """
 
     def __init__(
-        self, host: Transport, lost: Callable[[HorovodInternalError], None], give_up: Callable[[], None]
+        self,
+        host: Transport,
+        lost: Callable[[HorovodInternalError], None],
+        give_up: Callable[[], None],
     ) -> None:
         self._host, self._lost, self._give_up = host, lost, give_up
         self._last: tuple[Any, float] | None = None

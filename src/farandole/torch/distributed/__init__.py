@@ -1,14 +1,19 @@
 """Farandole's engine as a backend of torch.distributed: ``dist.init_process_group("farandole")``.
 
-Where Farandole is installed, the word alone suffices; else import this module first. The backend is for tensors of the
-CPU; those of a GPU take the backend that ``"cpu:farandole,cuda:nccl"`` names for them.
+Where Farandole is installed, the word alone suffices; else import this module first. The backend is
+for tensors of the CPU; those of a GPU take the backend that ``"cpu:farandole,cuda:nccl"`` names for
+them.
 """
 
 from __future__ import annotations
 
 from farandole.autoload import register
 from farandole.torch.distributed import built_in_hooks
-from farandole.torch.distributed.process_group import FarandoleProcessGroup, create, monitored_barrier
+from farandole.torch.distributed.process_group import (
+    FarandoleProcessGroup,
+    create,
+    monitored_barrier,
+)
 
 __all__ = ["FarandoleProcessGroup", "create", "monitored_barrier", "register"]
 

@@ -1,4 +1,6 @@
-"""Tensors of a GPU take the backend that the program names for them: ``"cpu:farandole,cuda:nccl"``."""
+"""Tensors of a GPU take the backend that the program names for them:
+``"cpu:farandole,cuda:nccl"``.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ def devices_of(group: Any) -> list[Any]:
 
 
 def backend_for(group: Any, device: str, store: Any) -> Any:
-    """The backend for tensors of ``device``, made now: a program that never has such tensors pays nothing. Raises
-    ValueError if the program named none. Collective."""
+    """The backend for tensors of ``device``, made now: a program that never has such tensors pays
+    nothing. Raises ValueError if the program named none. Collective.
+    """
     name = _configured(group).get(device)
-    kind = {"nccl": distributed.ProcessGroup.BackendType.NCCL, "gloo": distributed.ProcessGroup.BackendType.GLOO}.get(
-        name or ""
-    )
+    kind = {
+        "nccl": distributed.ProcessGroup.BackendType.NCCL,
+        "gloo": distributed.ProcessGroup.BackendType.GLOO,
+    }.get(name or "")
     if device == "meta":
         raise ValueError(NO_ELEMENTS)
     if name is None or kind is None:
@@ -38,21 +42,26 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
         options._timeout = timeout
         backend = distributed.ProcessGroupNCCL(prefixed, group.rank(), group.size(), options)
     else:
-        backend = distributed.ProcessGroupGloo(prefixed, group.rank(), group.size(), timeout=timeout)
+        backend = distributed.ProcessGroupGloo(
+            prefixed, group.rank(), group.size(), timeout=timeout
+        )
     backend._set_sequence_number_for_group()
     group._register_backend(torch.device(device), kind, backend)
     return backend
 
 
 def being_made(group: Any) -> bool:
-    """torch asks for a backend while it makes a group (``init_process_group(device_id=...)``), to connect it early."""
+    """torch asks for a backend while it makes a group (``init_process_group(device_id=...)``), to
+    connect it early.
+    """
     return not _configured(group)
 
 
 def _configured(group: Any) -> dict[str, str]:
     try:
         config = str(distributed.get_backend_config(group))
-    except (ValueError, RuntimeError, AssertionError, KeyError, TypeError):  # it is being made; torch has several
+    # it is being made; torch has several
+    except (ValueError, RuntimeError, AssertionError, KeyError, TypeError):
         return {}
     pairs = [part.partition(":") for part in config.split(",")]
     return {device: name for device, _, name in pairs if name}

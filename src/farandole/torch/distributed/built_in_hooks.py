@@ -13,12 +13,14 @@ _register = DistributedDataParallel._register_builtin_comm_hook
 
 
 def _register_in_python(model: Any, comm_hook_type: Any) -> None:
-    """``model._register_builtin_comm_hook``: for tensors of the CPU the hook of the same name in Python, which gives
-    the same numbers."""
+    """``model._register_builtin_comm_hook``: for tensors of the CPU the hook of the same name in
+    Python, which gives the same numbers.
+    """
     group = model.process_group
     compresses = comm_hook_type == distributed.BuiltinCommHookType.FP16_COMPRESS
     if compresses and model.device_type == "cpu" and isinstance(group, FarandoleProcessGroup):
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook  # 7 ms
+        # 7 ms
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         model.register_comm_hook(group, fp16_compress_hook)
     else:

@@ -33,7 +33,9 @@ class StorageKeeper:
         return bool((self._storage.data_ptr(), self._storage.nbytes()) != self._place)
 
     def shared(self) -> bool:
-        """Python has one object for a storage, which counts once there, however many refer to it."""
+        """Python has one object for a storage, which counts once there, however many refer to
+        it.
+        """
         return bool(_count(self.identity) > 1 or sys.getrefcount(self._storage) > _ALONE)
 
 
@@ -43,11 +45,13 @@ def _wanted() -> bool:
 
 
 def keeper_of(tensor: Any) -> StorageKeeper | None:
-    """A keeper of the tensor's memory, if that was given several times; each time in one piece, so that nothing else is
-    in it. Not of what other processes or devices know by its pages, nor of what is not the storage's own: it may be of
-    use, as an array of numpy's, when the storage is gone. What ``tensor.numpy()`` has shown looks the same. And of
-    glibc's memory alone: others (jemalloc, for calloc) take freed pages for zeros after madvise(), and registered ones
-    that the program resizes are not."""
+    """A keeper of the tensor's memory, if that was given several times; each time in one piece, so
+    that nothing else is in it. Not of what other processes or devices know by its pages, nor of
+    what is not the storage's own: it may be of use, as an array of numpy's, when the storage is
+    gone. What ``tensor.numpy()`` has shown looks the same. And of glibc's memory alone: others
+    (jemalloc, for calloc) take freed pages for zeros after madvise(), and registered ones that the
+    program resizes are not.
+    """
     if _count is None or type(tensor) is not torch.Tensor or not (malloc.is_glibcs() and _wanted()):
         return None
     storage = tensor.untyped_storage()
@@ -67,5 +71,7 @@ def keeper_of(tensor: Any) -> StorageKeeper | None:
 
 
 def _forget() -> None:
-    for identity in [identity for identity, (known, _) in list(_seen.items()) if known.expired()] or list(_seen):
+    for identity in [
+        identity for identity, (known, _) in list(_seen.items()) if known.expired()
+    ] or list(_seen):
         _seen.pop(identity, None)

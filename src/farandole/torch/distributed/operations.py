@@ -1,4 +1,6 @@
-"""The collectives of torch.distributed: what is asked for is looked at, and made a call of the group."""
+"""The collectives of torch.distributed: what is asked for is looked at, and made a call of the
+group.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import torch
 from farandole.groups.group import Group
 from farandole.torch.distributed.lasting import StorageKeeper, keeper_of
 from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
-from farandole.torch.distributed.tensors import Memory, code, elements, itself, raw, reduction, shown
+from farandole.torch.distributed.tensors import (
+    Memory,
+    code,
+    elements,
+    itself,
+    raw,
+    reduction,
+    shown,
+)
 from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
@@ -59,7 +69,12 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     def work() -> None:
         _refresh(memory for memory, _ in inputs)
         group.collectives.allreduce(
-            buffers, asked.op, asked.scale, wants, lambda: _told("all_reduce", asked.name, tensors), keeper=keeper
+            buffers,
+            asked.op,
+            asked.scale,
+            wants,
+            lambda: _told("all_reduce", asked.name, tensors),
+            keeper=keeper,
         )
         _write_back(memory for memory, _ in outputs)
 
@@ -71,7 +86,9 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
     _check_root("reduce", group, root)
     asked = reduction(op, group.size, first.dtype)
     given, dtype = elements(first, asked.factor)
-    taken = elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
+    taken = (
+        elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
+    )
     wants = (Kind.REDUCE, op.op.value, code(first.dtype), root, *_shapes(tensors))
 
     def work() -> None:
@@ -112,8 +129,8 @@ def allgather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[A
     for given, taken in zip(inputs, outputs, strict=True):
         if len(taken) != group.size or taken[group.rank].numel() != given.numel():
             raise ValueError(
-                f"all_gather: {group.size} output tensors are needed, and that of this rank with {given.numel()} "
-                f"elements; they are {shown(taken)}"
+                f"all_gather: {group.size} output tensors are needed, and that of this rank with"
+                f" {given.numel()} elements; they are {shown(taken)}"
             )
         _check_dtypes("all_gather", [given, *taken])
     memories = [[raw(tensor, taken=True) for tensor in taken] for taken in outputs]
@@ -127,8 +144,8 @@ def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) 
     for given, taken in zip(inputs, outputs, strict=True):
         if taken.numel() != group.size * given.numel():
             raise ValueError(
-                f"all_gather_into_tensor: the output must have {group.size} times the elements of the input: it has "
-                f"{taken.numel()}, the input {given.numel()}"
+                f"all_gather_into_tensor: the output must have {group.size} times the elements of"
+                f" the input: it has {taken.numel()}, the input {given.numel()}"
             )
         _check_dtypes("all_gather_into_tensor", [given, taken])
         whole = raw(taken, taken=True)
@@ -143,7 +160,9 @@ def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) 
     return operation._replace(work=work)
 
 
-def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequence[Any]) -> Operation:
+def _allgather(
+    group: Group, inputs: Sequence[Any], memories: Any, results: Sequence[Any]
+) -> Operation:
     sends = [raw(tensor) for tensor in inputs]
 
     def work() -> None:
@@ -152,15 +171,21 @@ def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequ
             arrays = [memory.array for memory in receives]
             wants = (Kind.ALLGATHER, code(tensor.dtype), *map(len, arrays))
             group.collectives.allgather(
-                send.array, arrays, wants,
-                lambda: f"{_told('all_gather', '', inputs)} into {list(wants[2:])} bytes",  # noqa: B023
-            )  # fmt: skip
+                send.array,
+                arrays,
+                wants,
+                lambda: (
+                    f"{_told('all_gather', '', inputs)} into {list(wants[2:])} bytes"  # noqa: B023
+                ),
+            )
             _write_back(receives)
 
     return Operation("all_gather", work, results)
 
 
-def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int) -> Operation:
+def gather(
+    group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int
+) -> Operation:
     first = _first(inputs, "gather")
     _check_root("gather", group, root)
     taken = outputs[0] if group.rank == root else ()
@@ -173,13 +198,17 @@ def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
 
     def work() -> None:
         given.refresh()
-        group.collectives.exchange(sends, receives, wants, lambda: _moved(f"gather to {root}", inputs, taken))
+        group.collectives.exchange(
+            sends, receives, wants, lambda: _moved(f"gather to {root}", inputs, taken)
+        )
         _write_back(memories)
 
     return Operation("gather", work, list(taken))
 
 
-def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int) -> Operation:
+def scatter(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int
+) -> Operation:
     first = _first(outputs, "scatter")
     _check_root("scatter", group, root)
     given = inputs[0] if group.rank == root else ()
@@ -192,21 +221,25 @@ def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]
 
     def work() -> None:
         _refresh(parts)
-        group.collectives.exchange(sends, receives, wants, lambda: _moved(f"scatter from {root}", given, outputs))
+        group.collectives.exchange(
+            sends, receives, wants, lambda: _moved(f"scatter from {root}", given, outputs)
+        )
         memory.write_back()
 
     return Operation("scatter", work, outputs)
 
 
-def reduce_scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any) -> Operation:
+def reduce_scatter(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any
+) -> Operation:
     """Of each output a list with a part for every rank."""
     _first(outputs, "reduce_scatter")
     jobs = []
     for taken, given in zip(outputs, inputs, strict=True):
         if len(given) != group.size or given[group.rank].numel() != taken.numel():
             raise ValueError(
-                f"reduce_scatter: {group.size} input tensors are needed, and that of this rank with {taken.numel()} "
-                f"elements; they are {shown(given)}"
+                f"reduce_scatter: {group.size} input tensors are needed, and that of this rank with"
+                f" {taken.numel()} elements; they are {shown(given)}"
             )
         _check_dtypes("reduce_scatter", [taken, *given])
         factor = reduction(op, group.size, taken.dtype).factor
@@ -215,24 +248,30 @@ def reduce_scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequen
     return _reduce_scatter(group, jobs, op)
 
 
-def reduce_scatter_from(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], op: Any) -> Operation:
+def reduce_scatter_from(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], op: Any
+) -> Operation:
     """Of each output one tensor with the parts for all ranks, one behind the other."""
     _first(outputs, "reduce_scatter_tensor")
     jobs = []
     for taken, given in zip(outputs, inputs, strict=True):
         if given.numel() != group.size * taken.numel():
             raise ValueError(
-                f"reduce_scatter_tensor: the input must have {group.size} times the elements of the output: it has "
-                f"{given.numel()}, the output {taken.numel()}"
+                f"reduce_scatter_tensor: the input must have {group.size} times the elements of the"
+                f" output: it has {given.numel()}, the output {taken.numel()}"
             )
         _check_dtypes("reduce_scatter_tensor", [taken, given])
         whole = elements(given, reduction(op, group.size, taken.dtype).factor)[0]
-        jobs.append(_Part(taken, [whole], _cut(whole.array, [len(whole.array) // group.size] * group.size)))
+        jobs.append(
+            _Part(taken, [whole], _cut(whole.array, [len(whole.array) // group.size] * group.size))
+        )
     return _reduce_scatter(group, jobs, op)
 
 
 class _Part(NamedTuple):
-    """``taken``: the tensor for the part of this rank; ``parts``: those for each rank, out of ``inputs``."""
+    """``taken``: the tensor for the part of this rank; ``parts``: those for each rank, out of
+    ``inputs``.
+    """
 
     taken: Any
     inputs: Sequence[Memory]
@@ -249,9 +288,17 @@ def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
             asked = reduction(op, group.size, taken.dtype)
             wants = (Kind.REDUCE_SCATTER, op.op.value, code(taken.dtype), *map(len, parts))
             group.collectives.reducescatter(
-                parts, memory.array, dtype, asked.op, asked.scale, wants,
-                lambda: f"{_told('reduce_scatter', asked.name, results)} out of {list(wants[3:])} elements",  # noqa: B023
-            )  # fmt: skip
+                parts,
+                memory.array,
+                dtype,
+                asked.op,
+                asked.scale,
+                wants,
+                lambda: (
+                    f"{_told('reduce_scatter', asked.name, results)}"  # noqa: B023
+                    f" out of {list(wants[3:])} elements"  # noqa: B023
+                ),
+            )
             memory.write_back()
 
     return Operation("reduce_scatter", work, results)
@@ -260,7 +307,9 @@ def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
 def alltoall_base(
     group: Group, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int]
 ) -> Operation:
-    """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each; none: equal."""
+    """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each;
+    none: equal.
+    """
     _check_dtypes("all_to_all_single", [input, output])
     given, taken = raw(input), raw(output, taken=True)
     sends = _cut(given.array, _bytes_of_splits(group, input, input_splits, "input"))
@@ -268,7 +317,10 @@ def alltoall_base(
     wants = (Kind.ALLTOALL, code(input.dtype))
 
     def told() -> str:
-        cut = f", rows to each rank {list(input_splits) or 'alike'}, from each {list(output_splits) or 'alike'}"
+        cut = (
+            f", rows to each rank {list(input_splits) or 'alike'}, from each"
+            f" {list(output_splits) or 'alike'}"
+        )
         return f"{_told('all_to_all_single', '', [input])} into {shown([output])}{cut}"
 
     def work() -> None:
@@ -283,8 +335,8 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
     first = _first(inputs, "all_to_all")
     if len(inputs) != group.size or len(outputs) != group.size:
         raise ValueError(
-            f"all_to_all: a tensor for each of {group.size} ranks is needed, and one from each; they are "
-            f"{len(inputs)} and {len(outputs)}"
+            f"all_to_all: a tensor for each of {group.size} ranks is needed, and one from each;"
+            f" they are {len(inputs)} and {len(outputs)}"
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
     memories = [raw(tensor, taken=True) for tensor in outputs]
@@ -294,7 +346,9 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
 
     def work() -> None:
         _refresh(given)
-        group.collectives.exchange(sends, receives, wants, lambda: _moved("all_to_all", inputs, outputs))
+        group.collectives.exchange(
+            sends, receives, wants, lambda: _moved("all_to_all", inputs, outputs)
+        )
         _write_back(memories)
 
     return Operation("all_to_all", work, outputs)
@@ -307,10 +361,19 @@ def barrier(group: Group) -> Operation:
     return Operation("barrier", work, [torch.empty(0)])
 
 
-def _keeper(group: Group, tensors: Sequence[Any], memories: Sequence[Memory]) -> StorageKeeper | None:
-    """Of the only tensor's memory, if that is what is to be worked on, and is given again and again."""
+def _keeper(
+    group: Group, tensors: Sequence[Any], memories: Sequence[Memory]
+) -> StorageKeeper | None:
+    """Of the only tensor's memory, if that is what is to be worked on, and is given again and
+    again.
+    """
     least = group.collectives.least
-    if least is None or len(tensors) != 1 or tensors[0].nbytes < least or any(memory.home for memory in memories):
+    if (
+        least is None
+        or len(tensors) != 1
+        or tensors[0].nbytes < least
+        or any(memory.home for memory in memories)
+    ):
         return None
     return keeper_of(itself(tensors[0]))
 
@@ -335,22 +398,27 @@ def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
     for tensor in tensors:
         if tensor.dtype != first.dtype or not tensor.is_cpu:
             raise ValueError(
-                f"{what}: Invalid usage of tensors with different dtypes or devices: {first.dtype} on {first.device} "
-                f"and {tensor.dtype} on {tensor.device}"
+                f"{what}: Invalid usage of tensors with different dtypes or devices: {first.dtype}"
+                f" on {first.device} and {tensor.dtype} on {tensor.device}"
             )
 
 
 def _check_root(what: str, group: Group, root: int) -> None:
-    """Before anything waits: nobody would send or take the result, and the call would be the group's last."""
+    """Before anything waits: nobody would send or take the result, and the call would be the
+    group's last.
+    """
     if not 0 <= root < group.size:
         raise ValueError(
-            f"{what}: the root {root} is no member of {group.name}, which has 0 to {group.size - 1}: give one of these"
+            f"{what}: the root {root} is no member of {group.name}, which has 0 to"
+            f" {group.size - 1}: give one of these"
         )
 
 
 def _check_list(what: str, group: Group, tensors: Sequence[Any], root: int) -> None:
     if group.rank == root and len(tensors) != group.size:
-        raise ValueError(f"{what}: rank {root} needs a tensor for each of {group.size} ranks, not {len(tensors)}")
+        raise ValueError(
+            f"{what}: rank {root} needs a tensor for each of {group.size} ranks, not {len(tensors)}"
+        )
 
 
 def _shapes(tensors: Sequence[Any]) -> list[int]:
@@ -371,14 +439,14 @@ def _bytes_of_splits(group: Group, tensor: Any, splits: Sequence[int], which: st
     if not splits:
         if rows % group.size:
             raise ValueError(
-                f"all_to_all_single: the first dimension of the {which} ({rows}) does not divide equally among "
-                f"{group.size} ranks; give {which}_split_sizes"
+                f"all_to_all_single: the first dimension of the {which} ({rows}) does not divide"
+                f" equally among {group.size} ranks; give {which}_split_sizes"
             )
         splits = [rows // group.size] * group.size
     if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
-            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers, none below 0, that "
-            f"add up to the first dimension, {rows}"
+            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers,"
+            f" none below 0, that add up to the first dimension, {rows}"
         )
     row = tensor.numel() // rows * tensor.element_size() if rows else 0
     return [count * row for count in splits]

@@ -31,15 +31,23 @@ from farandole.torch.distributed.work import FarandoleWork
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
 _NAMES = {  # of arguments, in torch's overloads of one method: ours
-    "tensor": "tensors", "root": "opts", "output_tensors": "outputs", "output_tensor": "outputs", "output": "outputs",
-    "input_tensors": "inputs", "input_tensor": "inputs", "input": "inputs",
-}  # fmt: skip
+    "tensor": "tensors",
+    "root": "opts",
+    "output_tensors": "outputs",
+    "output_tensor": "outputs",
+    "output": "outputs",
+    "input_tensors": "inputs",
+    "input_tensor": "inputs",
+    "input": "inputs",
+}
 _asked: list[Whereabouts] = []  # where the ranks of the job stand; those of the default group
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
 
 
 def _named_as_in_torch(method: Any) -> Any:
-    """Also by the names that arguments have in torch's overloads: ``group.broadcast(tensor, root=0)``."""
+    """Also by the names that arguments have in torch's overloads: ``group.broadcast(tensor,
+    root=0)``.
+    """
 
     @wraps(method)
     def call(*args: Any, **named: Any) -> Any:
@@ -53,23 +61,34 @@ def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
     timeout = options.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return FarandoleProcessGroup(
-        options.store, options.group_rank, options.group_size, seconds, options.global_ranks_in_group, options.group_id
+        options.store,
+        options.group_rank,
+        options.group_size,
+        seconds,
+        options.global_ranks_in_group,
+        options.group_id,
     )
 
 
 def monitored_barrier(
     group: Any = None, timeout: timedelta = timedelta(seconds=300), wait_all_ranks: bool = False
 ) -> None:
-    """``dist.monitored_barrier``, which torch.distributed allows for Gloo alone: rank 0 of the group raises an error
-    that names who did not come within ``timeout``; all of them with ``wait_all_ranks``."""
+    """``dist.monitored_barrier``, which torch.distributed allows for Gloo alone: rank 0 of the
+    group raises an error that names who did not come within ``timeout``; all of them with
+    ``wait_all_ranks``.
+    """
     found = distributed.group.WORLD if group is None else group
     if not isinstance(found, FarandoleProcessGroup):
-        raise ValueError(f"monitored_barrier: a group of the backend {NAME!r} is needed, not {type(found).__name__}")
+        raise ValueError(
+            f"monitored_barrier: a group of the backend {NAME!r} is needed, not"
+            f" {type(found).__name__}"
+        )
     found.monitored_barrier(timeout, wait_all_ranks)
 
 
 class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
-    """See ``torch.distributed``. ``timeout``: seconds; ``ranks``: of the members in the job, empty for all of them.
+    """See ``torch.distributed``. ``timeout``: seconds; ``ranks``: of the members in the job, empty
+    for all of them.
 
     Collective. Raises RendezvousError naming members that do not come in time.
     """
@@ -79,7 +98,13 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     supports_time_estimate = False
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] = (), name: str = ""
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: float,
+        ranks: Sequence[int] = (),
+        name: str = "",
     ) -> None:
         super().__init__(rank, size)  # with a store it could not be derived from
         self._store, self._name, self._sequence, self._splits = store, name, 0, 0
@@ -87,7 +112,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._accelerators: dict[str, Any] = {}
         title = f"process group {name}" if ranks else "the default process group"
         meeting = rendezvous.meet(store, rank, size, timeout, ranks)
-        self._whereabouts = None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
+        self._whereabouts = (
+            None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
+        )
         if self._whereabouts is not None:
             _asked.append(self._whereabouts)
             rendezvous.keep_served(store, rank)
@@ -98,8 +125,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             meeting.transport.close()
             raise
         self._rank, self._size = rank, size
-        self._spare = spare_cores(Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
-        self._backward, self._draining = -1, False  # the graph at whose end calls run; are they running?
+        self._spare = spare_cores(
+            Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        )
+        # the graph at whose end calls run; are they running?
+        self._backward, self._draining = -1, False
         _open.add(self)
 
     # Who it is.
@@ -195,10 +225,17 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             self._whereabouts = None
 
     def split_group(
-        self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
-        group_name: str | None = None, group_desc: str | None = None, device_types: Any = None,
-    ) -> FarandoleProcessGroup | None:  # fmt: skip
-        """A group of some members (as this one numbers them); None on the others. All members call it."""
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> FarandoleProcessGroup | None:
+        """A group of some members (as this one numbers them); None on the others. All members call
+        it.
+        """
         self._splits += 1
         members = sorted(new_ranks)
         if self._rank not in members:
@@ -207,7 +244,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         seconds = self.state.timeout if timeout is None else timeout.total_seconds()
         store = distributed.PrefixStore(f"split/{name}", self._store)
         ranks = [self.state.ranks[rank] for rank in members]
-        part = FarandoleProcessGroup(store, members.index(self._rank), len(members), seconds, ranks, name)
+        part = FarandoleProcessGroup(
+            store, members.index(self._rank), len(members), seconds, ranks, name
+        )
         part._set_group_name(name)
         part._set_group_desc(group_desc or f"{self._name}:split:{self._splits}")
         return part
@@ -234,7 +273,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         tensors, opts = _listed(tensors), _options(opts, _c10d.ReduceOptions, timeout, op)
         if self._is_elsewhere(tensors):
             return super().reduce(tensors, opts)
-        return self._begin(operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts)
+        return self._begin(
+            operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts
+        )
 
     @_named_as_in_torch
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
@@ -254,8 +295,13 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """``outputs``: by rank, a tensor for each of ``inputs``."""
         if len(outputs) != self._size:
-            raise ValueError(f"all_gather_coalesced: {self._size} lists of tensors are needed, not {len(outputs)}")
-        return self.allgather([list(of_input) for of_input in zip(*outputs, strict=True)], inputs, opts)
+            raise ValueError(
+                f"all_gather_coalesced: {self._size} lists of tensors are needed, not"
+                f" {len(outputs)}"
+            )
+        return self.allgather(
+            [list(of_input) for of_input in zip(*outputs, strict=True)], inputs, opts
+        )
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
@@ -290,18 +336,24 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
 
     @_named_as_in_torch
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, op: Any = None
+    ) -> Any:
         outputs, inputs = _listed(outputs), _nested(inputs)
         opts = _options(opts, _c10d.ReduceScatterOptions, timeout, op)
         if self._is_elsewhere(outputs):
             return super().reduce_scatter(outputs, inputs, opts)
-        return self._begin(operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts)
+        return self._begin(
+            operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts
+        )
 
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.ReduceScatterOptions()
         if self._is_elsewhere([output]):
             return super()._reduce_scatter_base(output, input, opts)
-        return self._begin(operations.reduce_scatter_from(self.state, [output], [input], opts.reduceOp), opts)
+        return self._begin(
+            operations.reduce_scatter_from(self.state, [output], [input], opts.reduceOp), opts
+        )
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -309,19 +361,29 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts = opts or _c10d.ReduceScatterOptions()
         if self._is_elsewhere(outputs):
             return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
-        return self._begin(operations.reduce_scatter_from(self.state, outputs, inputs, opts.reduceOp), opts)
+        return self._begin(
+            operations.reduce_scatter_from(self.state, outputs, inputs, opts.reduceOp), opts
+        )
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def alltoall_base(
-        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None,
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Any,
+        input_split_sizes: Any,
+        opts: Any = None,
         timeout: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         opts = _options(opts, _c10d.AllToAllOptions, timeout)
         if self._is_elsewhere([input]):
             return super().alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         return self._begin(
-            operations.alltoall_base(self.state, output, input, list(output_split_sizes), list(input_split_sizes)), opts
+            operations.alltoall_base(
+                self.state, output, input, list(output_split_sizes), list(input_split_sizes)
+            ),
+            opts,
         )
 
     all_to_all_single = alltoall_base
@@ -349,7 +411,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         backward = self._current_backward() if opts.asyncOp else -1
         thread = threading.get_native_id() if backward >= 0 else 0
         call = state.run(
-            operation.name, operation.work, seconds, wait=not opts.asyncOp, held_by=0 if self._spare else thread
+            operation.name,
+            operation.work,
+            seconds,
+            wait=not opts.asyncOp,
+            held_by=0 if self._spare else thread,
         )
 
         def wait_for(limit: float | None) -> bool:
@@ -363,13 +429,16 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             state.told.start(told, held_by=thread if backward == self._backward else 0)
 
         later = tell_at_its_end if thread else None
-        return FarandoleWork(call, wait_for, operation.results, operation.name, later, state.calls.hurry)
+        return FarandoleWork(
+            call, wait_for, operation.results, operation.name, later, state.calls.hurry
+        )
 
     def _current_backward(self) -> int:
         """The number of the graph that autograd is at work on, on this thread; -1 if it is not.
 
-        What is asked for meanwhile runs at its end (see ``spare_cores``), or at once; its callbacks come at the end.
-        They may call the group, as those of PowerSGD's hook do: after all that backward calls, on all ranks.
+        What is asked for meanwhile runs at its end (see ``spare_cores``), or at once; its callbacks
+        come at the end. They may call the group, as those of PowerSGD's hook do: after all that
+        backward calls, on all ranks.
         """
         task: int = torch._C._current_graph_task_id()
         if task < 0 or self._draining:
@@ -380,7 +449,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return task
 
     def _after_backward(self) -> None:
-        """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which could run nothing."""
+        """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which
+        could run nothing.
+        """
         self._draining, self._backward = True, -1
         try:
             self.state.calls.run_all()
@@ -398,7 +469,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         state, memory = self.state, raw(tensor)
         memory.refresh()
         message = state.messages.send(dstRank, tag, memory.array, code(tensor.dtype), state.timeout)
-        return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "send")
+        return FarandoleWork(
+            message, lambda limit: state.messages.wait(message, limit), tensors, "send"
+        )
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
         if self._is_elsewhere(tensors):
@@ -415,14 +488,18 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         state, memory = self.state, raw(tensor, taken=True)
         last = None if memory.home is None else memory.write_back
-        message = state.messages.receive(src, tag, memory.array, code(tensor.dtype), state.timeout, last)
-        return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "recv")
+        message = state.messages.receive(
+            src, tag, memory.array, code(tensor.dtype), state.timeout, last
+        )
+        return FarandoleWork(
+            message, lambda limit: state.messages.wait(message, limit), tensors, "recv"
+        )
 
     def _check_peer(self, what: str, peer: int) -> None:
         if not 0 <= peer < self._size or peer == self._rank:
             raise ValueError(
-                f"{what}: {peer} is no other member of {self.state.name}, which has 0 to {self._size - 1}; this one is "
-                f"{self._rank}"
+                f"{what}: {peer} is no other member of {self.state.name}, which has 0 to"
+                f" {self._size - 1}; this one is {self._rank}"
             )
 
     # Tensors of other devices.
@@ -461,7 +538,9 @@ def _nested(tensors: Any) -> Any:
 
 
 def _options(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """torch.distributed's overloads: options; or in their place an operation, the number of a rank, or a timeout."""
+    """torch.distributed's overloads: options; or in their place an operation, the number of a rank,
+    or a timeout.
+    """
     if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
         return opts
     made = kind() if opts is None or not hasattr(opts, "timeout") else opts

@@ -28,7 +28,8 @@ from farandole.handshake import new_secret
 from farandole.report import keys
 from farandole.transports import shm
 
-_WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank of as many has come
+# the latter: how often each rank of as many has come
+_WIRE, _COMES = "farandole/wire", "farandole/comes"
 _PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between two looks at the store, at first and later
 _GRACE = 1.0  # seconds for which a lost member may still say why it gave up
 _served: dict[str, Any] = {}  # by MASTER_PORT: a reference to what serves there, see keep_served
@@ -46,15 +47,17 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     """What joins the members of a new group. Collective. ``store``: the group's own; ``ranks``: see
     ``FarandoleProcessGroup``.
 
-    In a job of Farandole the connections prove the job's secret, and only a name goes through the store. Elsewhere
-    rank 0 makes a secret: it is as safe as the store.
+    In a job of Farandole the connections prove the job's secret, and only a name goes through the
+    store. Elsewhere rank 0 makes a secret: it is as safe as the store.
     """
     check_rank(rank, size)
     if size == 1:
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()
-    world = getattr(distributed.group.WORLD, "state", None) if ranks else None  # a group of another backend has none
-    comes = f"{_COMES}/{size}/{rank}"  # a store may outlive a group, and serve the next one, of other ranks
+    # a group of another backend has none
+    world = getattr(distributed.group.WORLD, "state", None) if ranks else None
+    # a store may outlive a group, and serve the next one, of other ranks
+    comes = f"{_COMES}/{size}/{rank}"
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
     leavers = Leavers(world, ranks) if isinstance(world, Group) else None
     with contextlib.closing(GroupStore(store, leavers, meeting=wire)) as client:
@@ -67,7 +70,8 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
                     client.check_given_up(_GRACE)
             client.give_up(rank, error)
             raise
-        store.add(comes, -1)  # member 0 may begin this meeting later; of a store that has gone, this tells
+        # member 0 may begin this meeting later; of a store that has gone, this tells
+        store.add(comes, -1)
         raise _absent([0], size, timeout, client)
 
 
@@ -80,21 +84,28 @@ def _begin(client: GroupStore, wire: str, rank: int, timeout: float) -> Any:
     return None if found is None else json.loads(found)
 
 
-def _join(client: GroupStore, begun: dict[str, str], rank: int, size: int, timeout: float) -> Meeting:
+def _join(
+    client: GroupStore, begun: dict[str, str], rank: int, size: int, timeout: float
+) -> Meeting:
     patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
     settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
-    if bool(own) == bool(begun["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
+    # who reaches the store can write to it: it never replaces the job's secret
+    if bool(own) == bool(begun["secret"]):
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
-            f"{ours} of this group was started by Farandole and {others} was not: start all ranks with farandole "
-            "run, or all with torchrun"
+            f"{ours} of this group was started by Farandole and {others} was not: start all ranks"
+            " with farandole run, or all with torchrun"
         )
     secret, scope = own or begun["secret"], f"c10d/{begun['scope']}"
     try:
         transport = wiring.connect(
-            Placement(rank=rank, size=size), Connection(secret=secret), settings, client, scope,
+            Placement(rank=rank, size=size),
+            Connection(secret=secret),
+            settings,
+            client,
+            scope,
             patience=timeout + 60.0,
-        )  # fmt: skip
+        )
     except RendezvousError as error:
         if not error.missing:
             raise
@@ -102,23 +113,28 @@ def _join(client: GroupStore, begun: dict[str, str], rank: int, size: int, timeo
     return Meeting(transport, secret, scope)
 
 
-def _absent(missing: Sequence[int], size: int, timeout: float, client: GroupStore) -> RendezvousError:
+def _absent(
+    missing: Sequence[int], size: int, timeout: float, client: GroupStore
+) -> RendezvousError:
     members = ", ".join(map(str, missing))
     if {*missing} <= {*client.left()}:
         return RendezvousError(
-            f"the members {members} of a group of {size} have ended, or left the default group, and did not come to "
-            "new_group: all its members must call it, and one that catches an error of its own must not go on alone",
+            f"the members {members} of a group of {size} have ended, or left the default group, and"
+            " did not come to new_group: all its members must call it, and one that catches an"
+            " error of its own must not go on alone",
             missing,
         )
     return RendezvousError(
-        f"the members {members} of a group of {size} did not come to init_process_group or new_group within "
-        f"{timeout:g} s, its timeout",
+        f"the members {members} of a group of {size} did not come to init_process_group or"
+        f" new_group within {timeout:g} s, its timeout",
         missing,
     )
 
 
 def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
-    """Answers and asks where ranks stand, for all groups of the job whose store this is; None where it cannot."""
+    """Answers and asks where ranks stand, for all groups of the job whose store this is; None where
+    it cannot.
+    """
     client, key = GroupStore(store), f"{meeting.scope}/where"
 
     def look(other: int) -> bytes | None:
@@ -129,21 +145,29 @@ def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
 
     with contextlib.suppress(OSError, RuntimeError):
         return Whereabouts(
-            meeting.secret, meeting.scope, rank, meeting.transport.size, client.host,
-            lambda said: client.set(f"{key}/{rank}", said), look,
-        )  # fmt: skip
+            meeting.secret,
+            meeting.scope,
+            rank,
+            meeting.transport.size,
+            client.host,
+            lambda said: client.set(f"{key}/{rank}", said),
+            look,
+        )
     return None
 
 
 def keep_served(store: Any, rank: int) -> None:
-    """Of the default group. What serves torch.distributed's store on rank 0 would end with that group, while other
-    ranks may be on their way to the next one: so it stays until the process ends. torchrun's outlives both."""
+    """Of the default group. What serves torch.distributed's store on rank 0 would end with that
+    group, while other ranks may be on their way to the next one: so it stays until the process
+    ends. torchrun's outlives both.
+    """
     port = os.environ.get("MASTER_PORT", "")
     if rank or not port or port in _served or os.environ.get(AGENT_STORE) == "True":
         return
     store = _innermost(store)
     if isinstance(store, distributed.TCPStore) and str(store.port) == port:
-        with contextlib.suppress(distributed.DistError, RuntimeError):  # the program made it, for itself alone
+        # the program made it, for itself alone
+        with contextlib.suppress(distributed.DistError, RuntimeError):
             _served[port] = distributed.TCPStore(
                 store.host, store.port, None, True, wait_for_workers=False, multi_tenant=True
             )
@@ -162,7 +186,9 @@ class GroupStore:
         return self._leavers.look() if self._leavers is not None else []
 
     def give_up(self, rank: int, error: BaseException) -> None:
-        """Tell the other members that this one comes no longer; the reason of the first one stays."""
+        """Tell the other members that this one comes no longer; the reason of the first one
+        stays.
+        """
         with contextlib.suppress(distributed.DistError, RuntimeError):  # the server has gone
             if self._find(self._gave_up) is None:
                 self.set(self._gave_up, json.dumps([rank, told(error)]).encode())
@@ -175,17 +201,21 @@ class GroupStore:
         self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Raises RendezvousError if it is not set within ``timeout`` seconds, or a member gave up."""
+        """Raises RendezvousError if it is not set within ``timeout`` seconds, or a member
+        gave up.
+        """
         found = self.wait(key, timeout)
         if found is None:
-            raise RendezvousError(f"{key!r} was not set in torch.distributed's store within {timeout:g} s")
+            raise RendezvousError(
+                f"{key!r} was not set in torch.distributed's store within {timeout:g} s"
+            )
         return found
 
     def wait(self, key: str, timeout: float, source: int = -1) -> bytes | None:
         """None if it is not set within ``timeout`` seconds, or the member ``source`` has left.
 
-        The store's own ``wait`` would warn on stderr when its time is over, which is short where a caller looks at
-        other things meanwhile; and no handler of a signal runs before it returns.
+        The store's own ``wait`` would warn on stderr when its time is over, which is short where a
+        caller looks at other things meanwhile; and no handler of a signal runs before it returns.
         """
         end, pause, gone = time.monotonic() + timeout, _PAUSE, False
         try:
@@ -201,7 +231,9 @@ class GroupStore:
         except RendezvousError:
             raise
         except (distributed.DistError, RuntimeError) as error:
-            raise RendezvousError(f"{key!r} was not set in torch.distributed's store: {error}") from error
+            raise RendezvousError(
+                f"{key!r} was not set in torch.distributed's store: {error}"
+            ) from error
         return found
 
     def try_get(self, key: str) -> bytes | None:
@@ -219,7 +251,9 @@ class GroupStore:
         while self._gave_up:
             if (found := self._find(self._gave_up)) is not None:
                 rank, why = json.loads(found)
-                raise RendezvousError(f"the member {rank} of this group gave up while it was made: {why}")
+                raise RendezvousError(
+                    f"the member {rank} of this group gave up while it was made: {why}"
+                )
             if time.monotonic() >= end:
                 return
             time.sleep(_PAUSE)
@@ -240,7 +274,8 @@ def _own_address(store: Any) -> str:
     """This host's address towards the store: the one to offer to others first."""
     address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
-    if network.is_loopback(address) and several:  # a host may know itself by such an address; others do not
+    # a host may know itself by such an address; others do not
+    if network.is_loopback(address) and several:
         outside: Sequence[network.Interface] = network.chosen(network.interfaces())
         return outside[0].address if outside else address
     return address
@@ -255,7 +290,9 @@ def _innermost(store: Any) -> Any:
 def _route_to(host: str) -> str:
     """This host's address on the way to another; the loopback's if there is no way."""
     with contextlib.suppress(OSError):
-        for family, kind, _, _, there in socket.getaddrinfo(host or "127.0.0.1", 9, type=socket.SOCK_DGRAM):
+        for family, kind, _, _, there in socket.getaddrinfo(
+            host or "127.0.0.1", 9, type=socket.SOCK_DGRAM
+        ):
             with contextlib.suppress(OSError), socket.socket(family, kind) as sock:
                 sock.connect(there)  # nothing is sent
                 return str(sock.getsockname()[0])

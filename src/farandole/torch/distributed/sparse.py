@@ -19,7 +19,8 @@ def check_sparse(tensors: Sequence[Any], op: Any) -> None:
     if op.op != TorchOp.SUM:
         cure = "divide their sum by the number of ranks, or " if op.op == TorchOp.AVG else ""
         raise ValueError(
-            f"all_reduce takes ReduceOp.SUM alone for sparse tensors, not {op.op.name}: {cure}give tensor.to_dense()"
+            f"all_reduce takes ReduceOp.SUM alone for sparse tensors, not {op.op.name}: {cure}give"
+            " tensor.to_dense()"
         )
     for tensor in tensors:
         if tensor.layout is not torch.sparse_coo:
@@ -43,7 +44,9 @@ def _sum(group: Group, mine: Any) -> Any:
     indices = _gather(group, mine, mine.indices().t().contiguous(), numbers)
     values = _gather(group, mine, mine.values().contiguous(), numbers)
     whole = torch.cat([part.t() for part in indices], dim=1)
-    return torch.sparse_coo_tensor(whole, torch.cat(values), mine.shape, check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(
+        whole, torch.cat(values), mine.shape, check_invariants=False
+    ).coalesce()
 
 
 def _gather(group: Group, mine: Any, rows: Any, counts: Sequence[int]) -> list[Any]:
@@ -51,5 +54,7 @@ def _gather(group: Group, mine: Any, rows: Any, counts: Sequence[int]) -> list[A
     arrays, given = [raw(part).array for part in parts], raw(rows)
     given.refresh()
     wants = (_KIND, code(rows.dtype), *mine.shape, *counts, *rows.shape[1:])
-    group.collectives.allgather(given.array, arrays, wants, lambda: f"all_reduce of sparse {shown([mine])}")
+    group.collectives.allgather(
+        given.array, arrays, wants, lambda: f"all_reduce of sparse {shown([mine])}"
+    )
     return parts

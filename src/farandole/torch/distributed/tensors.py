@@ -1,4 +1,6 @@
-"""Tensors as flat arrays of their own memory, and the reductions of torch.distributed as those of the engine."""
+"""Tensors as flat arrays of their own memory, and the reductions of torch.distributed as those of
+the engine.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,24 @@ if TYPE_CHECKING:
 
 _KINDS = {dtype: np.dtype(dtype.storage).str for dtype in DTYPES.values()}
 _OPS = {
-    TorchOp.SUM: ReduceOp.SUM, TorchOp.AVG: ReduceOp.SUM, TorchOp.PREMUL_SUM: ReduceOp.SUM, TorchOp.MIN: ReduceOp.MIN,
-    TorchOp.MAX: ReduceOp.MAX, TorchOp.PRODUCT: ReduceOp.PRODUCT, TorchOp.BAND: ReduceOp.BAND,
-    TorchOp.BOR: ReduceOp.BOR, TorchOp.BXOR: ReduceOp.BXOR,
-}  # fmt: skip
+    TorchOp.SUM: ReduceOp.SUM,
+    TorchOp.AVG: ReduceOp.SUM,
+    TorchOp.PREMUL_SUM: ReduceOp.SUM,
+    TorchOp.MIN: ReduceOp.MIN,
+    TorchOp.MAX: ReduceOp.MAX,
+    TorchOp.PRODUCT: ReduceOp.PRODUCT,
+    TorchOp.BAND: ReduceOp.BAND,
+    TorchOp.BOR: ReduceOp.BOR,
+    TorchOp.BXOR: ReduceOp.BXOR,
+}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _CODES: dict[Any, int] = {}
 
 
 class Memory(NamedTuple):
-    """``array``: flat; ``home``: the tensor of which this is to become a copy, and the copy; None for the tensor's own
-    memory. ``factor``: of the copy's elements."""
+    """``array``: flat; ``home``: the tensor of which this is to become a copy, and the copy; None
+    for the tensor's own memory. ``factor``: of the copy's elements.
+    """
 
     array: Array
     home: tuple[Any, Any] | None = None
@@ -49,8 +58,9 @@ class Memory(NamedTuple):
 
 
 def apart(tensor: Any) -> Any:
-    """A context in which ``tensor`` may be written, apart from autograd: on any thread. ``inference_mode()`` of the
-    program is its thread's alone."""
+    """A context in which ``tensor`` may be written, apart from autograd: on any thread.
+    ``inference_mode()`` of the program is its thread's alone.
+    """
     return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
@@ -72,8 +82,9 @@ def code(dtype: Any) -> int:
 
 
 def raw(tensor: Any, *, taken: bool = False) -> Memory:
-    """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
-    it cannot hold one, or is sparse."""
+    """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a
+    result; ValueError if it cannot hold one, or is sparse.
+    """
     tensor = itself(tensor)
     _check_dense(tensor)
     if _is_plain(tensor):
@@ -85,7 +96,9 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
 
 
 def itself(tensor: Any) -> Any:
-    """Apart from autograd. What a functional collective gave wraps its result until that is there: then the result."""
+    """Apart from autograd. What a functional collective gave wraps its result until that is there:
+    then the result.
+    """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.wait()
     return tensor.detach()
@@ -94,16 +107,19 @@ def itself(tensor: Any) -> Any:
 def _check_dense(tensor: Any) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(
-            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
-            "and nothing else: give tensor.to_dense()"
+            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by"
+            " all_reduce (COO alone), and nothing else: give tensor.to_dense()"
         )
 
 
 def _check_room(tensor: Any) -> None:
-    if any(length > 1 and not stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if any(
+        length > 1 and not stride
+        for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         raise ValueError(
-            f"a tensor of shape {list(tensor.shape)} that expand() made has one place for several elements, and can "
-            "take no result: give tensor.clone()"
+            f"a tensor of shape {list(tensor.shape)} that expand() made has one place for several"
+            " elements, and can take no result: give tensor.clone()"
         )
 
 
@@ -120,7 +136,9 @@ def _bytes(tensor: Any) -> Array:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """``tensor.data_ptr()`` alone does not tell: a view of nothing has its offset for an address."""
+    """``tensor.data_ptr()`` alone does not tell: a view of nothing has its offset for an
+    address.
+    """
     try:
         return bool(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # a subclass that wraps other tensors
@@ -137,21 +155,29 @@ class _Held:
         place = tensor.data_ptr() if _has_memory(tensor) else 0
         if not place:
             raise ValueError(
-                f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was freed, or is "
-                "fake, or it wraps other tensors: give those"
+                f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its"
+                " storage was freed, or is fake, or it wraps other tensors: give those"
             )
-        self.__array_interface__ = {"version": 3, "data": (place, False), "shape": (count,), "typestr": kind}
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (place, False),
+            "shape": (count,),
+            "typestr": kind,
+        }
 
 
 def _flat(tensor: Any, kind: str, count: int) -> Array:
-    """``count`` elements, as numpy writes their type. After ``tensor.numpy()`` programs could not resize the storage,
-    as FSDP does. A view, as parts of it are: collectives find neighbours by their base."""
+    """``count`` elements, as numpy writes their type. After ``tensor.numpy()`` programs could not
+    resize the storage, as FSDP does. A view, as parts of it are: collectives find neighbours by
+    their base.
+    """
     return np.asarray(_Held(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
 def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
-    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not, for
-    sparse tensors, and for one that is to hold a result (``taken``) and cannot.
+    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes
+    that they do not, for sparse tensors, and for one that is to hold a result (``taken``) and
+    cannot.
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
@@ -167,24 +193,31 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
     if dtype is None:
         if not tensor.is_complex():
             known = ", ".join(dtype.value for dtype in DTYPES.values())
-            raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to one of {known}, or to a complex type")
+            raise ValueError(
+                f"{tensor.dtype} cannot be reduced; convert it to one of {known}, or to a complex"
+                " type"
+            )
         tensor = torch.view_as_real(tensor)
         dtype = DTYPES[tensor.dtype]
     return Memory(_flat(tensor, _KINDS[dtype], tensor.numel()), home, factor), dtype
 
 
 def reduction(op: Any, size: int, dtype: Any) -> Reduction:
-    """What ``op`` asks for, for tensors of ``dtype`` among ``size`` ranks. Raises ValueError for what has no sense."""
+    """What ``op`` asks for, for tensors of ``dtype`` among ``size`` ranks. Raises ValueError for
+    what has no sense.
+    """
     kind = op.op
     found, name = _OPS[kind], kind.name
     if found in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(f"ReduceOp.{name} works on integers, not on {dtype}")
     if dtype.is_complex and found is not ReduceOp.SUM:
-        raise ValueError(f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged")
+        raise ValueError(
+            f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged"
+        )
     if dtype is torch.bool and kind == TorchOp.AVG:
         raise ValueError(
-            "Cannot use ReduceOp.AVG with boolean inputs: a share has no place in a bool. Give tensor.float(), or use "
-            "MIN (true where all are) or MAX (where any is)"
+            "Cannot use ReduceOp.AVG with boolean inputs: a share has no place in a bool. Give"
+            " tensor.float(), or use MIN (true where all are) or MAX (where any is)"
         )
     factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
     return Reduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)

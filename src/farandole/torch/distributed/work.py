@@ -13,30 +13,41 @@ from farandole.errors import StalledError
 from farandole.groups.calls import Call
 
 _c10d: Any = _distributed_c10d
-_graphs_may_wait: Callable[[], bool] = getattr(_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
+_graphs_may_wait: Callable[[], bool] = getattr(
+    _c10d, "_allow_inflight_collective_as_graph_input", lambda: False
+)
 
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
-    """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the tensors that it
-    gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet; None: callbacks come at once.
-    ``hurry``: called by who asks whether it is done, while it is not."""
+    """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the
+    tensors that it gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet;
+    None: callbacks come at once. ``hurry``: called by who asks whether it is done, while it is not.
+    """
 
     def __init__(
-        self, call: Call, wait_for: Callable[[float | None], bool], results: Sequence[Any], what: str,
-        tell_later: Callable[[Callable[[], None]], None] | None = None, hurry: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        call: Call,
+        wait_for: Callable[[float | None], bool],
+        results: Sequence[Any],
+        what: str,
+        tell_later: Callable[[Callable[[], None]], None] | None = None,
+        hurry: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__()
         self._tell = tell_later or call.when_done
         self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
         self._hurry = hurry
         self._future: Any = None
         self._in_registry = not call.done and _graphs_may_wait()
-        if self._in_registry:  # of ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` finds it there
+        # of ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` finds it there
+        if self._in_registry:
             for tensor in results:
                 _c10d._register_work(tensor, self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; raises what went wrong. ``timeout``: it may go on afterwards, but this wait ends."""
+        """Until it is done; raises what went wrong. ``timeout``: it may go on afterwards, but this
+        wait ends.
+        """
         self._wait(timeout)
         if self._in_registry:
             self._in_registry = False
@@ -46,9 +57,13 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
 
     def _wait(self, timeout: timedelta | None) -> None:
         if not self._call.done:
-            seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+            seconds = (
+                timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+            )
             if not self._wait_for(seconds):
-                raise StalledError(f"{self._what} is not done {seconds:g} s after wait(timeout) was called")
+                raise StalledError(
+                    f"{self._what} is not done {seconds:g} s after wait(timeout) was called"
+                )
         if self._call.error is not None:
             raise self._call.error
 
@@ -85,7 +100,8 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         """It holds the tensors, or raises what went wrong: also where C++ waits for it."""
         if self._future is None:
             started: Any = torch.futures.Future()
-            self._future = started.then(self._outcome)  # whose callback can fail it; set_exception is Python's alone
+            # whose callback can fail it; set_exception is Python's alone
+            self._future = started.then(self._outcome)
             self._tell(lambda: started.set_result(None))
         return self._future
 
@@ -101,8 +117,9 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
 
 
 def _of_cpp(work: FarandoleWork) -> Any:
-    """A work of C++ for who keeps no more than that: of one of Python's, nothing that could wait is left when Python
-    forgets it."""
+    """A work of C++ for who keeps no more than that: of one of Python's, nothing that could wait is
+    left when Python forgets it.
+    """
     return _c10d._create_work_from_future(work.get_future())
 
 
@@ -110,8 +127,12 @@ _give = _c10d.Reducer._set_forward_pass_work_handle
 
 
 def _give_future(reducer: Any, work: Any, use_static_world_size: bool) -> None:
-    """DDP's ``join(divide_by_initial_world_size=False)`` gives its reducer, in C++, a work that Python then forgets."""
-    _give(reducer, _of_cpp(work) if isinstance(work, FarandoleWork) else work, use_static_world_size)
+    """DDP's ``join(divide_by_initial_world_size=False)`` gives its reducer, in C++, a work that
+    Python then forgets.
+    """
+    _give(
+        reducer, _of_cpp(work) if isinstance(work, FarandoleWork) else work, use_static_world_size
+    )
 
 
 _c10d.Reducer._set_forward_pass_work_handle = _give_future

@@ -10,13 +10,16 @@ _POSTED = POSTED // 8  # of the words
 
 
 class ShmBoard:
-    """See ``contracts.Board``. A page is overwritten two rounds later, when everybody has surely read it: a rank posts
-    page k+2 only after collecting page k+1, which its peers posted only after collecting page k."""
+    """See ``contracts.Board``. A page is overwritten two rounds later, when everybody has surely
+    read it: a rank posts page k+2 only after collecting page k+1, which its peers posted only after
+    collecting page k.
+    """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._page = 1  # the page that is being posted or awaited
-        self._rest: list[bytes] | None = None  # pages still to post; None: nothing posted in this round
+        # pages still to post; None: nothing posted in this round
+        self._rest: list[bytes] | None = None
         self._flags = [segment.words[peer] for peer in segment.others]
         self._views = list(zip(segment.words, segment.chars, strict=True))
         self._mine = self._views[segment.rank]
@@ -54,10 +57,13 @@ class ShmBoard:
 
     def wait(self, seconds: float, *, spin: bool) -> None:
         segment, page, flags = self._segment, self._page, self._flags
-        enough = any if self._rest is None else all  # before posting, one peer is news; after it, the last one is
+        # before posting, one peer is news; after it, the last one is
+        enough = any if self._rest is None else all
 
         def news() -> bool:
-            return segment.wakes != self._heard or enough([words[_POSTED] >= page for words in flags])
+            return segment.wakes != self._heard or enough(
+                [words[_POSTED] >= page for words in flags]
+            )
 
         segment.wait_until(news, seconds, spin=spin)
         self._heard = segment.wakes

@@ -1,7 +1,8 @@
 """Sleeping on a word of shared memory, and the fence that makes it safe.
 
-Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). It is reached through ctypes, so no
-compiler is needed. On a processor whose number for it is not known here, waiting is short sleeps.
+Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). It is reached
+through ctypes, so no compiler is needed. On a processor whose number for it is not known here,
+waiting is short sleeps.
 """
 
 from __future__ import annotations
@@ -26,20 +27,32 @@ if platform.machine() in _SYSCALL:
     _wake = ctypes.PyDLL(None).syscall  # keeps it: waking takes about a microsecond
 
     def sleep_while(address: int, value: int, seconds: float) -> None:
-        """Sleep while the 32-bit word at ``address`` holds ``value``, until woken, for at most ``seconds``."""
+        """Sleep while the 32-bit word at ``address`` holds ``value``, until woken, for at most
+        ``seconds``.
+        """
         whole = int(seconds)
         limit = _TimeSpec(whole, int((seconds - whole) * 1e9))
         _sleep(
-            _NUMBER, ctypes.c_void_p(address), ctypes.c_int(_WAIT), ctypes.c_uint32(value),
-            ctypes.byref(limit), None, ctypes.c_int(0),
-        )  # fmt: skip
+            _NUMBER,
+            ctypes.c_void_p(address),
+            ctypes.c_int(_WAIT),
+            ctypes.c_uint32(value),
+            ctypes.byref(limit),
+            None,
+            ctypes.c_int(0),
+        )
 
     def wake(address: int) -> None:
         """Wake every process that sleeps on the word at ``address``."""
         _wake(
-            _NUMBER, ctypes.c_void_p(address), ctypes.c_int(_WAKE), ctypes.c_int(0x7FFFFFFF),
-            None, None, ctypes.c_int(0),
-        )  # fmt: skip
+            _NUMBER,
+            ctypes.c_void_p(address),
+            ctypes.c_int(_WAKE),
+            ctypes.c_int(0x7FFFFFFF),
+            None,
+            None,
+            ctypes.c_int(0),
+        )
 
 else:
 
@@ -56,8 +69,9 @@ _lock = threading.Lock()
 def fence() -> None:
     """A full memory fence: stores before it are seen before loads and stores after it take place.
 
-    Taking and releasing an uncontended lock is an atomic read-modify-write, a full barrier on x86. Where stores may
-    be reordered (Arm), release-then-acquire of two locks gives the order; that path was not run on such a machine.
+    Taking and releasing an uncontended lock is an atomic read-modify-write, a full barrier on x86.
+    Where stores may be reordered (Arm), release-then-acquire of two locks gives the order; that
+    path was not run on such a machine.
     """
     with _lock:
         pass
@@ -66,7 +80,9 @@ def fence() -> None:
 if _ORDERED_STORES:
 
     def publish_fence() -> None:
-        """Between writing data and the flag that announces it: nothing to do where stores keep their order."""
+        """Between writing data and the flag that announces it: nothing to do where stores keep
+        their order.
+        """
 
 else:
     publish_fence = fence

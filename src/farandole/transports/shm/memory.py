@@ -1,4 +1,6 @@
-"""Memory that several processes map: anonymous (memfd), so a killed process leaves nothing behind."""
+"""Memory that several processes map: anonymous (memfd), so a killed process leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,28 @@ def create(nbytes: int) -> int:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     except OSError as error:
         forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
-        cure = "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without" * forbidden
-        raise OSError(error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}") from None
+        cure = (
+            "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without"
+            * forbidden
+        )
+        raise OSError(
+            error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}"
+        ) from None
     try:
         os.ftruncate(fd, round_up(nbytes))
     except OSError as error:
         os.close(fd)
         limit = " (`ulimit -f` limits shared memory as it does files: unlimited is needed)"
         cure = limit if error.errno == errno.EFBIG else ""
-        raise OSError(error.errno, f"{nbytes} bytes of shared memory cannot be had: {error.strerror}{cure}") from None
+        raise OSError(
+            error.errno, f"{nbytes} bytes of shared memory cannot be had: {error.strerror}{cure}"
+        ) from None
     return fd
 
 
 def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
-    """Map ``fd`` (and close it): the bytes as a memoryview, for flags, and as a uint8 array, for data.
+    """Map ``fd`` (and close it): the bytes as a memoryview, for flags, and as a uint8 array, for
+    data.
 
     The mapping lives as long as either is referred to.
     """
@@ -44,7 +54,8 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
         mapped = mmap.mmap(fd, size)
     except OSError as error:
         raise OSError(
-            error.errno, f"{size} bytes of shared memory cannot be mapped: {error.strerror}{_cure()}"
+            error.errno,
+            f"{size} bytes of shared memory cannot be mapped: {error.strerror}{_cure()}",
         ) from None
     finally:
         os.close(fd)
@@ -55,7 +66,10 @@ def _cure() -> str:
     import resource  # here: a plain job needs it for nothing
 
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    limited = f" (a process may map {space >> 20} MiB here; raise that limit, `ulimit -v`, or start fewer ranks)"
+    limited = (
+        f" (a process may map {space >> 20} MiB here; raise that limit, `ulimit -v`, or start fewer"
+        " ranks)"
+    )
     return "" if space == resource.RLIM_INFINITY else limited
 
 

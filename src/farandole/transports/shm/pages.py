@@ -1,4 +1,6 @@
-"""Pages of this process, by their addresses: what they map, and what is mapped there in their place."""
+"""Pages of this process, by their addresses: what they map, and what is mapped there in their
+place.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _FAILED = _pointer(-1).value
 
 
 class Mapped(NamedTuple):
-    """Pages that lie together and map the same. As in /proc/self/maps, but ``begin`` and ``end`` of what was asked."""
+    """Pages that lie together and map the same. As in /proc/self/maps, but ``begin`` and ``end`` of
+    what was asked.
+    """
 
     begin: int
     end: int
@@ -54,10 +58,13 @@ def mapped(first: int, last: int) -> list[Mapped]:
 
 
 def are_private(first: int, last: int) -> bool:
-    """Are they ordinary memory of this process, that nobody else has a part in? Or were they registered once?"""
+    """Are they ordinary memory of this process, that nobody else has a part in? Or were they
+    registered once?
+    """
     found = mapped(first, last)
     ordinary = all(
-        each.rights == "rw-p" and (each.name in _ORDINARY or each.name.startswith("[anon:")) for each in found
+        each.rights == "rw-p" and (each.name in _ORDINARY or each.name.startswith("[anon:"))
+        for each in found
     )
     return ordinary and sum(each.end - each.begin for each in found) == last - first
 
@@ -66,12 +73,16 @@ def shared_of(first: int, last: int, fd: int) -> list[tuple[int, int]]:
     """Which of the pages are those of ``fd``, and no copies of them: where they begin and end."""
     wanted = os.fstat(fd).st_ino
     return [
-        (each.begin, each.end) for each in mapped(first, last) if each.inode == wanted and each.rights.endswith("s")
+        (each.begin, each.end)
+        for each in mapped(first, last)
+        if each.inode == wanted and each.rights.endswith("s")
     ]
 
 
 def are_shared(first: int, last: int) -> bool:
-    """Do the first and the last of them map a file, or memory that is handed over as one? Quicker than ``mapped``."""
+    """Do the first and the last of them map a file, or memory that is handed over as one? Quicker
+    than ``mapped``.
+    """
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for address in (first, last - memory.PAGE):
@@ -85,13 +96,17 @@ def are_shared(first: int, last: int) -> bool:
 
 
 def place(first: int, nbytes: int, flags: int, fd: int, offset: int = 0) -> None:
-    """Have them map ``fd``, or what else ``flags`` say, in one step: other threads see the one or the other."""
+    """Have them map ``fd``, or what else ``flags`` say, in one step: other threads see the one or
+    the other.
+    """
     _map(first, nbytes, flags | _MAP_FIXED, fd, offset)
 
 
 def share(first: int, last: int, fd: int) -> None:
-    """Have them map ``fd``, which holds what they hold, for others, too. OSError where that is not seen by
-    ``are_shared`` afterwards: the kernel does not say so, or no more files may be opened. Then they are private."""
+    """Have them map ``fd``, which holds what they hold, for others, too. OSError where that is not
+    seen by ``are_shared`` afterwards: the kernel does not say so, or no more files may be opened.
+    Then they are private.
+    """
     place(first, last - first, mmap.MAP_SHARED, fd)
     try:
         if not are_shared(first, last):
@@ -105,12 +120,17 @@ def copy(first: int, nbytes: int) -> None:
     """Put private copies in their place. What other threads write to them meanwhile may be lost."""
     room, size = _map(None, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1), _size(nbytes)
     ctypes.memmove(room, first, nbytes)
-    if _libc.mremap(_pointer(room), size, size, _int(_MAYMOVE | _FIXED), _pointer(first)) == _FAILED:
+    if (
+        _libc.mremap(_pointer(room), size, size, _int(_MAYMOVE | _FIXED), _pointer(first))
+        == _FAILED
+    ):
         raise OSError(ctypes.get_errno(), "mremap")
 
 
 def write(fd: int, content: Array) -> None:
-    """By the kernel, which says so where no memory is left; who writes to a map of it is killed there."""
+    """By the kernel, which says so where no memory is left; who writes to a map of it is killed
+    there.
+    """
     at = 0
     while at < len(content):
         at += os.pwrite(fd, content[at:].data, at)
@@ -127,7 +147,9 @@ def array(first: int, nbytes: int) -> Array:
 
 
 def _map(first: int | None, nbytes: int, flags: int, fd: int, offset: int = 0) -> int:
-    found: int = _libc.mmap(_pointer(first), _size(nbytes), _int(_RIGHTS), _int(flags), _int(fd), _long(offset))
+    found: int = _libc.mmap(
+        _pointer(first), _size(nbytes), _int(_RIGHTS), _int(flags), _int(fd), _long(offset)
+    )
     if found == _FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
     return found

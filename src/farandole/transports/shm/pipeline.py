@@ -1,10 +1,11 @@
 """The copying path: reduce ordinary tensors through small slots that stay in the processor's cache.
 
-The elements are dealt out in steps; in each step every rank owns one chunk. A rank copies the chunks that others own
-into its slots (stage "given"), reduces the chunk that it owns from everybody's slots (stage "reduced"), and copies the
-others' results out. Stages of successive steps overlap, with three sets of slots, so that ranks seldom wait for each
-other, and a large tensor streams through memory once: read once, written once.
-This is reduce-scatter followed by all-gather (Rabenseifner 2004; Patarasuk & Yuan 2009), chunk by chunk.
+The elements are dealt out in steps; in each step every rank owns one chunk. A rank copies the
+chunks that others own into its slots (stage "given"), reduces the chunk that it owns from
+everybody's slots (stage "reduced"), and copies the others' results out. Stages of successive steps
+overlap, with three sets of slots, so that ranks seldom wait for each other, and a large tensor
+streams through memory once: read once, written once. This is reduce-scatter followed by all-gather
+(Rabenseifner 2004; Patarasuk & Yuan 2009), chunk by chunk.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _PACK_BELOW = 16 << 10  # bytes: pieces smaller than this are gathered before th
 
 
 class Slots:
-    """The staging room of every rank, divided into slots of one chunk: for each set and, of this rank, ``given`` (by
-    owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by owner). Arrays of one storage type."""
+    """The staging room of every rank, divided into slots of one chunk: for each set and, of this
+    rank, ``given`` (by owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by
+    owner). Arrays of one storage type.
+    """
 
     def __init__(self, segment: Segment, chunk: int, storage: str) -> None:
         size, me = segment.size, segment.rank
@@ -66,7 +69,9 @@ def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
             end = min(stop, last)
             if end > at:
                 whole = at == first and end == last
-                found.append((array if whole else array[at - first : end - first], at - start, end - start))
+                found.append(
+                    (array if whole else array[at - first : end - first], at - start, end - start)
+                )
                 at = end
             index += 1
         return found
@@ -77,35 +82,50 @@ def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
 def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
     """``total`` elements in steps, in each of which every rank owns neighbouring ones.
 
-    As few steps as fit, all of one length: a short last step would cost as many waits as a long one.
+    As few steps as fit, all of one length: a short last step would cost as many waits as a long
+    one.
     """
     steps = -(-total // (size * chunk))
     share = min(chunk, memory.round_up(-(-total // (size * steps)), 64))
     marks = [min(total, mark * share) for mark in range(steps * size + 1)]
-    return [list(pairwise(marks[first : first + size + 1])) for first in range(0, steps * size, size)]
+    return [
+        list(pairwise(marks[first : first + size + 1])) for first in range(0, steps * size, size)
+    ]
 
 
 class Reduction:
-    """One reduction in the making. ``source`` and ``target``: by step and owner. ``direct``: in each step this rank has
-    one piece, apart from all sources, and it is reduced where it is to stand."""
+    """One reduction in the making. ``source`` and ``target``: by step and owner. ``direct``: in
+    each step this rank has one piece, apart from all sources, and it is reduced where it is to
+    stand.
+    """
 
     def __init__(
-        self, segment: Segment, slots: Slots, source: Cuts, target: Cuts, op: ReduceOp, dtype: DType, scale: float,
-        *, direct: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        segment: Segment,
+        slots: Slots,
+        source: Cuts,
+        target: Cuts,
+        op: ReduceOp,
+        dtype: DType,
+        scale: float,
+        *,
+        direct: bool = False,
+    ) -> None:
         self.segment, self.slots, self.source, self.target = segment, slots, source, target
         self.small = _PACK_BELOW // dtype.itemsize
-        # Plain floats are scaled while they are copied out, which costs nothing; the others where they are summed.
+        # Plain floats are scaled while they are copied out, which costs nothing; the others where
+        # they are summed.
         late = dtype.is_float and not dtype.is_half and not direct
         self.reducer = reducer(op, dtype, 1.0 if late else scale)
         self.scale = scale if late else 1.0
         self.direct = direct
 
     def run(self) -> None:
-        """Given 0, given 1, reduced 0, given 2, reduced 1, taken 0, given 3, reduced 2, taken 1, ...
+        """Given 0, given 1, reduced 0, given 2, reduced 1, taken 0, given 3, reduced 2, taken 1,
+        ...
 
-        What this rank owns it takes at once, from its cache. A set of slots is used again three steps later: by then
-        its step is taken on this rank, hence reduced on all.
+        What this rank owns it takes at once, from its cache. A set of slots is used again three
+        steps later: by then its step is taken on this rank, hence reduced on all.
         """
         segment, steps = self.segment, len(self.source)
         before = segment.published
@@ -165,7 +185,9 @@ class Reduction:
                 multiply(result[start:end], scale, piece)
 
 
-def allreduce(segment: Segment, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
+def allreduce(
+    segment: Segment, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float
+) -> None:
     """All buffers, as one, on all ranks."""
     ranges = deal(sum(len(buffer.data) for buffer in buffers), segment.size, slots.elements)
     source = cut([buffer.data for buffer in buffers], ranges)
@@ -175,14 +197,30 @@ def allreduce(segment: Segment, slots: Slots, buffers: Sequence[Buffer], op: Red
 
 
 def reducescatter(
-    segment: Segment, slots: Slots, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float
+    segment: Segment,
+    slots: Slots,
+    buffer: Buffer,
+    counts: Sequence[int],
+    op: ReduceOp,
+    scale: float,
 ) -> None:
     """Each rank's part of the reduced buffer. Counts are elements per rank."""
     chunk, me = slots.elements, segment.rank
     marks = list(pairwise([0, *accumulate(counts)]))
     firsts = range(0, max(1, *counts), chunk)
-    ranges = [[(min(last, at + first), min(last, at + first + chunk)) for at, last in marks] for first in firsts]
-    mine = [[(start - marks[me][0], stop - marks[me][0])] for start, stop in (step[me] for step in ranges)]
-    target = [[kept if owner == me else [] for owner in range(segment.size)] for (kept,) in cut([buffer.out], mine)]
+    ranges = [
+        [(min(last, at + first), min(last, at + first + chunk)) for at, last in marks]
+        for first in firsts
+    ]
+    mine = [
+        [(start - marks[me][0], stop - marks[me][0])]
+        for start, stop in (step[me] for step in ranges)
+    ]
+    target = [
+        [kept if owner == me else [] for owner in range(segment.size)]
+        for (kept,) in cut([buffer.out], mine)
+    ]
     direct = not may_share_memory(buffer.data, buffer.out)
-    Reduction(segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale, direct=direct).run()
+    Reduction(
+        segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale, direct=direct
+    ).run()

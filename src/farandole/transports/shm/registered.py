@@ -1,4 +1,6 @@
-"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced, or read, where it stands."""
+"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced, or read, where
+it stands.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-PLACE = 7 * 64  # in the control page: where the tensors of the current collective stand, as a hash; or 0
+# in the control page: where the tensors of the current collective stand, as a hash; or 0
+PLACE = 7 * 64
 _MASK = (1 << 64) - 1
 _CHUNK = 256 << 10  # of every rank: they stay in the second-level cache while they are reduced
 
@@ -23,7 +26,8 @@ class RegisteredBuffers:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._registered: list[tuple[int, int, list[Array]]] = []  # address here, bytes, everybody's mapping
+        # address here, bytes, everybody's mapping
+        self._registered: list[tuple[int, int, list[Array]]] = []
 
     def allocate(self, nbytes: int) -> Array:
         if self._segment.size == 1:
@@ -36,11 +40,15 @@ class RegisteredBuffers:
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
-        """Reduce in place if every rank's tensors stand at the same places of registered buffers; else do nothing."""
+        """Reduce in place if every rank's tensors stand at the same places of registered buffers;
+        else do nothing.
+        """
         if not self._registered:
             return False
         segment = self._segment
-        places = [self._place(buffer.data) if buffer.data is buffer.out else None for buffer in buffers]
+        places = [
+            self._place(buffer.data) if buffer.data is buffer.out else None for buffer in buffers
+        ]
         alike = self._agree(places)
         if alike:
             for buffer, place in zip(buffers, places, strict=True):
@@ -51,8 +59,10 @@ class RegisteredBuffers:
         return alike
 
     def shown(self, array: Array) -> list[Array] | None:
-        """By rank, the registered memory from where ``array`` begins, if every rank's begins at the same place; else
-        None. Collective; returns when all ranks have come, and they end the collective together."""
+        """By rank, the registered memory from where ``array`` begins, if every rank's begins at the
+        same place; else None. Collective; returns when all ranks have come, and they end the
+        collective together.
+        """
         place = self._place(array) if self._registered else None
         if not self._agree([place]) or place is None:
             return None
@@ -66,7 +76,9 @@ class RegisteredBuffers:
         segment.words[segment.rank][PLACE // 8] = mark
         segment.publish()
         segment.await_all(segment.published)
-        return bool(mark) and all(segment.words[peer][PLACE // 8] == mark for peer in segment.others)
+        return bool(mark) and all(
+            segment.words[peer][PLACE // 8] == mark for peer in segment.others
+        )
 
     def _place(self, array: Array) -> tuple[int, int] | None:
         """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
@@ -78,14 +90,20 @@ class RegisteredBuffers:
 
     def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
         dtype, nbytes = buffer.dtype, len(buffer.data) * buffer.dtype.itemsize
-        maps = [mapped[offset : offset + nbytes].view(dtype.storage) for mapped in self._registered[index][2]]
+        maps = [
+            mapped[offset : offset + nbytes].view(dtype.storage)
+            for mapped in self._registered[index][2]
+        ]
         with quiet():
             reduce_shares(self._segment, maps, op, dtype, scale)
 
 
-def reduce_shares(segment: Segment, maps: Sequence[Array], op: ReduceOp, dtype: DType, scale: float) -> None:
-    """Each rank reduces its share of everybody's arrays, chunk by chunk while it is in cache, into all of them: its own
-    first."""
+def reduce_shares(
+    segment: Segment, maps: Sequence[Array], op: ReduceOp, dtype: DType, scale: float
+) -> None:
+    """Each rank reduces its share of everybody's arrays, chunk by chunk while it is in cache, into
+    all of them: its own first.
+    """
     me, count = segment.rank, len(maps[0])
     share = memory.round_up(-(-count // segment.size), 64)
     first, last = min(count, me * share), min(count, (me + 1) * share)

@@ -1,11 +1,13 @@
-"""Memory of the program's own, registered where it stands: its pages become shared ones, at the same addresses.
+"""Memory of the program's own, registered where it stands: its pages become shared ones, at the
+same addresses.
 
-What a program gives to collectives again and again, as DDP gives its buckets, is then reduced without a copy. Others
-map whole pages; the parts of pages at both ends of an array travel with the offer of it. A rank offers an array; all
-read all offers, and decide alike.
+What a program gives to collectives again and again, as DDP gives its buckets, is then reduced
+without a copy. Others map whole pages; the parts of pages at both ends of an array travel with the
+offer of it. A rank offers an array; all read all offers, and decide alike.
 
-A fork would share such pages with the process that it makes: so before it they become private ones, copied when either
-writes. When nobody but the keeper holds the memory any longer, its pages are ordinary ones again.
+A fork would share such pages with the process that it makes: so before it they become private ones,
+copied when either writes. When nobody but the keeper holds the memory any longer, its pages are
+ordinary ones again.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ from farandole.types import Buffer, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-LEAST = 512 << 10  # bytes: two ranks take 83 µs for so many, where copying takes 110; 160 and 515 for 4 MiB
-# An offer: one of these, the number of the region, and where in it the array begins, a page on; then the first and
-# the last page's worth of the array.
+# bytes: two ranks take 83 µs for so many, where copying takes 110; 160 and 515 for 4 MiB
+LEAST = 512 << 10
+# An offer: one of these, the number of the region, and where in it the array begins, a page on;
+# then the first and the last page's worth of the array.
 OFFERED = 64 + 2 * PAGE  # bytes
 _NO, _NEW, _STANDS = range(3)  # not to be registered; to be registered now; registered
 _HANDED = struct.Struct("<qq")  # number and bytes of a region; -1: it cannot be registered
@@ -48,7 +51,9 @@ _FORGIVEN = 256  # offers after which what could not be registered is tried agai
 
 
 class Region(NamedTuple):
-    """Pages of this process that others map. ``fd``: of their memory. ``parted``: a fork may map it, too."""
+    """Pages of this process that others map. ``fd``: of their memory. ``parted``: a fork may map
+    it, too.
+    """
 
     number: int
     first: int
@@ -58,13 +63,18 @@ class Region(NamedTuple):
     parted: bool = False
 
     def part(self) -> None:
-        """The pages are private from now on: what this process writes is written to copies. Nothing that another thread
-        writes meanwhile gets lost. Others must have ended their work: what they write is seen here until then."""
-        for begin, end in pages.shared_of(self.first, self.first + self.nbytes, self.fd):  # not somebody else's by now
+        """The pages are private from now on: what this process writes is written to copies. Nothing
+        that another thread writes meanwhile gets lost. Others must have ended their work: what they
+        write is seen here until then.
+        """
+        # not somebody else's by now
+        for begin, end in pages.shared_of(self.first, self.first + self.nbytes, self.fd):
             pages.place(begin, end - begin, mmap.MAP_PRIVATE, self.fd, begin - self.first)
 
     def sever(self) -> None:
-        """The pages are copies from now on, whatever others write. No thread writes to them meanwhile."""
+        """The pages are copies from now on, whatever others write. No thread writes to them
+        meanwhile.
+        """
         self.part()
         if not self.keeper.moved():
             with contextlib.suppress(OSError):  # there is no memory for copies
@@ -72,7 +82,9 @@ class Region(NamedTuple):
         os.close(self.fd)
 
     def end(self) -> bool:
-        """They are ordinary pages again, if nobody else holds the memory, or the program has put it elsewhere."""
+        """They are ordinary pages again, if nobody else holds the memory, or the program has put it
+        elsewhere.
+        """
         if self.keeper.moved():
             self.part()
         elif self.keeper.shared():
@@ -94,11 +106,14 @@ class RemappedBuffers:
         self._refused: set[int] = set()
         self._maps: dict[tuple[int, int], Array] = {}  # by rank and number
         self._offers = 0
-        self._poor = False  # others' regions cannot be mapped: too many files are open, or there is no room
+        # others' regions cannot be mapped: too many files are open, or there is no room
+        self._poor = False
         self._shown = np.zeros(OFFERED, np.uint8)
-        self._busy, self._holder = threading.Lock(), 0  # from an offer on until the collective has ended
+        # from an offer on until the collective has ended
+        self._busy, self._holder = threading.Lock(), 0
         self._given = 0  # the identity of the keeper of what is offered
-        self._choosing = threading.RLock()  # what is given, and what is parted: a fork may come while this rank is busy
+        # what is given, and what is parted: a fork may come while this rank is busy
+        self._choosing = threading.RLock()
         _open.add(self)
 
     @contextlib.contextmanager
@@ -121,7 +136,8 @@ class RemappedBuffers:
     def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
         state, number, offset, shown = _NO, 0, 0, self._shown
         if keeper is not None and not self._poor and keeper.identity not in self._refused:
-            with contextlib.suppress(OSError):  # what stands there cannot be seen: too many files are open just now
+            # what stands there cannot be seen: too many files are open just now
+            with contextlib.suppress(OSError):
                 state, number, offset = self._state_of(array, keeper)
         if state == _STANDS:
             shown[64 : 64 + PAGE] = array[:PAGE]
@@ -139,12 +155,15 @@ class RemappedBuffers:
         return _NO, 0, 0
 
     def _standing_region(self, keeper: Keeper) -> Region | None:
-        """Not one whose memory is elsewhere by now, or was freed and got again at the same address: its pages are
-        others, or none."""
+        """Not one whose memory is elsewhere by now, or was freed and got again at the same address:
+        its pages are others, or none.
+        """
         region = self._regions.get(keeper.identity)
         if region is None:
             return None
-        if not region.keeper.moved() and pages.are_shared(region.first, region.first + region.nbytes):
+        if not region.keeper.moved() and pages.are_shared(
+            region.first, region.first + region.nbytes
+        ):
             return region
         region.part()  # what is left of them
         self._forget(region)
@@ -154,14 +173,17 @@ class RemappedBuffers:
     # What all decide alike, from everybody's offers.
 
     def standing(self, offer: Offer, offers: Sequence[Array]) -> list[Array] | None:
-        """By rank, its array from the second page's worth on, if everybody's is registered. Else None; then those are
-        registered that are to be, if all are or are to be. Collective."""
+        """By rank, its array from the second page's worth on, if everybody's is registered. Else
+        None; then those are registered that are to be, if all are or are to be. Collective.
+        """
         found = [shown[:24].view(np.int64).tolist() for shown in offers]
         states = {state for state, _, _ in found}
         if _NO in states:
             return None
         if _NEW in states:
-            self._register(offer, [rank for rank, (state, _, _) in enumerate(found) if state == _NEW])
+            self._register(
+                offer, [rank for rank, (state, _, _) in enumerate(found) if state == _NEW]
+            )
             return None
         self._segment.check_abort()  # who has given up this call has its memory back
         return [self._maps[rank, number][offset:] for rank, (_, number, offset) in enumerate(found)]
@@ -172,11 +194,14 @@ class RemappedBuffers:
         if segment.rank in ranks:
             region = self._remap(offer)
             for sock in segment.peers.values():
-                with contextlib.suppress(ConnectionError):  # it has gone: who waits for it next hears why
+                # it has gone: who waits for it next hears why
+                with contextlib.suppress(ConnectionError):
                     if region is None:
                         sock.sendall(_HANDED.pack(-1, 0))
                     else:
-                        rendezvous.hand_over(sock, region.fd, _HANDED.pack(region.number, region.nbytes))
+                        rendezvous.hand_over(
+                            sock, region.fd, _HANDED.pack(region.number, region.nbytes)
+                        )
             if region is not None:
                 self._maps[segment.rank, region.number] = pages.array(region.first, region.nbytes)
             segment.wake_others()
@@ -187,9 +212,12 @@ class RemappedBuffers:
     def _take(self, peer: int, sock: socket.socket) -> None:
         segment, come = self._segment, select.poll()
         come.register(sock, select.POLLIN)
-        segment.wait_until(lambda: bool(come.poll(0)), segment.patience, peer=peer)  # it may break off, or be stopped
+        # it may break off, or be stopped
+        segment.wait_until(lambda: bool(come.poll(0)), segment.patience, peer=peer)
         segment.check_abort()  # who has left may have said why
-        said, fd = rendezvous.receive_with(sock, segment.names[peer], segment.patience, _HANDED.size)
+        said, fd = rendezvous.receive_with(
+            sock, segment.names[peer], segment.patience, _HANDED.size
+        )
         number, nbytes = _HANDED.unpack(said)
         if number < 0:
             return
@@ -201,19 +229,23 @@ class RemappedBuffers:
             self._poor = True
 
     def _remap(self, offer: Offer) -> Region | None:
-        """None if that cannot be: the memory is not ordinary memory of this process alone, or there is none left."""
+        """None if that cannot be: the memory is not ordinary memory of this process alone, or there
+        is none left.
+        """
         array, keeper = offer.array, offer.keeper
         assert keeper is not None
         address = array.ctypes.data
         first, last = memory.round_up(address), (address + len(array)) // PAGE * PAGE
         fd = -1
         try:
-            pages.are_shared(first, last)  # OSError where that cannot be seen, as it has to be at each offer
+            # OSError where that cannot be seen, as it has to be at each offer
+            pages.are_shared(first, last)
             if pages.are_private(first, last):
                 fd = memory.create(last - first)
                 pages.write(fd, array[first - address : last - address])
                 pages.share(first, last, fd)
-                used = {region.number for region in list(self._regions.values())}  # a fork may part some meanwhile
+                # a fork may part some meanwhile
+                used = {region.number for region in list(self._regions.values())}
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
                 _recall(keeper)
@@ -250,8 +282,9 @@ class RemappedBuffers:
             self._forget(region)
 
     def part(self) -> None:
-        """Others work on no memory of this rank any longer, but for what is offered. What the program holds stays as it
-        is."""
+        """Others work on no memory of this rank any longer, but for what is offered. What the
+        program holds stays as it is.
+        """
         for region in list(self._regions.values()):
             with self._choosing:
                 identity = region.keeper.identity
@@ -269,7 +302,9 @@ class RemappedBuffers:
         _sweep("start", {})
 
     def __del__(self) -> None:
-        """A group that the program forgets, and has not destroyed: its tensors are not to be shared with forks."""
+        """A group that the program forgets, and has not destroyed: its tensors are not to be shared
+        with forks.
+        """
         self.part()
 
     def hold(self, seconds: float) -> bool:
@@ -304,8 +339,12 @@ class Offer(NamedTuple):
     keeper: Keeper | None
     shown: Array
 
-    def allreduce(self, buffer: Buffer, offers: Sequence[Array], op: ReduceOp, scale: float) -> bool:
-        """Reduce ``buffer``, whose memory this is, if every rank's is registered; else do nothing. Collective."""
+    def allreduce(
+        self, buffer: Buffer, offers: Sequence[Array], op: ReduceOp, scale: float
+    ) -> bool:
+        """Reduce ``buffer``, whose memory this is, if every rank's is registered; else do nothing.
+        Collective.
+        """
         whole = self.buffers.standing(self, offers)
         if whole is None:
             return False
@@ -316,13 +355,17 @@ class Offer(NamedTuple):
             for part, begin in ((buffer.out[:edge], 64), (buffer.out[-edge:], 64 + PAGE)):
                 reduce(part, [shown[begin : begin + PAGE].view(dtype.storage) for shown in offers])
             inner = (count - 2 * edge) * dtype.itemsize
-            reduce_shares(segment, [array[:inner].view(dtype.storage) for array in whole], op, dtype, scale)
+            reduce_shares(
+                segment, [array[:inner].view(dtype.storage) for array in whole], op, dtype, scale
+            )
         segment.publish()
         segment.await_all(segment.published)
         return True
 
     def broadcast(self, root: int, offers: Sequence[Array]) -> bool:
-        """``root``'s array on every rank, if every rank's is registered; else nothing is done. Collective."""
+        """``root``'s array on every rank, if every rank's is registered; else nothing is done.
+        Collective.
+        """
         whole = self.buffers.standing(self, offers)
         if whole is None:
             return False
@@ -342,7 +385,8 @@ class Offer(NamedTuple):
 
 
 _open: weakref.WeakSet[RemappedBuffers] = weakref.WeakSet()
-_left: list[Region] = []  # that are registered no more; their pages are private, and of memory that the program holds
+# that are registered no more; their pages are private, and of memory that the program holds
+_left: list[Region] = []
 
 
 def _sweep(phase: str, info: Mapping[str, int]) -> None:
@@ -364,11 +408,14 @@ def _recall(keeper: Keeper) -> None:
 
 
 def _before_fork() -> None:
-    """Where this thread is in a collective itself, or one does not end, the child finds what that has done so far."""
+    """Where this thread is in a collective itself, or one does not end, the child finds what that
+    has done so far.
+    """
     wanted = [buffers for buffers in list(_open) if not buffers.mine]
     held: list[RemappedBuffers] = []
     until, first = time.monotonic() + _WAIT_SECONDS, 0
-    # Who waited for one while it holds another would wait for ranks that do the same the other way round.
+    # Who waited for one while it holds another would wait for ranks that do the same the other way
+    # round.
     while len(held) < len(wanted) and (left := until - time.monotonic()) > 0:
         for buffers in wanted[first:] + wanted[:first]:
             if not buffers.hold(0.0 if held else left):
@@ -397,4 +444,6 @@ def _after_fork_in_child() -> None:
     _open.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

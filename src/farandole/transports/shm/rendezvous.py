@@ -1,7 +1,8 @@
 """How ranks of one host find each other: abstract Unix sockets named by the job's secret.
 
-"Same host" means exactly this: the socket could be reached and memory could be handed over it. The connections stay
-open for the life of the transport; a peer that dies closes them, which is how its death is noticed.
+"Same host" means exactly this: the socket could be reached and memory could be handed over it. The
+connections stay open for the life of the transport; a peer that dies closes them, which is how its
+death is noticed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from farandole import threads
-from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    PeerLostError,
+    RendezvousError,
+)
 from farandole.handshake import Newcomers, authenticate, derive
 from farandole.log import logger
 
 _RANK = struct.Struct("<I")
 _WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
 _ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 10.0  # for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+# for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+_LOOK_SECONDS = 10.0
 _PENDING = 64  # connections, beyond those of the ranks, that may be in a handshake at one time
 
 
@@ -32,24 +39,32 @@ def address(secret: str, scope: str, rank: int) -> str:
 
 
 class Rendezvous:
-    """Opens this rank's listener, then connects to every lower rank and accepts every higher one."""
+    """Opens this rank's listener, then connects to every lower rank and accepts every higher
+    one.
+    """
 
-    def __init__(self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()) -> None:
+    def __init__(
+        self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()
+    ) -> None:
         """``names``: what messages call the ranks, if not by their numbers here."""
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
         self.names = names or range(size)
         self.peers: dict[int, socket.socket] = {}
         self.trouble: dict[int, str] = {}  # why a rank was not reached
         self._changed = threading.Condition()
-        self._newcomers = Newcomers(f"rank {self.names[rank]}'s socket for shared memory", logger, size + _PENDING)
+        self._newcomers = Newcomers(
+            f"rank {self.names[rank]}'s socket for shared memory", logger, size + _PENDING
+        )
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address(secret, scope, rank))
         self._listener.listen(size + _PENDING)
         self._open = True
         self._acceptor = threading.Thread(
-            target=self._newcomers.accept_all, args=(self._listener, self._greet, "farandole-shm-greet"),
-            name="farandole-shm-listener", daemon=True,
-        )  # fmt: skip
+            target=self._newcomers.accept_all,
+            args=(self._listener, self._greet, "farandole-shm-greet"),
+            name="farandole-shm-listener",
+            daemon=True,
+        )
         threads.start(self._acceptor)
 
     def found(self) -> dict[int, socket.socket]:
@@ -58,13 +73,17 @@ class Rendezvous:
             return dict(self.peers)
 
     def look_around(self) -> None:
-        """Connect to the lower ranks that are on this host, now that every rank's listener is known to be open."""
+        """Connect to the lower ranks that are on this host, now that every rank's listener is known
+        to be open.
+        """
         for peer in range(self.rank):
             with contextlib.suppress(RendezvousError):
                 self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
 
     def gather(self, timeout: float) -> dict[int, socket.socket]:
-        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in time."""
+        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in
+        time.
+        """
         deadline = time.monotonic() + timeout
         try:
             for peer in range(self.rank):
@@ -93,7 +112,11 @@ class Rendezvous:
         self._newcomers.close()
 
     def _missing(self) -> list[int]:
-        return [self.names[rank] for rank in range(self.size) if rank != self.rank and rank not in self.peers]
+        return [
+            self.names[rank]
+            for rank in range(self.size)
+            if rank != self.rank and rank not in self.peers
+        ]
 
     def _dial(self, peer: int, deadline: float, timeout: float) -> None:
         pause = 0.0005
@@ -105,7 +128,8 @@ class Rendezvous:
             except (OSError, HorovodInternalError) as error:
                 sock.close()
                 self.trouble[peer] = str(error)
-                absent = not timeout and isinstance(error, ConnectionRefusedError)  # and will not come
+                # and will not come
+                absent = not timeout and isinstance(error, ConnectionRefusedError)
                 if absent or time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None
                 time.sleep(pause)  # the peer is not there yet
@@ -122,7 +146,9 @@ class Rendezvous:
         sock.settimeout(None)
         self._admit(peer, sock)
 
-    def _admit(self, peer: int, sock: socket.socket, welcome: Callable[[bytes], None] | None = None) -> None:
+    def _admit(
+        self, peer: int, sock: socket.socket, welcome: Callable[[bytes], None] | None = None
+    ) -> None:
         with self._changed:  # nobody may use the socket before the answer is sent
             if welcome is not None:
                 welcome(_WELCOME)
@@ -157,14 +183,20 @@ def receive(sock: socket.socket, peer: int, timeout: float) -> int:
     return fd
 
 
-def receive_with(sock: socket.socket, peer: int, timeout: float, length: int) -> tuple[bytes, int | None]:
-    """Receive ``length`` bytes, which were sent at once, and the file descriptor that came with them, if one did."""
+def receive_with(
+    sock: socket.socket, peer: int, timeout: float, length: int
+) -> tuple[bytes, int | None]:
+    """Receive ``length`` bytes, which were sent at once, and the file descriptor that came with
+    them, if one did.
+    """
     sock.settimeout(timeout)
     flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_WAITALL
     try:
         said, ancillary, _, _ = sock.recvmsg(length, socket.CMSG_SPACE(4), flags)
     except OSError as error:
-        raise PeerLostError(f"rank {peer} did not hand over its shared memory: {error}", peer) from error
+        raise PeerLostError(
+            f"rank {peer} did not hand over its shared memory: {error}", peer
+        ) from error
     finally:
         sock.settimeout(None)
     if len(said) < length:

@@ -1,7 +1,8 @@
-"""One shared segment per rank: flags, a notice board, and staging room. Every rank maps all of them.
+"""One shared segment per rank: flags, a notice board, and staging room. Every rank maps all of
+them.
 
-Rules that make it safe without locks: a word is written by one rank only (its owner), counters only grow, and data is
-written before the counter that announces it.
+Rules that make it safe without locks: a word is written by one rank only (its owner), counters only
+grow, and data is written before the counter that announces it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ SMALL = 256 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8
-# Waiting: poll; then poll and let others run; then sleep. Sleeping at once would be worse than it looks: a rank that
-# is woken tends to be put on the core of the one that wakes it, and two ranks that take turns on one core never look
-# to the scheduler as if they needed two.
-_SPINS = 400  # of about 50 ns; not where ranks outnumber cores: there polling steals the core of who is waited for
+# Waiting: poll; then poll and let others run; then sleep. Sleeping at once would be worse than it
+# looks: a rank that is woken tends to be put on the core of the one that wakes it, and two ranks
+# that take turns on one core never look to the scheduler as if they needed two.
+# of about 50 ns; not where ranks outnumber cores: there polling steals the core of who is waited
+# for
+_SPINS = 400
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
 _CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
 _LONGEST_SLEEP = 0.05
@@ -45,11 +48,20 @@ class Segment:
     """The segments of all ranks of one host, seen from one of them."""
 
     def __init__(
-        self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int,
-        *, crowded: bool, patience: float, parent: Segment | None = None, names: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """``parent``: the segment that this is a part of; when that one is aborted, so is this. ``names``: what
-        messages and errors call the ranks."""
+        self,
+        rank: int,
+        size: int,
+        peers: Mapping[int, socket.socket],
+        staging: int,
+        *,
+        crowded: bool,
+        patience: float,
+        parent: Segment | None = None,
+        names: Sequence[int] = (),
+    ) -> None:
+        """``parent``: the segment that this is a part of; when that one is aborted, so is this.
+        ``names``: what messages and errors call the ranks.
+        """
         self.parent, self.names = parent, names or range(size)
         self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
         self._handing = threading.Lock()
@@ -71,7 +83,9 @@ class Segment:
         self.report: Report | None = None
 
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
-        """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order. Collective."""
+        """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order.
+        Collective.
+        """
         with self._handing:
             mine = memory.create(nbytes)
             for peer, sock in self.peers.items():
@@ -79,12 +93,18 @@ class Segment:
                     rendezvous.hand_over(sock, mine)
                 except (BrokenPipeError, ConnectionResetError) as error:
                     name = self.names[peer]
-                    raise PeerLostError(f"rank {name} went away before it took shared memory", name) from error
-            fds = {peer: rendezvous.receive(sock, self.names[peer], self.patience) for peer, sock in self.peers.items()}
+                    raise PeerLostError(
+                        f"rank {name} went away before it took shared memory", name
+                    ) from error
+            fds = {
+                peer: rendezvous.receive(sock, self.names[peer], self.patience)
+                for peer, sock in self.peers.items()
+            }
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
-    # Progress: one counter per rank; the meaning of each value follows from the sequence of collectives, alike on all.
+    # Progress: one counter per rank; the meaning of each value follows from the sequence of
+    # collectives, alike on all.
 
     def publish(self) -> None:
         """Announce that this rank's next stage is done."""
@@ -112,12 +132,20 @@ class Segment:
     # Waiting.
 
     def wait_until(
-        self, condition: Callable[[], bool], seconds: float, *, spin: bool = True, peer: int = -1, stage: int = 0
+        self,
+        condition: Callable[[], bool],
+        seconds: float,
+        *,
+        spin: bool = True,
+        peer: int = -1,
+        stage: int = 0,
     ) -> bool:
-        """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are over.
+        """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are
+        over.
 
-        Raises PeerLostError when a peer is gone or the segment was aborted; also, if ``peer`` is given, when time is
-        up: the wait inside a collective, until ``peer`` has come to ``stage``, which is reported (``report_waits``).
+        Raises PeerLostError when a peer is gone or the segment was aborted; also, if ``peer`` is
+        given, when time is up: the wait inside a collective, until ``peer`` has come to ``stage``,
+        which is reported (``report_waits``).
         """
         began = reported = time.monotonic()
         deadline = began + seconds
@@ -149,13 +177,17 @@ class Segment:
                     reported = now
                     behind = [other for other in self.others if self.words[other][_AT] < stage]
                     self.report(behind or [peer], now - began)
-                futex.sleep_while(self._bell_addresses[self.rank], heard, min(pause, deadline - now))
+                futex.sleep_while(
+                    self._bell_addresses[self.rank], heard, min(pause, deadline - now)
+                )
                 pause = min(pause * 2, _LONGEST_SLEEP)
         finally:
             words[SLEEPING // 8] = 0
         if peer >= 0:
             name = self.names[peer]
-            raise PeerLostError(f"rank {name} did not take part in a collective for {seconds:g} s", name)
+            raise PeerLostError(
+                f"rank {name} did not take part in a collective for {seconds:g} s", name
+            )
         return False
 
     def wake_others(self) -> None:
@@ -172,7 +204,9 @@ class Segment:
             self._wake(peer)
 
     def wake_self(self) -> None:
-        """Wake the thread of this rank that waits; counted, so that a call between two waits is not lost."""
+        """Wake the thread of this rank that waits; counted, so that a call between two waits is not
+        lost.
+        """
         self.wakes += 1
         self._wake(self.rank)
 
@@ -203,10 +237,16 @@ class Segment:
                 raise left(self.names[peer])
 
     def check_alive(self) -> None:
-        """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order. Any thread."""
+        """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order.
+        Any thread.
+        """
         self.check_abort()
         for peer in self.others:
-            if not self.words[peer][LEFT // 8] and self._hung_up(peer) and not self.words[peer][LEFT // 8]:
+            if (
+                not self.words[peer][LEFT // 8]
+                and self._hung_up(peer)
+                and not self.words[peer][LEFT // 8]
+            ):
                 raise dead(self.names[peer])
 
     def check_abort(self) -> None:
@@ -252,7 +292,9 @@ class Segment:
             self._wake(peer)
 
     def close(self) -> None:
-        """Leave in order: peers that need this rank later learn that it left, rather than that it died."""
+        """Leave in order: peers that need this rank later learn that it left, rather than that it
+        died.
+        """
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
         for peer in self.others:
@@ -266,4 +308,6 @@ def dead(rank: int) -> PeerLostError:
 
 
 def left(rank: int) -> PeerLostError:
-    return PeerLostError(f"rank {rank} has left: it shut down or its program ended", rank, left=True)
+    return PeerLostError(
+        f"rank {rank} has left: it shut down or its program ended", rank, left=True
+    )

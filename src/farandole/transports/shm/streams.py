@@ -1,8 +1,10 @@
-"""Streams of bytes between the ranks of a host: a ring in shared memory for each pair and direction.
+"""Streams of bytes between the ranks of a host: a ring in shared memory for each pair and
+direction.
 
-The ring to another rank is in the sender's memory. Of the counters, that of the bytes written is the sender's, and that
-of the bytes read the receiver's; both only grow. The third, the sender's, is the number of the byte at the begin of the
-ring: an empty ring is filled from its begin, so that small messages stay in the same few pages, in cache.
+The ring to another rank is in the sender's memory. Of the counters, that of the bytes written is
+the sender's, and that of the bytes read the receiver's; both only grow. The third, the sender's, is
+the number of the byte at the begin of the ring: an empty ring is filled from its begin, so that
+small messages stay in the same few pages, in cache.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from farandole.transports.shm.segment import LEFT, STAGING, Segment
 if TYPE_CHECKING:
     from farandole.types import Array
 
-RING, SMALLEST, BUDGET = 4 << 20, 64 << 10, 16 << 20  # bytes: of a ring at most and at least; of all rings of a rank
-CHUNK = 512 << 10  # bytes that are copied before the other end is told: both copy at the same time, in cache
+# bytes: of a ring at most and at least; of all rings of a rank
+RING, SMALLEST, BUDGET = 4 << 20, 64 << 10, 16 << 20
+# bytes that are copied before the other end is told: both copy at the same time, in cache
+CHUNK = 512 << 10
 _CHUNKS = 4  # in a ring at least: with fewer, one end often waits for the other
 _LINE = 64  # bytes for the counters of a pair: written, read, first
 
 
 class _Control(Segment):
-    """The flags and bells of the streams. A peer that has gone interests only those that wait for it."""
+    """The flags and bells of the streams. A peer that has gone interests only those that wait for
+    it.
+    """
 
     def check(self) -> None:
         self.check_abort()
@@ -48,9 +54,15 @@ class ShmStreams:
         self._rings = STAGING + memory.round_up(_LINE * self.size)
         room = self._rings - STAGING + self._ring * self.size
         self._control = _Control(
-            segment.rank, segment.size, segment.peers, room, crowded=self.size > cores(), patience=segment.patience,
-            parent=segment, names=segment.names,
-        )  # fmt: skip
+            segment.rank,
+            segment.size,
+            segment.peers,
+            room,
+            crowded=self.size > cores(),
+            patience=segment.patience,
+            parent=segment,
+            names=segment.names,
+        )
         self._heard = 0
         self._lines = [(STAGING + _LINE * peer) // 8 for peer in range(self.size)]
 
@@ -99,7 +111,9 @@ class ShmStreams:
     def open(self, src: int, sealed: bytes) -> bytes:
         return sealed
 
-    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
+    def wait(
+        self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool
+    ) -> None:
         control, me = self._control, self._lines[self.rank]
         mine = control.words[self.rank]
         coming = [(control.words[src], self._lines[src] + 1) for src in sources]
@@ -123,7 +137,10 @@ class ShmStreams:
     def gone(self, peer: int) -> PeerLostError | None:
         control = self._control
         lost = control.gone(peer)  # first: afterwards it sends nothing more
-        if control.words[peer][self._lines[self.rank]] != control.words[self.rank][self._lines[peer] + 1]:
+        if (
+            control.words[peer][self._lines[self.rank]]
+            != control.words[self.rank][self._lines[peer] + 1]
+        ):
             return None  # what it sent before is still there
         try:
             if lost is not None:

@@ -29,9 +29,10 @@ _WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 class ShmTransport:
     """See ``contracts.Transport``.
 
-    Staging room is divided anew by every collective. Moves begin and end with all ranks together. Reductions do not
-    end so: a slow rank may still be copying its last results out; the next reduction overwrites them only after that
-    rank has announced its first stage. The small exchange alternates between two places of its own.
+    Staging room is divided anew by every collective. Moves begin and end with all ranks together.
+    Reductions do not end so: a slow rank may still be copying its last results out; the next
+    reduction overwrites them only after that rank has announced its first stage. The small exchange
+    alternates between two places of its own.
     """
 
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
@@ -42,7 +43,8 @@ class ShmTransport:
         self._slots: dict[str, pipeline.Slots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
-        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
+        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is
+        # soon too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._registered = RegisteredBuffers(segment)
         self._remapped = RemappedBuffers(segment)
@@ -59,7 +61,11 @@ class ShmTransport:
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
         dtype = buffers[0].dtype
-        elements = len(buffers[0].data) if len(buffers) == 1 else sum(len(buffer.data) for buffer in buffers)
+        elements = (
+            len(buffers[0].data)
+            if len(buffers) == 1
+            else sum(len(buffer.data) for buffer in buffers)
+        )
         if self.size == 1:
             for buffer in buffers:
                 reduce_into(buffer.out, [buffer.data], op, dtype, scale)
@@ -74,22 +80,34 @@ class ShmTransport:
         """See ``collectives.hierarchical``: there is one host, and so nothing between."""
         self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
+    ) -> None:
         if self.size == 1:
             reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
         elif len(buffer.data):
             with quiet():
-                pipeline.reducescatter(self._segment, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
+                pipeline.reducescatter(
+                    self._segment, self._typed_slots(buffer.dtype), buffer, counts, op, scale
+                )
 
-    def _exchange(self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float) -> None:
+    def _exchange(
+        self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float
+    ) -> None:
         """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
         if not elements:
             return
         places = self._small_places(dtype.storage)[self._turn]
         self._turn ^= 1
         mine = places[self.rank]
-        # A power of two only shifts exponents: it may as well be applied on the way in, where it costs nothing.
-        early = scale != 1.0 and op is ReduceOp.SUM and dtype in _WIDE_FLOATS and abs(frexp(scale)[0]) == 0.5
+        # A power of two only shifts exponents: it may as well be applied on the way in, where it
+        # costs nothing.
+        early = (
+            scale != 1.0
+            and op is ReduceOp.SUM
+            and dtype in _WIDE_FLOATS
+            and abs(frexp(scale)[0]) == 0.5
+        )
         offset = 0
         for buffer in buffers:
             end = offset + len(buffer.data)
@@ -148,13 +166,17 @@ class ShmTransport:
     def _typed_slots(self, dtype: DType) -> pipeline.Slots:
         slots = self._slots.get(dtype.storage)
         if slots is None:
-            slots = self._slots[dtype.storage] = pipeline.Slots(self._segment, self._chunk, dtype.storage)
+            slots = self._slots[dtype.storage] = pipeline.Slots(
+                self._segment, self._chunk, dtype.storage
+            )
         return slots
 
     # Moves.
 
     def broadcast(self, data: Array, root: int) -> None:
-        """The root writes piece after piece into its staging room, half of it at a time; the others copy it out."""
+        """The root writes piece after piece into its staging room, half of it at a time; the others
+        copy it out.
+        """
         if self.size == 1 or not len(data):
             return
         self.barrier()
@@ -167,7 +189,8 @@ class ShmTransport:
             room = segment.bytes[root][first : first + len(piece)]
             if self.rank == root:
                 if turn >= 2:
-                    segment.await_all(base + turn - 1)  # the half is free: everybody has read its content
+                    # the half is free: everybody has read its content
+                    segment.await_all(base + turn - 1)
                 room[:] = piece
                 segment.publish()
             else:
@@ -211,7 +234,9 @@ class ShmTransport:
                     receive[to : to + length] = segment.bytes[peer][first : first + length]
         self.barrier()
 
-    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> None:
         sends, receives = _cut(send, send_counts), _cut(receive, receive_counts)
         if self.size == 1:
             receives[0][:] = sends[0]
@@ -266,8 +291,14 @@ class ShmTransport:
         index = members.index(self.rank)
         names = [segment.names[member] for member in members]
         return connect(
-            index, len(members), self._secret, scope, patience=segment.patience, parent=segment, names=names
-        )  # fmt: skip
+            index,
+            len(members),
+            self._secret,
+            scope,
+            patience=segment.patience,
+            parent=segment,
+            names=names,
+        )
 
     def report_waits(self, report: Report) -> None:
         self._segment.report = report

@@ -1,10 +1,12 @@
-"""The notice board over one connection per neighbour, which also carries the reason of an abort and the goodbye.
+"""The notice board over one connection per neighbour, which also carries the reason of an abort and
+the goodbye.
 
-Few ranks are all neighbours; many are those of a tree (``overlay``), and pass on what they hear. Nothing here blocks
-except ``wait``: what a neighbour does not take at once waits in its outbox, and goes on its way whenever the board (or
-the link, which minds the board while it waits for data) looks at the connections. A round is collected only when its
-messages are out, so a rank may leave the board alone after ``collect``. A rank of a tree whose program computes has a
-thread that passes on, now and then: a round cannot end without that rank, but the others hear who is missing, and why
+Few ranks are all neighbours; many are those of a tree (``overlay``), and pass on what they hear.
+Nothing here blocks except ``wait``: what a neighbour does not take at once waits in its outbox, and
+goes on its way whenever the board (or the link, which minds the board while it waits for data)
+looks at the connections. A round is collected only when its messages are out, so a rank may leave
+the board alone after ``collect``. A rank of a tree whose program computes has a thread that passes
+on, now and then: a round cannot end without that rank, but the others hear who is missing, and why
 the wire was aborted.
 """
 
@@ -33,7 +35,13 @@ _RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
 _LIMIT = 1 << 32  # bytes of a frame
 _READ = 1 << 18  # bytes of one system call
 _SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
-_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_UNREACHABLE = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+)
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
 _RELAY = 0.25  # seconds between two looks of the thread that passes on
 
@@ -49,28 +57,35 @@ class _Peer:
         self.outbox: deque[memoryview] = deque()
         self.open = True
         self.blocked = False  # it takes nothing more for the moment
-        self.onward: Onward | None = None  # in a tree: what it is still to be sent of others' messages
+        # in a tree: what it is still to be sent of others' messages
+        self.onward: Onward | None = None
         self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
 
 
 class TcpBoard:
-    """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do not block.
+    """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do
+    not block.
 
-    ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one. ``names``:
-    what messages and errors call the ranks.
+    ``parent``: the board of the wire that this one was split from; when that one is lost, so is
+    this one. ``names``: what messages and errors call the ranks.
     """
 
     def __init__(
-        self, place: Overlay, sessions: Sequence[Session | None], parent: TcpBoard | None = None,
+        self,
+        place: Overlay,
+        sessions: Sequence[Session | None],
+        parent: TcpBoard | None = None,
         names: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.names = names or range(place.size)
         self.rank, self.name = place.rank, self.names[place.rank]
         self._overlay, self._parent = place, parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
-        self.data: Sequence[tuple[int, socket.socket]] = ()  # the link's data connections, and with whom they are
+        # the link's data connections, and with whom they are
+        self.data: Sequence[tuple[int, socket.socket]] = ()
         self.connections = select.epoll()  # readable when a peer said something
-        self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
+        # readable for good once the wire is lost
+        self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rounds = Rounds(place.rank, place.size)
         self._gone: dict[int, None] = {}  # ranks that left in good order, the first one first
@@ -79,8 +94,9 @@ class TcpBoard:
         self._lock = threading.RLock()
         self._peers = {
             peer: _Peer(peer, self.names[peer], session)
-            for peer, session in enumerate(sessions) if session is not None
-        }  # fmt: skip
+            for peer, session in enumerate(sessions)
+            if session is not None
+        }
         self._by_fd = {peer.sock.fileno(): peer for peer in self._peers.values()}
         family = (parent.connections.fileno(), parent.stop) if parent is not None else ()
         for fd in (*self._by_fd, *family):
@@ -91,10 +107,13 @@ class TcpBoard:
         self._relays = [peer for peer in self._peers.values() if place.relays]
         for peer in self._relays:
             peer.onward = Onward(place.size - place.beyond[peer.rank])
-        self._relay = threading.Thread(target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True)
+        self._relay = threading.Thread(
+            target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True
+        )
         self._done = threading.Event()
         for first in list(self._peers.values()):
-            self._read(first)  # what came together with the handshake is in the stream: the connection tells no more
+            # what came together with the handshake is in the stream: the connection tells no more
+            self._read(first)
         if self._relays:
             threads.start(self._relay)
 
@@ -102,7 +121,9 @@ class TcpBoard:
         with self._lock:
             self.check()
             if self._rounds.posted:
-                raise HorovodInternalError(f"rank {self.name} posted twice in one round of the board")
+                raise HorovodInternalError(
+                    f"rank {self.name} posted twice in one round of the board"
+                )
             message = bytes(message)
             self._rounds.put(self.rank, message)
             if self._relays:
@@ -168,8 +189,9 @@ class TcpBoard:
             raise type(self.lost)(str(self.lost), self.lost.rank)
 
     def look_at_hosts(self, waited: float = math.inf) -> None:
-        """Raise PeerLostError if a host has vanished: all connections to a rank are silent. ``waited``: seconds for
-        which nothing has come over the data connections."""
+        """Raise PeerLostError if a host has vanished: all connections to a rank are silent.
+        ``waited``: seconds for which nothing has come over the data connections.
+        """
         with self._lock:
             own = [(peer.rank, peer.sock, math.inf) for peer in self._peers.values() if peer.open]
             data = [(rank, sock, waited) for rank, sock in self.data]
@@ -178,20 +200,28 @@ class TcpBoard:
                 under_way, seconds = liveness.silence(sock)
                 silences.setdefault(rank, []).append((under_way, min(seconds, most)))
             for rank, found in silences.items():
-                # An idle one is probed each second; one that sends again learns later that all is well.
-                if any(busy for busy, _ in found) and min(seconds for _, seconds in found) > liveness.LOST_SECONDS:
+                # An idle one is probed each second; one that sends again learns later that all is
+                # well.
+                if (
+                    any(busy for busy, _ in found)
+                    and min(seconds for _, seconds in found) > liveness.LOST_SECONDS
+                ):
                     self._lose(vanished(self.names[rank]))
         self.check()
 
     def _check_needed(self) -> None:
-        """A rank that left in good order is missed only when its message is, or one that it would have passed on."""
+        """A rank that left in good order is missed only when its message is, or one that it would
+        have passed on.
+        """
         if self._gone and self._rounds.posted:
             for rank in list(self._gone):
                 if any(self._rounds.missing(ranks) for ranks in self._overlay.severed(rank)):
                     raise left(self.names[rank])
 
     def pump(self) -> bool:
-        """Read and send as much as possible without waiting. True if a waiting thread should look again."""
+        """Read and send as much as possible without waiting. True if a waiting thread should look
+        again.
+        """
         with self._lock:
             if self._closed:
                 return False
@@ -201,7 +231,12 @@ class TcpBoard:
             except HorovodInternalError:
                 raise
             except BaseException as error:  # a signal's: what was read is lost, perhaps
-                self.fail(WireError(f"rank {self.name} was interrupted while it read messages: {type(error).__name__}"))
+                self.fail(
+                    WireError(
+                        f"rank {self.name} was interrupted while it read messages:"
+                        f" {type(error).__name__}"
+                    )
+                )
                 raise
             return self._news and not before
 
@@ -233,7 +268,9 @@ class TcpBoard:
 
     def _due(self) -> float:
         """When messages have to be passed on that wait for others."""
-        return min((peer.onward.due for peer in self._relays if peer.onward is not None), default=math.inf)
+        return min(
+            (peer.onward.due for peer in self._relays if peer.onward is not None), default=math.inf
+        )
 
     def _forward(self, *, everything: bool = False) -> None:
         now = math.inf if everything else time.monotonic()
@@ -278,7 +315,9 @@ class TcpBoard:
                 self._finish_sending()
 
     def close(self) -> None:
-        """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this rank."""
+        """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this
+        rank.
+        """
         self._done.set()
         with self._lock:
             if self._closed:
@@ -300,7 +339,9 @@ class TcpBoard:
             self._relay.join(_FAREWELL)
 
     def _lose(self, error: PeerLostError | WireError, told: str | None = None) -> None:
-        """``told``: what all others are to hear about it. In a tree they hear of every loss: few see it."""
+        """``told``: what all others are to hear about it. In a tree they hear of every loss: few
+        see it.
+        """
         if self.lost is not None:
             return
         self.lost = error
@@ -378,7 +419,11 @@ class TcpBoard:
                 if length is None:
                     return self.fail(peer.session.tampered(peer.name))
                 if not 0 < length <= _LIMIT:
-                    return self.fail(WireError(f"rank {peer.name} announced a notice of {length} bytes", peer.name))
+                    return self.fail(
+                        WireError(
+                            f"rank {peer.name} announced a notice of {length} bytes", peer.name
+                        )
+                    )
                 peer.length = length
             end = HEAD + peer.length
             if len(unread) < end + TAG:
@@ -400,21 +445,32 @@ class TcpBoard:
                     self._arrived(peer, run.first, run.message, run.ranks)
                     self._hand_on(run, peer)
             except ValueError as error:
-                self.fail(WireError(f"rank {peer.name} sent messages of others that cannot be: {error}", peer.name))
+                self.fail(
+                    WireError(
+                        f"rank {peer.name} sent messages of others that cannot be: {error}",
+                        peer.name,
+                    )
+                )
         elif kind == _ABORT:
             (rank,) = _RANK.unpack_from(payload)
             self._lose(PeerLostError(payload[_RANK.size :].decode(errors="replace"), rank))
         elif kind == _GOODBYE:
             self._depart(peer, [rank for (rank,) in _RANK.iter_unpack(payload)])
         else:
-            text = f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not know"
+            text = (
+                f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not"
+                " know"
+            )
             self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
 
     def _arrived(self, peer: _Peer, first: int, message: bytes, ranks: int = 1) -> None:
         if self._rounds.put(first, message, ranks):
             self._news = True
         else:
-            text = f"rank {peer.name} brought a message of rank {self.names[first]} that is two rounds early"
+            text = (
+                f"rank {peer.name} brought a message of rank {self.names[first]} that is two rounds"
+                " early"
+            )
             self.fail(WireError(text, peer.name))
 
     def _depart(self, source: _Peer, ranks: Sequence[int]) -> None:
@@ -426,7 +482,9 @@ class TcpBoard:
                 peer.departures += ranks
 
     def _broken(self, peer: _Peer, error: OSError) -> None:
-        """A connection tells only once why it broke: that its other end was silent for too long, or anything else."""
+        """A connection tells only once why it broke: that its other end was silent for too long, or
+        anything else.
+        """
         if error.errno in _UNREACHABLE and peer.rank not in self._gone:
             self._lose(vanished(peer.name))
 
@@ -450,4 +508,6 @@ def vanished(rank: int) -> PeerLostError:
 
 
 def left(rank: int) -> PeerLostError:
-    return PeerLostError(f"rank {rank} has left (it shut down) while it was still needed", rank, left=True)
+    return PeerLostError(
+        f"rank {rank} has left (it shut down) while it was still needed", rank, left=True
+    )

@@ -1,10 +1,12 @@
 """Moving bytes over the data connections: full duplex, never stuck because everybody sends.
 
-Each message is a frame whose head and tail authenticate its place in the sequence and its length: bytes that the peer
-did not send, or too few, end the wire. Its content is not authenticated, which would halve the speed; with TLS it is.
+Each message is a frame whose head and tail authenticate its place in the sequence and its length:
+bytes that the peer did not send, or too few, end the wire. Its content is not authenticated, which
+would halve the speed; with TLS it is.
 
-While a send has to wait, whatever arrives from any rank is read: into its place if that is known, else aside (up to a
-limit per peer), for the receive that will ask for it. So ranks may all send first and receive later.
+While a send has to wait, whatever arrives from any rank is read: into its place if that is known,
+else aside (up to a limit per peer), for the receive that will ask for it. So ranks may all send
+first and receive later.
 """
 
 from __future__ import annotations
@@ -29,25 +31,40 @@ from farandole.transports.tcp.stripes import Stripes, front
 if TYPE_CHECKING:
     from farandole.types import Array
 
-PIECE = 1 << 20  # bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
+# bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
+PIECE = 1 << 20
 _REPORT_SECONDS = 0.5
 _SPIN = 200e-6  # seconds for which a short message is looked for before its receiver sleeps
-JOINED = 16 << 10  # bytes of a message up to which it is copied, with its head and tail, into one piece
-AHEAD = 1 << 20  # bytes that may be sent to a rank before it receives them, for each connection with it
-ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them, for each connection with it
+# bytes of a message up to which it is copied, with its head and tail, into one piece
+JOINED = 16 << 10
+# bytes that may be sent to a rank before it receives them, for each connection with it
+AHEAD = 1 << 20
+# bytes of one peer that are read before somebody asks for them, for each connection with it
+ASIDE = 4 << 20
 
 
 def connect(
-    rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str = "127.0.0.1",
-    streams: int = 1, names: Sequence[int] = (),
-) -> TcpLink:  # fmt: skip
-    """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for data; ``host`` is the
-    interface to listen on; ``names``: what messages call the ranks, if not by their numbers here.
+    rank: int,
+    size: int,
+    secret: str,
+    scope: str,
+    store: Store,
+    timeout: float,
+    host: str = "127.0.0.1",
+    streams: int = 1,
+    names: Sequence[int] = (),
+) -> TcpLink:
+    """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for
+    data; ``host`` is the interface to listen on; ``names``: what messages call the ranks, if not by
+    their numbers here.
 
-    ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError that names who is
-    missing after ``timeout`` seconds.
+    ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError
+    that names who is missing after ``timeout`` seconds.
     """
-    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams, names=names), None)
+    return _meet(
+        Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams, names=names),
+        None,
+    )
 
 
 def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
@@ -56,9 +73,11 @@ def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
 
 
 class _Incoming:
-    """A message on its way to us: the memory still to be filled, in order, and its expected head and tail.
+    """A message on its way to us: the memory still to be filled, in order, and its expected head
+    and tail.
 
-    A short one is received into ``room`` in one piece, with its head and tail, and then copied to its place.
+    A short one is received into ``room`` in one piece, with its head and tail, and then copied to
+    its place.
     """
 
     def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
@@ -75,7 +94,9 @@ class _Incoming:
         self.begun = False
 
     def check(self, peer: int) -> None:
-        """Raise WireError for a head or a tail that is there and false. ``peer``: what messages call who sent it."""
+        """Raise WireError for a head or a tail that is there and false. ``peer``: what messages
+        call who sent it.
+        """
         if not self.begun and self._has_head():
             self.begun = True
             if not compare_digest(self.head, self.expected[0]):
@@ -96,9 +117,10 @@ class _Incoming:
         if length is None:
             return self.session.tampered(peer)
         return WireError(
-            f"rank {peer} sent {length} bytes where {self.length} were expected: the ranks do not run the same "
-            "collective on the same shapes", peer,
-        )  # fmt: skip
+            f"rank {peer} sent {length} bytes where {self.length} were expected: the ranks do not"
+            " run the same collective on the same shapes",
+            peer,
+        )
 
 
 def _some(parts: list[memoryview]) -> list[memoryview]:
@@ -119,12 +141,16 @@ def _drop(parts: list[memoryview], count: int) -> None:
 class TcpLink:
     """One rank's end of the mesh. ``sessions``: by rank, the connections for data."""
 
-    def __init__(self, rendezvous: Rendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
+    ) -> None:
         self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
         self.ahead = AHEAD * rendezvous.streams
         self._rendezvous = rendezvous
         self._sessions = [each[0] if each else None for each in sessions]
-        board.data = [(peer, session.sock) for peer, each in enumerate(sessions) for session in each]
+        board.data = [
+            (peer, session.sock) for peer, each in enumerate(sessions) for session in each
+        ]
         self._stripes = {peer: Stripes(each) for peer, each in enumerate(sessions) if len(each) > 1}
         plain = [session.stream if session is not None else None for session in self._sessions]
         self._streams = [self._stripes.get(peer, stream) for peer, stream in enumerate(plain)]
@@ -133,11 +159,13 @@ class TcpLink:
         self._children: list[TcpLink] = []
         self._closed = False
         self._report: Report | None = None
-        self._room = memoryview(bytearray(HEAD + JOINED + TAG))  # for the short message that is being received
+        # for the short message that is being received
+        self._room = memoryview(bytearray(HEAD + JOINED + TAG))
         self._idle = 0.0  # seconds for which nothing has moved
         self._aside = [bytearray() for _ in range(self.size)]
         self._most_aside = ASIDE * rendezvous.streams
-        self._paused: set[int] = set()  # peers that we do not read from: aside is full, or they hung up
+        # peers that we do not read from: aside is full, or they hung up
+        self._paused: set[int] = set()
         self._watched: dict[socket.socket, int] = {}
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
         self._epoll = select.epoll()
@@ -148,7 +176,9 @@ class TcpLink:
                 self._watch(inlet, select.EPOLLIN)
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
-        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it) skips that half."""
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
+        skips that half.
+        """
         self.board.check()
         outgoing = self._framed(send.data, dst) if send is not None and len(send) else []
         moved = self._send(outgoing, dst) if outgoing else 0
@@ -161,7 +191,13 @@ class TcpLink:
                     incoming = None
             if not outgoing and incoming is None:
                 return
-            if not moved and not outgoing and incoming is not None and incoming.short and not polled:
+            if (
+                not moved
+                and not outgoing
+                and incoming is not None
+                and incoming.short
+                and not polled
+            ):
                 polled, moved = True, self._poll(incoming, src)
                 if not incoming.parts:
                     return
@@ -170,7 +206,9 @@ class TcpLink:
             moved = self._send(outgoing, dst) if outgoing else 0
 
     def _poll(self, incoming: _Incoming, src: int) -> int:
-        """Look for a short message without sleeping: it is there before the kernel would have woken us."""
+        """Look for a short message without sleeping: it is there before the kernel would have woken
+        us.
+        """
         end = time.monotonic() + _SPIN
         while time.monotonic() < end:
             os.sched_yield()
@@ -196,7 +234,9 @@ class TcpLink:
         stream = self._streams[dst]
         assert stream is not None
         try:
-            count = stream.send(outgoing[0]) if len(outgoing) == 1 else stream.sendmsg(_some(outgoing))
+            count = (
+                stream.send(outgoing[0]) if len(outgoing) == 1 else stream.sendmsg(_some(outgoing))
+            )
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -223,11 +263,16 @@ class TcpLink:
         stream = self._streams[src]
         assert stream is not None
         try:
-            count = stream.recv_into(parts[0]) if len(parts) == 1 else stream.recvmsg_into(_some(parts))[0]
+            count = (
+                stream.recv_into(parts[0])
+                if len(parts) == 1
+                else stream.recvmsg_into(_some(parts))[0]
+            )
         except BlockingIOError:
             return 0
         except TamperedError as error:
-            wrong = self._sessions[src].tampered(self._rendezvous.names[src])  # type: ignore[union-attr]
+            session = self._sessions[src]
+            wrong = session.tampered(self._rendezvous.names[src])  # type: ignore[union-attr]
             self.board.fail(wrong)
             raise wrong from error
         except OSError as error:
@@ -273,10 +318,13 @@ class TcpLink:
         elif events:
             self._epoll.register(sock, events)
         elif before:
-            self._epoll.unregister(sock)  # with no events asked for, its end would still be reported
+            # with no events asked for, its end would still be reported
+            self._epoll.unregister(sock)
 
     def _wait(self, dst: int, src: int) -> None:
-        """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others meanwhile."""
+        """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others
+        meanwhile.
+        """
         outlet = self._outlet(dst) if dst >= 0 else None
         events = self._watched.get(outlet, 0) if outlet is not None else 0
         if outlet is not None:
@@ -325,7 +373,9 @@ class TcpLink:
             self._turn_to(peer)  # TLS may hold bytes of that one, which no epoll sees
 
     def split(self, ranks: Sequence[int]) -> TcpLink | None:
-        """A link among ``ranks``, in that order, over connections of its own; None on a rank not among them."""
+        """A link among ``ranks``, in that order, over connections of its own; None on a rank not
+        among them.
+        """
         return self._split(ranks, self._rendezvous.streams)
 
     def _split(self, ranks: Sequence[int], streams: int) -> TcpLink | None:
@@ -336,9 +386,17 @@ class TcpLink:
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
         again = Rendezvous(
-            place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check, streams,
+            place,
+            len(ranks),
+            was.secret,
+            scope,
+            was.store,
+            was.timeout,
+            was.host,
+            self._check,
+            streams,
             [was.names[rank] for rank in ranks],
-        )  # fmt: skip
+        )
         child = _meet(again, self.board)
         self._children.append(child)
         return child

@@ -1,8 +1,8 @@
 """Which ranks the board of a rank is connected to. Pure.
 
-Few ranks are all connected with each other: one latency. Many form a tree, in which each passes on what it hears. Every
-subtree is a range of ranks, its root first: ranks of one host are near each other in it, and the messages of a subtree
-are one run.
+Few ranks are all connected with each other: one latency. Many form a tree, in which each passes on
+what it hears. Every subtree is a range of ranks, its root first: ranks of one host are near each
+other in it, and the messages of a subtree are one run.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-DIRECT = 32  # ranks up to which each is connected with each other: sending to more costs more than a tree's latencies
-FANOUT = 10  # children of a rank in the tree: of 1,111 ranks the farthest is three steps from the root
+# ranks up to which each is connected with each other: sending to more costs more than a tree's
+# latencies
+DIRECT = 32
+# children of a rank in the tree: of 1,111 ranks the farthest is three steps from the root
+FANOUT = 10
 
 
 class Overlay(NamedTuple):
-    """The place of ``rank`` among ``size``. ``beyond``: by neighbour, the number of ranks whose messages come from it.
-    ``subtrees``: those that hold this rank, from the whole tree to its own; none where there is no tree."""
+    """The place of ``rank`` among ``size``. ``beyond``: by neighbour, the number of ranks whose
+    messages come from it. ``subtrees``: those that hold this rank, from the whole tree to its own;
+    none where there is no tree.
+    """
 
     rank: int
     size: int

@@ -1,9 +1,10 @@
 """How the ranks of a TCP mesh find each other.
 
-Every rank listens on each of its interfaces and writes the addresses to the store under ``tcp/<scope>/<rank>``; it
-dials all lower ranks and is dialled by all higher ones, for data (as often as ``streams`` says), and once more by its
-neighbours of the board. It takes the first of a peer's addresses that answers. Both ends prove that they know the job's
-secret before a byte is believed. When everybody is there, nobody listens any more.
+Every rank listens on each of its interfaces and writes the addresses to the store under
+``tcp/<scope>/<rank>``; it dials all lower ranks and is dialled by all higher ones, for data (as
+often as ``streams`` says), and once more by its neighbours of the board. It takes the first of a
+peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
+believed. When everybody is there, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from farandole import liveness, network, threads
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
 from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
 from farandole.transports.tcp.overlay import overlay
@@ -26,7 +32,8 @@ from farandole.transports.tcp.overlay import overlay
 DATA, BOARD, MORE = 0, 1, 2  # from there on: further connections for data
 SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
 PATIENCE = 5.0  # seconds that one handshake may take
-FIRST = 0.5  # seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
+# seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
+FIRST = 0.5
 _HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
 _WELCOME = b"\1"
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
@@ -45,19 +52,36 @@ _said: set[str] = set()  # the networks that this process has told of
 
 
 class Rendezvous:
-    """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the board, or None.
+    """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the
+    board, or None.
 
-    ``host``: this host's addresses, with commas between, the one to try first in front; each with its prefix, if known.
-    ``streams``: connections for data between two ranks; the same on all. SettingsError if it is not.
+    ``host``: this host's addresses, with commas between, the one to try first in front; each with
+    its prefix, if known. ``streams``: connections for data between two ranks; the same on all.
+    SettingsError if it is not.
     """
 
     def __init__(
-        self, rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str,
-        check: Callable[[], None] = lambda: None, streams: int = 1, names: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        size: int,
+        secret: str,
+        scope: str,
+        store: Store,
+        timeout: float,
+        host: str,
+        check: Callable[[], None] = lambda: None,
+        streams: int = 1,
+        names: Sequence[int] = (),
+    ) -> None:
         """``names``: what messages call the ranks: see ``contracts.End``."""
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
-        self.store, self.timeout, self.host, self.check, self.streams = store, timeout, host, check, streams
+        self.store, self.timeout, self.host, self.check, self.streams = (
+            store,
+            timeout,
+            host,
+            check,
+            streams,
+        )
         self.names = names or range(size)
         self.overlay = overlay(rank, size)
         self.deadline = time.monotonic() + timeout
@@ -75,15 +99,19 @@ class Rendezvous:
         listeners = [(address, self._listen(address)) for address in self.host.split(",")]
         acceptors = [
             threading.Thread(
-                target=self.newcomers.accept_all, args=(listener, self._greet, "farandole-tcp-greet"),
-                name="farandole-tcp-accept", daemon=True,
+                target=self.newcomers.accept_all,
+                args=(listener, self._greet, "farandole-tcp-greet"),
+                name="farandole-tcp-accept",
+                daemon=True,
             )
             for _, listener in listeners
-        ]  # fmt: skip
+        ]
         for acceptor in acceptors:
             threads.start(acceptor)
         try:
-            told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
+            told = ",".join(
+                f"{address}|{listener.getsockname()[1]}" for address, listener in listeners
+            )
             told += f";{self.streams}" if self.streams > 1 else ""
             self.store.set(self._key(self.rank), told.encode())
             addresses = self._all_addresses() if self.rank else []
@@ -98,8 +126,10 @@ class Rendezvous:
             raise
         self._end(listeners, acceptors)
         self._tell_networks()
-        data = [[self.sessions[peer, channel] for channel in self._channels(peer) if channel != BOARD]
-                for peer in range(self.size)]  # fmt: skip
+        data = [
+            [self.sessions[peer, channel] for channel in self._channels(peer) if channel != BOARD]
+            for peer in range(self.size)
+        ]
         return data, [self.sessions.get((peer, BOARD)) for peer in range(self.size)]
 
     def _channels(self, peer: int) -> tuple[int, ...]:
@@ -115,19 +145,27 @@ class Rendezvous:
         try:
             return network.listening(host, backlog=room)
         except OSError as error:
-            raise RendezvousError(f"rank {self.names[self.rank]} cannot listen on {host}: {error}") from error
+            raise RendezvousError(
+                f"rank {self.names[self.rank]} cannot listen on {host}: {error}"
+            ) from error
 
     def _tell_networks(self) -> None:
         """The first rank says, once, which of its networks the others took."""
         taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
         parts = [network.parted(address) for address in self.host.split(",")]
-        used = ", ".join(network.network_of(host, prefix) for host, prefix in parts if host in taken)
+        used = ", ".join(
+            network.network_of(host, prefix) for host, prefix in parts if host in taken
+        )
         if not self.rank and used and used not in _said:
             _said.add(used)
             offered = self.host.replace(",", ", ")
-            logger.info("rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered)
+            logger.info(
+                "rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered
+            )
 
-    def _end(self, listeners: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]) -> None:
+    def _end(
+        self, listeners: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]
+    ) -> None:
         with self.changed:
             self.open = False
         for (_, listener), acceptor in zip(listeners, acceptors, strict=True):
@@ -144,8 +182,9 @@ class Rendezvous:
         return self.deadline - time.monotonic()
 
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
-        """Connect to a lower rank. One that does not answer yet may have left an old address: look again. It has
-        told of itself, so a host that gives no sign at all is cut off from this one."""
+        """Connect to a lower rank. One that does not answer yet may have left an old address: look
+        again. It has told of itself, so a host that gives no sign at all is cut off from this one.
+        """
         patience, self._heard = FIRST, time.monotonic()
         while True:
             told = self._address(peer) if known is None else known.decode()
@@ -153,20 +192,26 @@ class Rendezvous:
             told, _, streams = told.partition(";")
             if int(streams or 1) != self.streams:
                 raise SettingsError(
-                    f"rank {self.names[self.rank]} was started with --tcp-streams {self.streams} "
-                    f"(FARANDOLE_TCP_STREAMS), rank {self.names[peer]} with {streams or 1}: set the same "
-                    "number for all ranks"
+                    f"rank {self.names[self.rank]} was started with --tcp-streams {self.streams}"
+                    f" (FARANDOLE_TCP_STREAMS), rank {self.names[peer]} with {streams or 1}: set"
+                    " the same number for all ranks"
                 )
             listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
             addresses = (
-                network.order(list(listeners), self._reached, self._failed) if len(listeners) > 1 else list(listeners)
+                network.order(list(listeners), self._reached, self._failed)
+                if len(listeners) > 1
+                else list(listeners)
             )
             seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
             self._silent = False
             for address in addresses:
-                met = self._knock(peer, channel, network.parted(address)[0], int(listeners[address]), seconds)
+                met = self._knock(
+                    peer, channel, network.parted(address)[0], int(listeners[address]), seconds
+                )
                 if len(listeners) > 1:
-                    (self._reached if met else self._failed).add(network.network_of(*network.parted(address)))
+                    (self._reached if met else self._failed).add(
+                        network.network_of(*network.parted(address))
+                    )
                 if met:
                     return
             patience *= 2
@@ -175,24 +220,32 @@ class Rendezvous:
             elif time.monotonic() - self._heard >= liveness.LOST_SECONDS:
                 hosts = ", ".join(network.parted(address)[0] for address in listeners)
                 raise RendezvousError(
-                    f"rank {self.names[self.rank]} does not reach rank {self.names[peer]} ({hosts}): nothing answers "
-                    f"there for {liveness.LOST_SECONDS:g} s. The network between the hosts is gone, or a firewall "
-                    "stands between them"
+                    f"rank {self.names[self.rank]} does not reach rank {self.names[peer]}"
+                    f" ({hosts}): nothing answers there for {liveness.LOST_SECONDS:g} s. The"
+                    " network between the hosts is gone, or a firewall stands between them"
                 )
             self._pause()
 
     def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
-        """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says why."""
+        """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says
+        why.
+        """
         lost = self._heard + liveness.LOST_SECONDS - time.monotonic()
         try:
-            sock = liveness.connected(host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost))))
+            sock = liveness.connected(
+                host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost)))
+            )
         except OSError as error:
-            self.trouble = f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
+            self.trouble = (
+                f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
+            )
             self._silent |= isinstance(error, TimeoutError) or error.errno in _SILENT
             return False
         self._heard = time.monotonic()
         try:
-            session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
+            session = authenticate(
+                sock, self.secret, self._key(peer), server=False, seconds=PATIENCE
+            )
             sock.settimeout(PATIENCE)
             session.send(_HELLO.pack(self.rank, channel))
             if session.receive(len(_WELCOME)) is None:
@@ -202,7 +255,8 @@ class Rendezvous:
             self._silent |= liveness.silence(sock)[0]
             sock.close()
             self.trouble = (
-                f"rank {self.names[peer]} at {host}, port {port} did not welcome rank {self.names[self.rank]}: {error}"
+                f"rank {self.names[peer]} at {host}, port {port} did not welcome rank"
+                f" {self.names[self.rank]}: {error}"
             )
             return False
         return True
@@ -214,9 +268,13 @@ class Rendezvous:
         time.sleep(0.05)
 
     def _all_addresses(self) -> list[bytes | None]:
-        """Every rank's, by one request for all: a request for each would be as many as there are pairs of ranks."""
+        """Every rank's, by one request for all: a request for each would be as many as there are
+        pairs of ranks.
+        """
         while True:
-            found = self.store.gather(f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._left())))
+            found = self.store.gather(
+                f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._left()))
+            )
             if None not in found or self._left() <= 0:
                 return found
             self.check()
@@ -229,7 +287,11 @@ class Rendezvous:
                 self._pause()
 
     def _wait_for_the_higher(self) -> None:
-        wanted = {(peer, channel) for peer in range(self.rank + 1, self.size) for channel in self._channels(peer)}
+        wanted = {
+            (peer, channel)
+            for peer in range(self.rank + 1, self.size)
+            for channel in self._channels(peer)
+        }
         while True:
             with self.changed:
                 if wanted <= self.sessions.keys():
@@ -239,7 +301,9 @@ class Rendezvous:
                     return
             self.check()
             if full := self.newcomers.full(PATIENCE):
-                raise RendezvousError(f"rank {self.names[self.rank]} cannot let other ranks in: {full}")
+                raise RendezvousError(
+                    f"rank {self.names[self.rank]} cannot let other ranks in: {full}"
+                )
             if self._left() <= 0:
                 raise RendezvousError(self._who_is_missing())
 
@@ -257,8 +321,8 @@ class Rendezvous:
         if absent:
             return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
         return (
-            f"rank {self.names[self.rank]} and {_ranks(silent)} did not connect within {self.timeout:g} s "
-            f"({self.trouble or self._suspicion()})"
+            f"rank {self.names[self.rank]} and {_ranks(silent)} did not connect within"
+            f" {self.timeout:g} s ({self.trouble or self._suspicion()})"
         )
 
     def _suspicion(self) -> str:
@@ -269,14 +333,16 @@ class Rendezvous:
     def _add(self, peer: int, channel: int, session: Session) -> None:
         session.peer, sock = f"rank {self.names[peer]}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # In a tree there are many data connections, and the board's tell of a lost host: those are asked less often.
+        # In a tree there are many data connections, and the board's tell of a lost host: those are
+        # asked less often.
         liveness.probe(sock, after=SELDOM if channel != BOARD and self.overlay.relays else None)
         sock.setblocking(False)
         with self.changed:
             if not self.open:
                 sock.close()
                 return
-            old = self.sessions.get((peer, channel))  # the same rank dialled again: it did not hear our welcome
+            # the same rank dialled again: it did not hear our welcome
+            old = self.sessions.get((peer, channel))
             self.sessions[peer, channel] = session
             self.changed.notify_all()
         if old is not None:
@@ -285,7 +351,9 @@ class Rendezvous:
     def _greet(self, sock: socket.socket) -> None:
         caller = network.caller(sock)
         try:
-            session = self.newcomers.admit(sock, self.secret, self._key(self.rank), seconds=PATIENCE)
+            session = self.newcomers.admit(
+                sock, self.secret, self._key(self.rank), seconds=PATIENCE
+            )
             sock.settimeout(PATIENCE)
             peer, channel = _HELLO.unpack(session.receive(_HELLO.size) or b"")
             if not self.rank < peer < self.size or channel not in self._channels(peer):

@@ -1,7 +1,7 @@
 """The messages of a board's rounds, and those that a rank of a tree still has to pass on. Pure.
 
-A run is one message that ranks with adjacent numbers have posted: ranks of a training step mostly say the same, so that
-a run stands for a whole subtree.
+A run is one message that ranks with adjacent numbers have posted: ranks of a training step mostly
+say the same, so that a run stands for a whole subtree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Run(NamedTuple):
 
 
 class Rounds:
-    """Who has posted what in the present round, and in the next: a rank that has collected may post again."""
+    """Who has posted what in the present round, and in the next: a rank that has collected may post
+    again.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -31,7 +33,9 @@ class Rounds:
         self._known = self._ahead = 0  # messages of the present round, of the next
 
     def put(self, first: int, message: bytes, ranks: int = 1) -> bool:
-        """The ``message`` of so many ``ranks``. False for one that cannot be: its rank has not read the last round."""
+        """The ``message`` of so many ``ranks``. False for one that cannot be: its rank has not read
+        the last round.
+        """
         row = self._now
         if row[first] is None:
             self._known += ranks
@@ -70,10 +74,11 @@ class Rounds:
 
 
 class Onward:
-    """What is to be passed on to one neighbour: the messages of the ranks on this side, ``total`` in a round.
+    """What is to be passed on to one neighbour: the messages of the ranks on this side, ``total``
+    in a round.
 
-    They go together when the round has all of them. Before, some go after a while, so that everybody hears that a round
-    has begun, and who is missing.
+    They go together when the round has all of them. Before, some go after a while, so that
+    everybody hears that a round has begun, and who is missing.
     """
 
     def __init__(self, total: int) -> None:
@@ -121,7 +126,11 @@ def merged(runs: Sequence[Run]) -> list[Run]:
     found: list[Run] = []
     for run in sorted(runs, key=lambda run: run.first):
         last = found[-1] if found else None
-        if last is not None and last.first + last.ranks == run.first and last.message == run.message:
+        if (
+            last is not None
+            and last.first + last.ranks == run.first
+            and last.message == run.message
+        ):
             found[-1] = Run(last.first, last.ranks + run.ranks, last.message)
         else:
             found.append(run)
@@ -129,7 +138,13 @@ def merged(runs: Sequence[Run]) -> list[Run]:
 
 
 def packed(runs: Sequence[Run]) -> bytes:
-    return b"".join([part for run in runs for part in (_RUN.pack(run.first, run.ranks, len(run.message)), run.message)])
+    return b"".join(
+        [
+            part
+            for run in runs
+            for part in (_RUN.pack(run.first, run.ranks, len(run.message)), run.message)
+        ]
+    )
 
 
 def unpacked(data: bytes, size: int) -> Iterator[Run]:
@@ -141,6 +156,9 @@ def unpacked(data: bytes, size: int) -> Iterator[Run]:
         first, count, length = _RUN.unpack_from(data, place)
         place += _RUN.size
         if not 0 < count <= size - first or length > len(data) - place:
-            raise ValueError(f"ranks {first} to {first + count - 1} of {size}, {length} bytes of {len(data) - place}")
+            raise ValueError(
+                f"ranks {first} to {first + count - 1} of {size}, {length} bytes of"
+                f" {len(data) - place}"
+            )
         yield Run(first, count, data[place : place + length])
         place += length

@@ -20,7 +20,9 @@ _LOOK = 0.5  # seconds without a sign of others after which their hosts are look
 
 
 class TcpStreams:
-    """See ``contracts.Streams``. What is sealed is authenticated as a frame; the rest, as other data, is not."""
+    """See ``contracts.Streams``. What is sealed is authenticated as a frame; the rest, as other
+    data, is not.
+    """
 
     overhead = HEAD + TAG
 
@@ -73,11 +75,15 @@ class TcpStreams:
         session = self._sessions[src]
         assert session is not None
         content = sealed[HEAD:-TAG]
-        if session.incoming.length(sealed[:HEAD]) != len(content) or not session.incoming.opens(content, sealed[-TAG:]):
+        if session.incoming.length(sealed[:HEAD]) != len(content) or not session.incoming.opens(
+            content, sealed[-TAG:]
+        ):
             raise session.tampered(self.names[src])
         return content
 
-    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
+    def wait(
+        self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool
+    ) -> None:
         poll = select.poll()
         interests: dict[int, int] = {}
         for ranks, event in ((sources, select.POLLIN), (targets, select.POLLOUT)):

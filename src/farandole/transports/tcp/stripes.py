@@ -1,7 +1,9 @@
-"""One stream of bytes over several connections to a rank, for links that one connection does not fill.
+"""One stream of bytes over several connections to a rank, for links that one connection does not
+fill.
 
-Blocks go round the connections, so both ends know by the number of bytes alone which of them has the next one: nothing
-is added to what is sent. A connection that is slower than the others holds them up.
+Blocks go round the connections, so both ends know by the number of bytes alone which of them has
+the next one: nothing is added to what is sent. A connection that is slower than the others holds
+them up.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from typing import Any
 
 from farandole.handshake import Session, Stream
 
-BLOCK = 1 << 17  # bytes: what TLS encrypts at a time, and little beside what the kernel holds of a connection
+# bytes: what TLS encrypts at a time, and little beside what the kernel holds of a connection
+BLOCK = 1 << 17
 
 
 class Stripes:
-    """See ``handshake.Stream``. ``sessions``: of the connections, in the same order at both ends."""
+    """See ``handshake.Stream``. ``sessions``: of the connections, in the same order at both
+    ends.
+    """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self._streams: list[Stream] = [session.stream for session in sessions]
@@ -37,12 +42,16 @@ class Stripes:
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:
-        count = self._streams[self._turn(self._sent)].sendmsg(front(buffers, BLOCK - self._sent % BLOCK))
+        count = self._streams[self._turn(self._sent)].sendmsg(
+            front(buffers, BLOCK - self._sent % BLOCK)
+        )
         self._sent += count
         return count
 
     def recv(self, count: int) -> bytes:
-        data = self._streams[self._turn(self._received)].recv(min(count, BLOCK - self._received % BLOCK))
+        data = self._streams[self._turn(self._received)].recv(
+            min(count, BLOCK - self._received % BLOCK)
+        )
         self._received += len(data)
         return data
 
@@ -50,8 +59,9 @@ class Stripes:
         return self.recvmsg_into((buffer,))[0]
 
     def recvmsg_into(self, buffers: Sequence[Any]) -> tuple[int, Any, Any, Any]:
-        """The number of bytes is the first of four, as with sockets; the next block may have come although it is less
-        than there is room for."""
+        """The number of bytes is the first of four, as with sockets; the next block may have come
+        although it is less than there is room for.
+        """
         stream = self._streams[self._turn(self._received)]
         got = stream.recvmsg_into(front(buffers, BLOCK - self._received % BLOCK))
         self._received += got[0]

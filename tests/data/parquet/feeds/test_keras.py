@@ -1,4 +1,6 @@
-"""A reader for Keras and tf.data: ``fit`` sees each row once in each epoch, whatever it shuffles."""
+"""A reader for Keras and tf.data: ``fit`` sees each row once in each epoch, whatever it
+shuffles.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ tf = pytest.importorskip("tensorflow")
 @pytest.fixture
 def data(tmp_path: Path) -> ParquetData:
     rows = np.arange(10)
-    table = pa.table({"x": rows.astype("f4"), "y": rows, "w": np.ones(10, "f4"), "t": [str(row) for row in rows]})
+    table = pa.table(
+        {"x": rows.astype("f4"), "y": rows, "w": np.ones(10, "f4"), "t": [str(row) for row in rows]}
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     return from_parquet(str(tmp_path), features="x", labels="y", weight="w")
 
@@ -63,7 +67,9 @@ def test_fit_and_evaluate_see_each_row_once_in_an_epoch(data: ParquetData, form:
 
 
 class Seeing(keras.Model):  # type: ignore[misc]
-    """Not built before fit(), which looks at a batch for that; fit() shuffles the numbers of batches by default."""
+    """Not built before fit(), which looks at a batch for that; fit() shuffles the numbers of
+    batches by default.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,23 +96,36 @@ def each_row_once(folder: Path) -> None:
     for seed, steps in [*((seed, None) for seed in range(5)), (5, 1), (6, 2)]:
         random.seed(seed)
         model, rows = seeing(folder)
-        model.fit(rows.keras(10), epochs=3 if steps is None else 3 * -(-11 // steps), steps_per_epoch=steps, verbose=0)
-        rounds = [sorted(model.seen[begin : begin + 101]) for begin in range(0, len(model.seen), 101)]
+        model.fit(
+            rows.keras(10),
+            epochs=3 if steps is None else 3 * -(-11 // steps),
+            steps_per_epoch=steps,
+            verbose=0,
+        )
+        rounds = [
+            sorted(model.seen[begin : begin + 101]) for begin in range(0, len(model.seen), 101)
+        ]
         assert rounds[:3] == [list(range(101))] * 3
 
 
 def test_a_model_that_is_built_by_fit_sees_each_row_once(tmp_path: Path) -> None:
     each_row_once(tmp_path)
-    program = "import sys; from pathlib import Path; from tests.data.parquet.feeds import test_keras as t; "
+    program = (
+        "import sys; from pathlib import Path; from tests.data.parquet.feeds import test_keras"
+        " as t; "
+    )
     run = [sys.executable, "-c", program + "t.each_row_once(Path(sys.argv[1]))", str(tmp_path)]
-    subprocess.run(run, env={**os.environ, "KERAS_BACKEND": "torch"}, check=True)  # where Keras itself asks for batches
+    # where Keras itself asks for batches
+    subprocess.run(run, env={**os.environ, "KERAS_BACKEND": "torch"}, check=True)
 
 
 def test_workers_of_keras_are_an_error(tmp_path: Path) -> None:
     model, rows = seeing(tmp_path)
     batches = rows.keras(10)
     batches.workers = 3
-    with pytest.raises(SettingsError, match="workers=3, use_multiprocessing=False: workers of Keras would mix up"):
+    with pytest.raises(
+        SettingsError, match="workers=3, use_multiprocessing=False: workers of Keras would mix up"
+    ):
         model.fit(batches, verbose=0)
 
 
@@ -116,7 +135,8 @@ def test_steps_per_epoch_go_on_in_the_epoch_of_the_rows(data: ParquetData) -> No
     model.compile("sgd", "mse", run_eagerly=True)
     batches = data.keras(2, rank=0, size=1)
     layer.rows = []
-    model.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)  # the third one has what is left of five
+    # the third one has what is left of five
+    model.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)
     assert sorted(layer.rows) == [*range(10)]
 
 
@@ -135,9 +155,16 @@ def test_a_loop_that_is_left_begins_anew(data: ParquetData) -> None:
 
 
 def test_the_elements_of_tf_data(tmp_path: Path, data: ParquetData) -> None:
-    text = from_parquet(str(tmp_path), columns=["t", "x"]).tensorflow(10, rank=0, size=1, shuffle=False)
-    assert text.element_spec == {"t": tf.TensorSpec((None,), tf.string), "x": tf.TensorSpec((None,), tf.float32)}
+    text = from_parquet(str(tmp_path), columns=["t", "x"]).tensorflow(
+        10, rank=0, size=1, shuffle=False
+    )
+    assert text.element_spec == {
+        "t": tf.TensorSpec((None,), tf.string),
+        "x": tf.TensorSpec((None,), tf.float32),
+    }
     assert next(iter(text))["t"].numpy().tolist() == [str(row).encode() for row in range(10)]
-    weighted = from_parquet(str(tmp_path), features="x", labels="y").tensorflow(8, even="weights", rank=0, size=2)
+    weighted = from_parquet(str(tmp_path), features="x", labels="y").tensorflow(
+        8, even="weights", rank=0, size=2
+    )
     (found,) = list(weighted)
     assert found[2].numpy().tolist() == pytest.approx([1.6] * 5 + [0] * 3)

@@ -33,8 +33,13 @@ def test_tensors_of_each_row_once(data: ParquetData) -> None:
 
 
 def test_workers_are_refused(data: ParquetData) -> None:
-    loader = torch.utils.data.DataLoader(data.torch(4, rank=0, size=1), batch_size=None, num_workers=1)
-    with pytest.raises(SettingsError, match=r"num_workers=1: workers have copies .* use num_workers=0: it reads ahead"):
+    loader = torch.utils.data.DataLoader(
+        data.torch(4, rank=0, size=1), batch_size=None, num_workers=1
+    )
+    with pytest.raises(
+        SettingsError,
+        match=r"num_workers=1: workers have copies .* use num_workers=0: it reads ahead",
+    ):
         next(iter(loader))
 
 
@@ -52,5 +57,7 @@ def test_where_training_stands(data: ParquetData) -> None:
 
 def test_text_has_no_tensors(tmp_path: Path) -> None:
     pq.write_table(pa.table({"word": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="column 'word' holds text, of which PyTorch has no tensors: index it first"):
+    with pytest.raises(
+        DataError, match="column 'word' holds text, of which PyTorch has no tensors: index it first"
+    ):
         next(iter(from_parquet(str(tmp_path)).torch(1)))

@@ -2,4 +2,11 @@ from farandole.data import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStor
 
 AbstractFilesystemStore = FilesystemStore
 
-__all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
+__all__ = [
+    "AbstractFilesystemStore",
+    "DBFSLocalStore",
+    "FilesystemStore",
+    "HDFSStore",
+    "LocalStore",
+    "Store",
+]

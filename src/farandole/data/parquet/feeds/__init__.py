@@ -7,7 +7,9 @@ from typing import Any
 
 
 def mapped(function: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
-    """A batch (a tuple or dict of arrays) with ``function(name, array)`` in the place of each array."""
+    """A batch (a tuple or dict of arrays) with ``function(name, array)`` in the place of each
+    array.
+    """
     if isinstance(batch, tuple):
         return tuple(mapped(function, part, name) for part in batch)
     if isinstance(batch, dict):

@@ -12,15 +12,17 @@ import keras
 from farandole.data.parquet.reader import Reader
 from farandole.errors import SettingsError
 
-_PEEKED = 2  # batches that Keras looks at, to learn their types or to build the model, and asks for again
+# batches that Keras looks at, to learn their types or to build the model, and asks for again
+_PEEKED = 2
 
 
 class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
-    """This rank's batches, for ``model.fit``. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
+    """This rank's batches, for ``model.fit``. ``set_epoch``, ``state_dict`` and ``load_state_dict``
+    are ``reader``'s.
 
-    Batches come in the reader's order, whatever numbers Keras asks for: ``fit`` shuffles these numbers by default, and
-    rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras ends in the middle of the reader's, and the
-    next one goes on there.
+    Batches come in the reader's order, whatever numbers Keras asks for: ``fit`` shuffles these
+    numbers by default, and rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras
+    ends in the middle of the reader's, and the next one goes on there.
     """
 
     sharded = True  # not to be dealt to ranks again
@@ -37,13 +39,16 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: Iterator[Any] | None = None
         self._length = len(self.reader)
         self._served = 0
-        self._first: dict[int, Any] = {}  # those that Keras may only have looked at, by the numbers that it gave
+        # those that Keras may only have looked at, by the numbers that it gave
+        self._first: dict[int, Any] = {}
         self._seen_in_epoch = False  # were they asked for in an epoch?
         self._again: deque[Any] = deque()
 
     @property
     def num_batches(self) -> int:
-        """Keras reads this whenever it begins to pass over the batches; for others there is ``len``."""
+        """Keras reads this whenever it begins to pass over the batches; for others there is
+        ``len``.
+        """
         self._fresh = True
         return self._length
 
@@ -72,7 +77,9 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
             return batch
 
     def _pass(self) -> None:
-        """A pass begins. If the one before ended after its first batches it was a look, and they come once more."""
+        """A pass begins. If the one before ended after its first batches it was a look, and they
+        come once more.
+        """
         whole = self._served == self._length and self._seen_in_epoch
         if self._served > _PEEKED or whole:
             self._end()
@@ -82,8 +89,9 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         if self.workers > 1 or self.use_multiprocessing:
             raise SettingsError(
-                f"workers={self.workers}, use_multiprocessing={self.use_multiprocessing}: workers of Keras would mix "
-                "up batches and epochs; use workers=1: the reader reads ahead in threads (threads=)"
+                f"workers={self.workers}, use_multiprocessing={self.use_multiprocessing}: workers"
+                " of Keras would mix up batches and epochs; use workers=1: the reader reads ahead"
+                " in threads (threads=)"
             )
         self._within = True
 

@@ -12,7 +12,9 @@ from farandole.data.parquet.reader import Reader
 
 
 def dataset(reader: Reader) -> Any:
-    """This rank's batches. Every iteration is the next epoch. The reader is its attribute ``reader``."""
+    """This rank's batches. Every iteration is the next epoch. The reader is its attribute
+    ``reader``.
+    """
     columns = reader.data.columns
     example = {column.name: np.empty((0, *column.shape), column.dtype) for column in columns}
     weight = np.empty(0, np.float32) if reader.weighted else None

@@ -13,10 +13,12 @@ from farandole.errors import DataError, SettingsError
 
 
 class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """This rank's batches as tensors. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of ``reader``.
+    """This rank's batches as tensors. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are
+    those of ``reader``.
 
-    A DataLoader takes it with ``batch_size=None`` and ``num_workers=0``: it reads ahead in threads of its own. Workers
-    would have copies of it, so that the epoch and where training stands would not go on here.
+    A DataLoader takes it with ``batch_size=None`` and ``num_workers=0``: it reads ahead in threads
+    of its own. Workers would have copies of it, so that the epoch and where training stands would
+    not go on here.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -30,8 +32,9 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             raise SettingsError(
-                f"num_workers={worker.num_workers}: workers have copies of this data, so the program's own would never "
-                "come to the next epoch; use num_workers=0: it reads ahead in threads (threads=)"
+                f"num_workers={worker.num_workers}: workers have copies of this data, so the"
+                " program's own would never come to the next epoch; use num_workers=0: it reads"
+                " ahead in threads (threads=)"
             )
         for batch in self.reader:
             yield mapped(_tensor, batch)
@@ -48,5 +51,8 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 def _tensor(name: str, array: Any) -> Any:
     if array.dtype == object:
-        raise DataError(f"column {name!r} holds text, of which PyTorch has no tensors: index it first, or leave it out")
+        raise DataError(
+            f"column {name!r} holds text, of which PyTorch has no tensors: index it first, or leave"
+            " it out"
+        )
     return torch.from_numpy(array)

@@ -12,10 +12,13 @@ from farandole.estimators.spec import Spec
 
 @contextlib.contextmanager
 def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
-    """The user's callbacks. Those of Keras that write a file do it on rank 0 alone: ranks of one host would write over
-    each other's. With a store, TensorBoard writes to the logs of the run there."""
+    """The user's callbacks. Those of Keras that write a file do it on rank 0 alone: ranks of one
+    host would write over each other's. With a store, TensorBoard writes to the logs of the run
+    there.
+    """
     store, kind = spec.store, keras.callbacks.TensorBoard
-    writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}  # not subclasses, which may do more
+    # not subclasses, which may do more
+    writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}
     given = [each for each in spec.payload["callbacks"] if not rank or type(each) not in writers]
     boards = [each for each in given if isinstance(each, kind)]
     if not boards or store is None or not store.saving_runs():
@@ -29,5 +32,9 @@ def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
     with store.get_local_output_dir_fn(spec.run_id)() as folder:
         for each in boards:
             each.log_dir = os.path.join(folder, store.get_logs_subdir())
-        yield [*others, *boards, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sync(folder))]
+        yield [
+            *others,
+            *boards,
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sync(folder)),
+        ]
         sync(folder)  # with what is written when training ends

@@ -16,22 +16,36 @@ from farandole.estimators.trainers.misfits import check_number, described, of_fe
 
 
 def _build(model: Any, batch: Batch) -> None:
-    """A sequence of layers that has not seen an input, for any number of rows. Others are built by a call."""
+    """A sequence of layers that has not seen an input, for any number of rows. Others are built by
+    a call.
+    """
     if not model.built and type(model).__name__ == "Sequential" and len(batch.inputs) == 1:
         model.build((None, *batch.inputs[0].shape[1:]))
 
 
 def by_name(spec: Spec, batch: Batch, model: Any) -> Any:
-    """``model``, or one that these rows have built, with a dict of features by their names: where it is not built, and
-    takes no list of them. Its file tells from then on."""
-    names, categories, packed = spec.columns.features, spec.payload["categories"], spec.payload["model"]
-    if model.built or isinstance(model, packed.package().Sequential) or getattr(model, "inputs", None):
+    """``model``, or one that these rows have built, with a dict of features by their names: where
+    it is not built, and takes no list of them. Its file tells from then on.
+    """
+    names, categories, packed = (
+        spec.columns.features,
+        spec.payload["categories"],
+        spec.payload["model"],
+    )
+    if (
+        model.built
+        or isinstance(model, packed.package().Sequential)
+        or getattr(model, "inputs", None)
+    ):
         return model
     try:
         packed.open()(inputs_of(model, names, batch.inputs, categories), training=False)
     except Exception:
         other = packed.open()
-        arrays = (inputs_of(model, [name], [each], categories) for name, each in zip(names, batch.inputs, strict=True))
+        arrays = (
+            inputs_of(model, [name], [each], categories)
+            for name, each in zip(names, batch.inputs, strict=True)
+        )
         with contextlib.suppress(Exception):  # who takes neither is told of the list
             other(dict(zip(names, arrays, strict=True)), training=False)
             return other
@@ -44,7 +58,9 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     names = spec.columns.features
     try:
         _build(model, batch)
-        outputs = model(inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False)
+        outputs = model(
+            inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False
+        )
     except Exception as error:
         raise of_features(described(names, batch.inputs), error) from error
     found, labels = several(outputs, spec.columns.labels), labels_of(spec, batch)
@@ -52,29 +68,40 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     spec.payload["heads"] = heads_of(outputs, spec.columns.labels)
     shapes = [tuple(each.shape)[1:] for each in found]
     given = spec.payload["label_shapes"] or [None] * len(labels)
-    spec.payload["label_shapes"] = [_like(*each) for each in zip(given, labels, shapes, strict=True)]
+    spec.payload["label_shapes"] = [
+        _like(*each) for each in zip(given, labels, shapes, strict=True)
+    ]
     labels = labels_of(spec, batch)
     try:
         chosen = losses_of(compile_options(keras, spec.payload).get("loss"), outputs, model, spec)
         functions = [keras.losses.get(each) for each in chosen]
     except (ValueError, TypeError) as error:
         raise SettingsError(f"loss={spec.payload['options']['loss']!r}: {error}") from error
-    for name, label, output, function in zip(spec.columns.labels, labels, found, functions, strict=True):
+    for name, label, output, function in zip(
+        spec.columns.labels, labels, found, functions, strict=True
+    ):
         if function is None:  # an output that is not trained
             continue
         try:
             function(*(_number(keras, each) for each in (label, output)))
         except Exception as error:
-            raise of_loss(tuple(output.shape)[1:], f"label {described([name], [label])}", error) from error
+            raise of_loss(
+                tuple(output.shape)[1:], f"label {described([name], [label])}", error
+            ) from error
     return shapes
 
 
 def _number(keras: Any, value: Any) -> Any:
     """As Keras 3 hands it to losses: functions of the user's own need not take NumPy's arrays."""
-    return keras.ops.convert_to_tensor(value, keras.backend.floatx()) if hasattr(keras, "ops") else value
+    return (
+        keras.ops.convert_to_tensor(value, keras.backend.floatx())
+        if hasattr(keras, "ops")
+        else value
+    )
 
 
 def _like(given: Any, label: Any, output: tuple[int, ...]) -> Any:
-    """The shape of a label: the user's, or that of an output that it fits. Metrics and losses of one's own do not
-    match them: a row of labels minus a column of outputs is a table."""
+    """The shape of a label: the user's, or that of an output that it fits. Metrics and losses of
+    one's own do not match them: a row of labels minus a column of outputs is a table.
+    """
     return output if given is None and fits(label.shape[1:], output) else given

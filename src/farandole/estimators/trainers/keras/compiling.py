@@ -11,11 +11,14 @@ from farandole.estimators.spec import Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``compile``: what the model was compiled with, and what the estimator was given instead."""
+    """Arguments of ``compile``: what the model was compiled with, and what the estimator was given
+    instead.
+    """
     options: dict[str, Any] = keras.saving.deserialize_keras_object(dict(payload["compiled"] or {}))
     heads = payload.get("heads") or ()
     for name, value in payload["options"].items():
-        if heads and isinstance(value, list | tuple) and len(value) == len(heads):  # one for each label
+        # one for each label
+        if heads and isinstance(value, list | tuple) and len(value) == len(heads):
             value = dict(zip(heads, value, strict=True))
         if value is not None:
             options[name] = value
@@ -24,25 +27,33 @@ def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
-    """The names of outputs that come as a dict, in the order of the labels; none for other outputs. DataError if they
-    are not those of the labels: frameworks sort the keys of a dict, so an order tells nothing."""
+    """The names of outputs that come as a dict, in the order of the labels; none for other outputs.
+    DataError if they are not those of the labels: frameworks sort the keys of a dict, so an order
+    tells nothing.
+    """
     if not isinstance(outputs, Mapping) or len(outputs) == 1:
         return ()
     if set(outputs) != set(labels):
         raise DataError(
-            f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are {', '.join(labels)}: "
-            "give outputs the names of their labels, or let the model give a list, in the order of label_cols"
+            f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are"
+            f" {', '.join(labels)}: give outputs the names of their labels, or let the model give a"
+            " list, in the order of label_cols"
         )
     return tuple(labels)
 
 
 def losses_of(given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
-    """The loss of each label, as Keras pairs them with the outputs. ValueError for one of an unknown output."""
+    """The loss of each label, as Keras pairs them with the outputs. ValueError for one of an
+    unknown output.
+    """
     heads, count = spec.payload["heads"], len(spec.columns.labels)
-    if heads and isinstance(given, list | tuple) and len(given) == count:  # of compile(), and sorted
+    # of compile(), and sorted
+    if heads and isinstance(given, list | tuple) and len(given) == count:
         given = dict(zip(sorted(heads), given, strict=True))
     if isinstance(given, Mapping):
-        own = list(outputs) if isinstance(outputs, Mapping) else getattr(model, "output_names", None)
+        own = (
+            list(outputs) if isinstance(outputs, Mapping) else getattr(model, "output_names", None)
+        )
         names = list(heads or own or given)
         if not set(given) <= set(names):
             raise ValueError(f"the outputs are {', '.join(names)}")

@@ -25,11 +25,17 @@ def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
             progress.begin_epoch(epoch, training.spec.backward_passes)
 
         def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-            numbers, validation = parted({name: _plain(value) for name, value in (logs or {}).items()})
+            numbers, validation = parted(
+                {name: _plain(value) for name, value in (logs or {}).items()}
+            )
             if progress.end_epoch(
-                epoch, numbers, validation or None, lambda: saved(self.model, rates),
-                lambda: saved(self.model, rates), rows.ends[epoch - first],
-            ):  # fmt: skip
+                epoch,
+                numbers,
+                validation or None,
+                lambda: saved(self.model, rates),
+                lambda: saved(self.model, rates),
+                rows.ends[epoch - first],
+            ):
                 self.model.stop_training = True
 
     return Epochs()
@@ -42,11 +48,15 @@ def _plain(value: Any) -> Any:
 
 
 def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
-    """The callback that makes the numbers of an epoch, for those after it, means over the rows of all ranks."""
+    """The callback that makes the numbers of an epoch, for those after it, means over the rows of
+    all ranks.
+    """
 
     class Means(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            numbers, validation = parted({name: float(value) for name, value in (logs or {}).items() if name != "lr"})
+            numbers, validation = parted(
+                {name: float(value) for name, value in (logs or {}).items() if name != "lr"}
+            )
             logs.update(means(numbers, rows.counts.pop(0)))
             if held is not None and validation:
                 found = means(validation, held.of_rank)
@@ -56,8 +66,10 @@ def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
 
 
 class _Exact:
-    """Losses of an epoch as means over rows, made of Keras' own, which are those since the epoch began. ``by_batch``:
-    whether Keras counts the loss of one of several outputs once for each batch, whatever its rows."""
+    """Losses of an epoch as means over rows, made of Keras' own, which are those since the epoch
+    began. ``by_batch``: whether Keras counts the loss of one of several outputs once for each
+    batch, whatever its rows.
+    """
 
     def __init__(self, by_batch: bool) -> None:
         self._by_batch, self._batches, self._rows, self._counted = by_batch, 0, 0, 0.0
@@ -65,7 +77,11 @@ class _Exact:
 
     def add(self, logs: Mapping[str, Any], rows: int, counted: float) -> None:
         """A batch, of so many rows for Keras, which count as so many."""
-        self._batches, self._rows, self._counted = self._batches + 1, self._rows + rows, self._counted + counted
+        self._batches, self._rows, self._counted = (
+            self._batches + 1,
+            self._rows + rows,
+            self._counted + counted,
+        )
         for name, mean in logs.items():
             if name == "loss" or name.endswith("_loss"):
                 by_batch = self._by_batch and name != "loss"
@@ -82,9 +98,11 @@ class _Exact:
 
 
 def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) -> Any:
-    """The callback that makes losses means over the rows of all ranks: of training where ranks have batches of other
-    lengths (such a batch's loss is one of the rank's part already, and Keras counts it by the rank's rows once more),
-    and of validation, too, where Keras counts those of outputs ``by_batch``."""
+    """The callback that makes losses means over the rows of all ranks: of training where ranks have
+    batches of other lengths (such a batch's loss is one of the rank's part already, and Keras
+    counts it by the rank's rows once more), and of validation, too, where Keras counts those of
+    outputs ``by_batch``.
+    """
 
     class Losses(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -105,6 +123,8 @@ def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             logs.update(self.training.everybody())
             if self.validation is not None:
-                logs.update({f"val_{name}": mean for name, mean in self.validation.everybody().items()})
+                logs.update(
+                    {f"val_{name}": mean for name, mean in self.validation.everybody().items()}
+                )
 
     return Losses()

@@ -18,9 +18,11 @@ from farandole.estimators.spec import Spec
 
 
 class Rows:
-    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead Keras reads, and
-    ``counts``: how many it had; ``lengths``: of batches, as Keras counts them, and as they would be if ranks had
-    equally many. ``share``: whether a mean counts as this rank's part of the rows, as the loss of training does."""
+    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead
+    Keras reads, and ``counts``: how many it had; ``lengths``: of batches, as Keras counts them, and
+    as they would be if ranks had equally many. ``share``: whether a mean counts as this rank's part
+    of the rows, as the loss of training does.
+    """
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
         self.batches, self.ends, self.counts = batches, list[dict[str, int]](), list[int]()
@@ -52,7 +54,9 @@ class Rows:
                 yield self.given(batch)
 
     def at(self, index: int) -> tuple[Any, ...]:
-        """The batch of that number, of the first rows: Keras looks at some of them more than once."""
+        """The batch of that number, of the first rows: Keras looks at some of them more than
+        once.
+        """
         with self._lock:
             if index != self._place:
                 self.batches.rewind()
@@ -64,12 +68,19 @@ class Rows:
         """Inputs and labels, and weights if there are any."""
         columns, payload = self._spec.columns, self._spec.payload
         inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
-        inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # tf.data takes a list for one array
+        # tf.data takes a list for one array
+        inputs = tuple(inputs) if isinstance(inputs, list) else inputs
         labels = labels_of(self._spec, batch)
         heads = payload.get("heads")
 
         def like_outputs(values: list[Any]) -> Any:
-            return dict(zip(heads, values, strict=True)) if heads else tuple(values) if len(values) > 1 else values[0]
+            return (
+                dict(zip(heads, values, strict=True))
+                if heads
+                else tuple(values)
+                if len(values) > 1
+                else values[0]
+            )
 
         if not self._weighted:
             return inputs, like_outputs(labels)

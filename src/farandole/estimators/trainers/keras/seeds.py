@@ -10,9 +10,12 @@ import numpy as np
 
 
 def seed_all(keras: Any, seed: int) -> None:
-    """``keras.utils.set_random_seed``, without TensorFlow where nobody has imported it: Keras imports it to seed it
-    wherever it is installed, on any backend, which takes some 500 MB of a rank."""
-    module: Any = sys.modules.get("keras.src.utils.rng_utils")  # of Keras 3; its ``tf`` imports when it is asked for
+    """``keras.utils.set_random_seed``, without TensorFlow where nobody has imported it: Keras
+    imports it to seed it wherever it is installed, on any backend, which takes some 500 MB of a
+    rank.
+    """
+    # of Keras 3; its ``tf`` imports when it is asked for
+    module: Any = sys.modules.get("keras.src.utils.rng_utils")
     if "tensorflow" in sys.modules or not hasattr(module, "tf"):
         keras.utils.set_random_seed(seed)
         return
@@ -24,7 +27,9 @@ def seed_all(keras: Any, seed: int) -> None:
 
 
 def seed_layers(model: Any, numbers: np.random.Generator) -> None:
-    """Give the layers that have no seed of the user's new ones: those of Keras 3 came with the model."""
+    """Give the layers that have no seed of the user's new ones: those of Keras 3 came with the
+    model.
+    """
     for layer in model._flatten_layers():
         for each in getattr(layer, "_seed_generators", ()):
             if each.get_config()["seed"] is None:

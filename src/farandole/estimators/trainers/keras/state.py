@@ -1,4 +1,6 @@
-"""What a Keras training keeps: weights, and the variables and the learning rate of its optimizer."""
+"""What a Keras training keeps: weights, and the variables and the learning rate of its
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from farandole.errors import DataError
 
 
 class Rates:
-    """An optimizer's learning rate: that of one rank, as it is kept, and ``factor`` times that, in training. A schedule
-    stays as it is (it is not ``fixed``). ``given``: the rate at the beginning."""
+    """An optimizer's learning rate: that of one rank, as it is kept, and ``factor`` times that, in
+    training. A schedule stays as it is (it is not ``fixed``). ``given``: the rate at the beginning.
+    """
 
     def __init__(self, optimizer: Any, factor: int) -> None:
         self._optimizer, self.factor = innermost(optimizer), factor
-        old = vars(self._optimizer).get("_hyper")  # of tf_keras.optimizers.legacy, which has it as no variable
+        # of tf_keras.optimizers.legacy, which has it as no variable
+        old = vars(self._optimizer).get("_hyper")
         self.variable = getattr(self._optimizer, "_learning_rate", None) if old is None else None
         found = self.variable if old is None else old.get("learning_rate")
         self.fixed = found is not None and not callable(found)
@@ -38,7 +42,9 @@ class Rates:
 
     def one(self, rate: float) -> float:
         """Of one rank, without a rounding error where nothing has changed it."""
-        return self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
+        return (
+            self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
+        )
 
 
 def innermost(optimizer: Any) -> Any:
@@ -53,9 +59,15 @@ def saved(model: Any, rates: Rates) -> bytes:
     optimizer = slots(model.optimizer)
     arrays: dict[str, Any] = {f"w{place}": each for place, each in enumerate(model.get_weights())}
     if rates.fixed:
-        places = [place for place, each in enumerate(_variables(model.optimizer)) if each is rates.variable]
+        places = [
+            place
+            for place, each in enumerate(_variables(model.optimizer))
+            if each is rates.variable
+        ]
         for place in places:
-            optimizer[place] = np.asarray(rates.one(float(optimizer[place])), optimizer[place].dtype)
+            optimizer[place] = np.asarray(
+                rates.one(float(optimizer[place])), optimizer[place].dtype
+            )
         if not places:
             arrays["rate"] = rates.one(rates.now)
     file = io.BytesIO()
@@ -65,7 +77,9 @@ def saved(model: Any, rates: Rates) -> bytes:
 
 
 def _native(value: Any) -> Any:
-    """``value`` as NumPy's files have it: of bfloat16 they would keep the bytes alone. Variables take it back."""
+    """``value`` as NumPy's files have it: of bfloat16 they would keep the bytes alone. Variables
+    take it back.
+    """
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
@@ -74,13 +88,17 @@ def load(model: Any, state: bytes) -> None:
     """What ``saved`` gave, into a compiled model."""
     with np.load(io.BytesIO(state)) as arrays:
         weights = [arrays[f"w{place}"] for place in range(sum(name[0] == "w" for name in arrays))]
-        optimizer = [arrays[name] for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))]
+        optimizer = [
+            arrays[name]
+            for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))
+        ]
         rate = float(arrays["rate"]) if "rate" in arrays else None
     given = len(model.get_weights())
     if given != len(weights):
         raise DataError(
-            f"the model that was trained has {len(weights)} arrays of weights, and the one that was given {given}: "
-            "give a model that is built (with an Input layer, or after model.build(shape))"
+            f"the model that was trained has {len(weights)} arrays of weights, and the one that was"
+            f" given {given}: give a model that is built (with an Input layer, or after"
+            " model.build(shape))"
         )
     model.set_weights(weights)
     if rate is not None:
@@ -113,11 +131,19 @@ def _made(model: Any) -> list[Any]:
 
 
 def _variables(optimizer: Any) -> list[Any]:
-    """Those of an optimizer, but for gradients of this rank that it has added up and not applied."""
+    """Those of an optimizer, but for gradients of this rank that it has added up and not
+    applied.
+    """
     found = optimizer.variables
     pending: set[int] = set()
     each = optimizer
     while each is not None:  # optimizers that scale losses have another one
-        pending.update(id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ())
+        pending.update(
+            id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ()
+        )
         each = getattr(each, "inner_optimizer", None)
-    return [variable for variable in (found() if callable(found) else found) if id(variable) not in pending]
+    return [
+        variable
+        for variable in (found() if callable(found) else found)
+        if id(variable) not in pending
+    ]

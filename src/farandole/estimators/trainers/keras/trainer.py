@@ -26,7 +26,9 @@ def train(spec: Spec) -> Result | None:
     """On every rank; the result on rank 0."""
     packed: Packed = spec.payload["model"]
     keras = packed.package()
-    hvd = importlib.import_module("farandole.keras.tf_keras" if packed.backend == "tf_keras" else "farandole.keras")
+    hvd = importlib.import_module(
+        "farandole.keras.tf_keras" if packed.backend == "tf_keras" else "farandole.keras"
+    )
     hvd.init()
     training = Training(spec, hvd.rank(), hvd.size())
     found = training.begin()
@@ -39,20 +41,36 @@ def train(spec: Spec) -> Result | None:
         go_on(model, spec.payload["slots"])
     rates.scale()
     for each in spec.payload["callbacks"]:
-        if spec.scale_lr and rates.fixed and isinstance(each, hvd.callbacks.LearningRateScheduleCallback):
-            each.schedule = each.schedule._replace(initial_lr=rates.given * training.factor)  # as in Horovod
+        if (
+            spec.scale_lr
+            and rates.fixed
+            and isinstance(each, hvd.callbacks.LearningRateScheduleCallback)
+        ):
+            # as in Horovod
+            each.schedule = each.schedule._replace(initial_lr=rates.given * training.factor)
     if training.rank == 0:
         _tell_left(spec.backward_passes, len(training.batches) * max(spec.epochs - first_epoch, 0))
     rows, held = Rows(training.batches, model, spec, share=True), training.held()
-    means = means_of(keras, rows, held) if packed.backend == "tf_keras" else hvd.callbacks.MetricAverageCallback()
+    means = (
+        means_of(keras, rows, held)
+        if packed.backend == "tf_keras"
+        else hvd.callbacks.MetricAverageCallback()
+    )
     if first_epoch < spec.epochs:
         with given_callbacks(keras, spec, training.rank) as own:
             noting = noting_of(keras, training, rows, rates)
-            graph = packed.backend != "tf_keras" and keras.backend.backend() == "tensorflow"  # which knows no rows
+            # which knows no rows
+            graph = packed.backend != "tf_keras" and keras.backend.backend() == "tensorflow"
             by_batch = graph and len(spec.columns.labels) > 1
             uneven = training.size > 1 and rows.batches.uneven
             losses = [losses_by_row(keras, rows, held, by_batch)] if uneven or by_batch else []
-            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *losses, *own, noting]
+            callbacks = [
+                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                means,
+                *losses,
+                *own,
+                noting,
+            ]
             _fit(model, rows, spec, first_epoch, callbacks, held)
     rates.restore()
     return training.progress.result(lambda: saved(model, rates))
@@ -77,28 +95,44 @@ def _compile(keras: Any, hvd: Any, model: Any, training: Training) -> Rates:
         options = compile_options(keras, spec.payload)
         rates = Rates(options["optimizer"], training.factor)
         options["optimizer"] = hvd.DistributedOptimizer(
-            options["optimizer"], backward_passes_per_step=spec.backward_passes, average_aggregated_gradients=True,
+            options["optimizer"],
+            backward_passes_per_step=spec.backward_passes,
+            average_aggregated_gradients=True,
             **training.compression(),
-        )  # fmt: skip
+        )
         model.compile(**options)
     return rates
 
 
-def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None) -> None:
+def _fit(
+    model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None
+) -> None:
     given: dict[str, Any] = {}
     if held is not None:
-        given["validation_data"] = indexed(spec.payload["model"].package(), Rows(held, model, spec, share=False))
+        given["validation_data"] = indexed(
+            spec.payload["model"].package(), Rows(held, model, spec, share=False)
+        )
     with rows.endless() as batches:
         model.fit(
-            batches, steps_per_epoch=len(rows.batches), initial_epoch=first, epochs=spec.epochs, callbacks=callbacks,
-            verbose=0, shuffle=False, **given,  # rows come shuffled, and Keras would warn that it does not
-        )  # fmt: skip
+            batches,
+            steps_per_epoch=len(rows.batches),
+            initial_epoch=first,
+            epochs=spec.epochs,
+            callbacks=callbacks,
+            # rows come shuffled, and Keras would warn that it does not
+            verbose=0,
+            shuffle=False,
+            **given,
+        )
 
 
 def _tell_left(passes: int, batches: int) -> None:
     if batches % passes:
         logger.warning(
-            "backward_passes_per_step=%s does not divide the %s batches of this training: the gradients of the last %s "
-            "make no step; choose train_steps_per_epoch, epochs or backward_passes_per_step so that it does",
-            passes, batches, batches % passes,
-        )  # fmt: skip
+            "backward_passes_per_step=%s does not divide the %s batches of this training: the"
+            " gradients of the last %s make no step; choose train_steps_per_epoch, epochs or"
+            " backward_passes_per_step so that it does",
+            passes,
+            batches,
+            batches % passes,
+        )

@@ -15,11 +15,14 @@ from farandole.estimators.trainers.misfits import check_number, of_features
 
 
 def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None:
-    """Call ``module`` once, with these rows; the shape of a row of each output. None if only training can tell.
-    DataError if they do not fit."""
+    """Call ``module`` once, with these rows; the shape of a row of each output. None if only
+    training can tell. DataError if they do not fit.
+    """
     names, labels = spec.columns.features, spec.columns.labels
     if batch.others and not set(names) <= set(batch.others):
-        return None  # transformation_fn has made other columns of the features, and only training_step knows them
+        # transformation_fn has made other columns of the features, and only training_step knows
+        # them
+        return None
     module = copy.deepcopy(module).eval()
     try:
         with torch.no_grad():

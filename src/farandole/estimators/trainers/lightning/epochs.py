@@ -16,12 +16,13 @@ from farandole.estimators.trainers.torch.state import average_buffers, packed
 
 
 class Epochs:
-    """A callback that notes each epoch's numbers, over all ranks, and ends training. Mixed into Lightning's Checkpoint,
-    as those are called after the module's own hooks, which may log."""
+    """A callback that notes each epoch's numbers, over all ranks, and ends training. Mixed into
+    Lightning's Checkpoint, as those are called after the module's own hooks, which may log.
+    """
 
     def __init__(
         self, training: Training, held: Batches | None, losses: Losses, state: dict[str, Any] | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._training, self._losses, self._state = training, losses, state
         self._held = 0 if held is None else held.of_rank
 
@@ -30,7 +31,9 @@ class Epochs:
             module.load_state_dict(self._state["model"])
             for optimizer, state in zip(trainer.optimizers, self._state["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
-            for config, state in zip(trainer.lr_scheduler_configs, self._state["schedulers"], strict=True):
+            for config, state in zip(
+                trainer.lr_scheduler_configs, self._state["schedulers"], strict=True
+            ):
                 config.scheduler.load_state_dict(state)
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
 
@@ -50,18 +53,25 @@ class Epochs:
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         if not self._validated:
             average_buffers(module)
-        numbers, held = parted({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+        numbers, held = parted(
+            {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        )
         loss, numbers = self._losses.mean(), means(numbers, self._losses.rows)
         if loss is not None:
             numbers = {"loss": loss, **numbers}
         # Of this epoch: Lightning keeps the numbers of those before.
         validation = means(held, self._held) if self._validated else None
         state = {
-            "model": module.state_dict(), "optimizers": [each.state_dict() for each in trainer.optimizers],
+            "model": module.state_dict(),
+            "optimizers": [each.state_dict() for each in trainer.optimizers],
             "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
-        }  # fmt: skip
+        }
         if self._training.progress.end_epoch(
-            trainer.current_epoch, numbers, validation, lambda: packed(state),
-            lambda: packed({"model": module.state_dict()}), self._training.batches.state(),
-        ):  # fmt: skip
+            trainer.current_epoch,
+            numbers,
+            validation,
+            lambda: packed(state),
+            lambda: packed({"model": module.state_dict()}),
+            self._training.batches.state(),
+        ):
             trainer.should_stop = True

@@ -11,8 +11,10 @@ from farandole.estimators.trainers.means import sums
 
 
 class Losses:
-    """Of this rank's batches in an epoch: their sum over rows, the rows that have one, and all rows. A batch is a dict
-    of the user's columns alone, so its share, and the rows that count, go beside it."""
+    """Of this rank's batches in an epoch: their sum over rows, the rows that have one, and all
+    rows. A batch is a dict of the user's columns alone, so its share, and the rows that count, go
+    beside it.
+    """
 
     def __init__(self) -> None:
         self.coming: deque[tuple[float, int]] = deque()  # of batches that were read ahead
@@ -33,6 +35,8 @@ class Losses:
             self.counted += rows
 
     def mean(self) -> float | None:
-        """Over the rows of all ranks; None if there was no loss, as a module that optimizes by itself may have none."""
+        """Over the rows of all ranks; None if there was no loss, as a module that optimizes by
+        itself may have none.
+        """
         total, counted = sums([float(self.total), self.counted])
         return total / counted if counted else None

@@ -14,7 +14,9 @@ from farandole.estimators.trainers.lightning.losses import Losses
 
 
 def shared(module: Any, training: Training, losses: Losses) -> Any:
-    """The module, with optimizers that average gradients, and losses that count as this rank's part of the rows."""
+    """The module, with optimizers that average gradients, and losses that count as this rank's part
+    of the rows.
+    """
     kind = type(module)
 
     class Shared(kind):  # type: ignore[valid-type,misc]
@@ -28,7 +30,11 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
             losses.add(loss)
             if loss is None or losses.share == 1:
                 return found
-            return {**found, "loss": loss * losses.share} if isinstance(found, Mapping) else loss * losses.share
+            return (
+                {**found, "loss": loss * losses.share}
+                if isinstance(found, Mapping)
+                else loss * losses.share
+            )
 
     Shared.__name__, Shared.__qualname__ = kind.__name__, kind.__qualname__
     module.__class__ = Shared
@@ -45,8 +51,12 @@ def _distributed(found: Any, module: Any, training: Training) -> Any:
         if isinstance(value, torch.optim.Optimizer):
             if id(value) not in wrapped:
                 own = {id(each) for group in value.param_groups for each in group["params"]}
-                names = [(name, each) for name, each in module.named_parameters() if id(each) in own]
-                wrapped[id(value)] = hvd.DistributedOptimizer(value, named_parameters=names, **given)
+                names = [
+                    (name, each) for name, each in module.named_parameters() if id(each) in own
+                ]
+                wrapped[id(value)] = hvd.DistributedOptimizer(
+                    value, named_parameters=names, **given
+                )
             return wrapped[id(value)]
         if isinstance(value, list | tuple):
             return type(value)(of(each) for each in value)

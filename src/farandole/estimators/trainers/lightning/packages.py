@@ -1,5 +1,6 @@
-"""Lightning is two packages, ``lightning.pytorch`` and ``pytorch_lightning``, with the same classes twice, of which
-neither knows the other's: all that is made here is of the module's own package."""
+"""Lightning is two packages, ``lightning.pytorch`` and ``pytorch_lightning``, with the same classes
+twice, of which neither knows the other's: all that is made here is of the module's own package.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,22 @@ def package_of(model: Any) -> str | None:
 
 
 def classes_of(model: Any) -> tuple[Any, type, type, type]:
-    """The package of ``model``, our strategy and callback as classes of its kind, and its logger that logs nothing:
-    without any, callbacks (LearningRateMonitor) raise, and ``self.logger.experiment`` of modules."""
+    """The package of ``model``, our strategy and callback as classes of its kind, and its logger
+    that logs nothing: without any, callbacks (LearningRateMonitor) raise, and
+    ``self.logger.experiment`` of modules.
+    """
     return _classes(package_of(model) or PACKAGES[0])
 
 
 @functools.cache
 def _classes(package: str) -> tuple[Any, type, type, type]:
-    pl, strategies = importlib.import_module(package), importlib.import_module(f"{package}.strategies")
+    pl, strategies = (
+        importlib.import_module(package),
+        importlib.import_module(f"{package}.strategies"),
+    )
     return (
-        pl, type("Ranks", (Ranks, strategies.SingleDeviceStrategy), {}),
+        pl,
+        type("Ranks", (Ranks, strategies.SingleDeviceStrategy), {}),
         type("Epochs", (Epochs, pl.callbacks.Checkpoint), {}),
         importlib.import_module(f"{package}.loggers.logger").DummyLogger,
-    )  # fmt: skip
+    )

@@ -34,8 +34,10 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 
 def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
-    """Tensors by the names of the columns. Whole numbers in columns that transformation_fn adds stay so, and under
-    Horovod's names those of features, too, as modules written for it expect them."""
+    """Tensors by the names of the columns. Whole numbers in columns that transformation_fn adds
+    stay so, and under Horovod's names those of features, too, as modules written for it expect
+    them.
+    """
     columns, payload, cpu = spec.columns, spec.payload, torch.device("cpu")
     arrays = dict(batch.others) or dict(zip(columns.features, batch.inputs, strict=True))
     shapes = dict(zip(columns.features, payload["input_shapes"] or (), strict=False))

@@ -10,14 +10,19 @@ import farandole.torch as hvd
 
 
 class Ranks:
-    """A strategy, mixed into Lightning's for one device: that of this process, and others in other processes, whose
-    gradients the optimizer averages."""
+    """A strategy, mixed into Lightning's for one device: that of this process, and others in other
+    processes, whose gradients the optimizer averages.
+    """
 
     strategy_name = "farandole"
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)  # type: ignore[call-arg]
-        self.global_rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
+        self.global_rank, self.local_rank, self.world_size = (
+            hvd.rank(),
+            hvd.local_rank(),
+            hvd.size(),
+        )
 
     @property
     def is_global_zero(self) -> bool:
@@ -29,7 +34,9 @@ class Ranks:
         total = str(reduce_op).rpartition(".")[2].lower() == "sum"
         return hvd.allreduce(tensor, op=hvd.Sum if total else hvd.Average)
 
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+    def all_gather(
+        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+    ) -> torch.Tensor:
         return hvd.allgather(tensor.unsqueeze(0))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:

@@ -27,15 +27,28 @@ def train(spec: Spec) -> Result | None:
     arguments = dict(payload["trainer_args"])
     own = arguments.pop("callbacks", None) or []
     epochs = noting(training, held, losses, state)
-    trainer = pl.Trainer(**{
-        "strategy": strategy(device), "accelerator": "gpu" if device.type == "cuda" else "cpu", "devices": 1,
-        "max_epochs": spec.epochs, "logger": (payload["logger"] if training.rank == 0 else None) or silent(),
-        "log_every_n_steps": payload["log_every_n_steps"], "profiler": payload["profiler"],
-        "detect_anomaly": payload["terminate_on_nan"],
-        "callbacks": [*payload["callbacks"], *(own if isinstance(own, list | tuple) else [own]), epochs],
-        "enable_progress_bar": False, "enable_model_summary": False,
-        "num_sanity_val_steps": 0, "use_distributed_sampler": False, **arguments,
-    })  # fmt: skip
+    trainer = pl.Trainer(
+        **{
+            "strategy": strategy(device),
+            "accelerator": "gpu" if device.type == "cuda" else "cpu",
+            "devices": 1,
+            "max_epochs": spec.epochs,
+            "logger": (payload["logger"] if training.rank == 0 else None) or silent(),
+            "log_every_n_steps": payload["log_every_n_steps"],
+            "profiler": payload["profiler"],
+            "detect_anomaly": payload["terminate_on_nan"],
+            "callbacks": [
+                *payload["callbacks"],
+                *(own if isinstance(own, list | tuple) else [own]),
+                epochs,
+            ],
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            **arguments,
+        }
+    )
     first = trainer.fit_loop.epoch_progress.current
     first.processed = first.completed = training.progress.first
     if training.progress.first < spec.epochs:

@@ -16,7 +16,9 @@ from farandole.estimators.trainers.torch.rows import tensors
 
 
 def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
-    """Run model and loss once, with these rows; the shape of a row of each output. DataError if they do not fit."""
+    """Run model and loss once, with these rows; the shape of a row of each output. DataError if
+    they do not fit.
+    """
     model = copy.deepcopy(spec.payload["model"]).eval()
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     objective = Objective(spec)
@@ -28,8 +30,13 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         except DataError:  # which tells enough
             raise
         except Exception as error:  # the user's model
-            cure = "input_shapes reshapes them; those in categorical_cols come as whole numbers, others as floats"
-            raise of_features(described(spec.columns.features, batch.inputs), error, cure=cure) from error
+            cure = (
+                "input_shapes reshapes them; those in categorical_cols come as whole numbers,"
+                " others as floats"
+            )
+            raise of_features(
+                described(spec.columns.features, batch.inputs), error, cure=cure
+            ) from error
         found, labels = objective.matched(outputs, labels)
         shapes = [tuple(each.shape[1:]) for each in found]
         try:
@@ -37,5 +44,7 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         except Exception as error:
             raise of_loss(shapes, f"labels {described(objective.labels, labels)}", error) from error
     if loss.numel() != 1:
-        raise DataError(f"the loss gives {tuple(loss.shape)} numbers: it must give one, the mean over the batch")
+        raise DataError(
+            f"the loss gives {tuple(loss.shape)} numbers: it must give one, the mean over the batch"
+        )
     return shapes

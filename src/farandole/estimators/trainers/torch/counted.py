@@ -1,4 +1,6 @@
-"""Losses of classes whose mean is not one over rows: classes have weights, or some labels do not count."""
+"""Losses of classes whose mean is not one over rows: classes have weights, or some labels do not
+count.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ def is_of_classes(loss: Any) -> bool:
 
 
 def divisor(loss: Any, label: Any) -> float | None:
-    """By what ``loss`` divides its sum, where that may be another number on ranks with as many rows; None elsewhere.
-    All ranks decide alike."""
-    if not is_of_classes(loss) or label.is_floating_point() or getattr(loss, "reduction", "mean") != "mean":
+    """By what ``loss`` divides its sum, where that may be another number on ranks with as many
+    rows; None elsewhere. All ranks decide alike.
+    """
+    if (
+        not is_of_classes(loss)
+        or label.is_floating_point()
+        or getattr(loss, "reduction", "mean") != "mean"
+    ):
         return None
     weight, ignored = getattr(loss, "weight", None), getattr(loss, "ignore_index", -100)
     if weight is None and ignored < 0 and label.dim() == 1:  # no label of a row is a class below 0

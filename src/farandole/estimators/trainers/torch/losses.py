@@ -19,9 +19,13 @@ from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, 
 
 
 def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
-    """Losses as functions. A name is that of a function in torch.nn.functional; SettingsError if there is none."""
+    """Losses as functions. A name is that of a function in torch.nn.functional; SettingsError if
+    there is none.
+    """
     functions = torch.nn.functional
-    known = [name for name in dir(functions) if "loss" in name or "entropy" in name or name == "kl_div"]
+    known = [
+        name for name in dir(functions) if "loss" in name or "entropy" in name or name == "kl_div"
+    ]
     found: list[Callable[..., Any]] = []
     for loss in given:
         if isinstance(loss, str) and loss not in known:
@@ -29,7 +33,9 @@ def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
             raise SettingsError(f"loss={loss!r} is no loss of torch.nn.functional{near}")
         refuse_class("loss", loss)
         if not isinstance(loss, str) and not callable(loss):
-            raise SettingsError(f"loss={loss!r} is no function of output and label: give one, or its name")
+            raise SettingsError(
+                f"loss={loss!r} is no function of output and label: give one, or its name"
+            )
         found.append(getattr(functions, loss) if isinstance(loss, str) else loss)
     return found
 
@@ -38,20 +44,24 @@ def refuse_class(parameter: str, given: Any) -> None:
     """SettingsError for a class, in the place of one of its objects."""
     if isinstance(given, type):
         needs, call = constructor(given)
-        raise SettingsError(f"{parameter}: {given.__name__} is a class{needs}: give an object of it, {call}")
+        raise SettingsError(
+            f"{parameter}: {given.__name__} is a class{needs}: give an object of it, {call}"
+        )
 
 
 def constructor(kind: type) -> tuple[str, str]:
-    """What a class is made with, for messages: " whose constructor needs (rate)", "Loss(rate=...)"; the first is empty
-    if it needs nothing."""
+    """What a class is made with, for messages: " whose constructor needs (rate)", "Loss(rate=...)";
+    the first is empty if it needs nothing.
+    """
     try:
         asked = [*inspect.signature(kind).parameters.values()]
     except ValueError:  # of C
         asked = []
     names = [
-        each.name for each in asked
+        each.name
+        for each in asked
         if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-    ]  # fmt: skip
+    ]
     needs = f" whose constructor needs ({', '.join(names)})" if names else ""
     return needs, f"{kind.__name__}({', '.join(f'{name}=...' for name in names)})"
 
@@ -60,14 +70,19 @@ class Objective:
     """The losses of all outputs, added up. ``sums``: of numbers, over the ``size`` ranks."""
 
     def __init__(
-        self, spec: Spec, sums: Callable[[Sequence[float]], Sequence[float]] = lambda numbers: numbers, size: int = 1
+        self,
+        spec: Spec,
+        sums: Callable[[Sequence[float]], Sequence[float]] = lambda numbers: numbers,
+        size: int = 1,
     ) -> None:
         self.sums, self.size = sums, size
         payload = spec.payload
         self.losses, self.metrics = payload["losses"], payload["metrics"]
         self.labels, self.shapes = payload["labels"], payload["label_shapes"]
         self.weights = payload["loss_weights"] or [1.0] * len(self.losses)
-        self.rowwise = [_rowwise(loss) for loss in self.losses] if spec.columns.weight is not None else []
+        self.rowwise = (
+            [_rowwise(loss) for loss in self.losses] if spec.columns.weight is not None else []
+        )
 
     def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
@@ -82,12 +97,16 @@ class Objective:
 
 
 class BatchLoss:
-    """``loss_fn(outputs, labels, sample_weights)``, whose gradients are times the share of this rank's rows."""
+    """``loss_fn(outputs, labels, sample_weights)``, whose gradients are times the share of this
+    rank's rows.
+    """
 
     def __init__(self, objective: Objective, share: float) -> None:
         self._objective, self._share = objective, share
 
-    def __call__(self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None) -> Any:
+    def __call__(
+        self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None
+    ) -> Any:
         mine = self._objective
         if sample_weights is None:
             parts = self._means(outputs, labels)
@@ -102,7 +121,9 @@ class BatchLoss:
         return total
 
     def _means(self, outputs: Sequence[Any], labels: Sequence[Any]) -> list[Any]:
-        """The losses. Ranks tell each other by what some divide, so that the mean over ranks is that of one process."""
+        """The losses. Ranks tell each other by what some divide, so that the mean over ranks is
+        that of one process.
+        """
         mine, share = self._objective, self._share
         own = [divisor(*each) for each in zip(mine.losses, labels, strict=True)]
         known = [number if share else 0.0 for number in own if number is not None]
@@ -129,11 +150,15 @@ def _matched(output: Any, label: Any, loss: Any) -> Any:
 
 
 def _tell_parts(label: Any) -> None:
-    """DataError for labels that are no numbers of classes: long() would cut them off without a word."""
+    """DataError for labels that are no numbers of classes: long() would cut them off without a
+    word.
+    """
     if label.is_floating_point() and not bool((label == label.trunc()).all()):
         wrong = label[label != label.trunc()].reshape(-1)[0].item()
         cure = "index them (StringIndexer)"
-        raise DataError(f"a label is {wrong:g}, and the loss takes numbers of classes, from 0: {cure}")
+        raise DataError(
+            f"a label is {wrong:g}, and the loss takes numbers of classes, from 0: {cure}"
+        )
 
 
 def _rowwise(loss: Any) -> Any:
@@ -144,12 +169,14 @@ def _rowwise(loss: Any) -> Any:
         return loss
     try:
         parameters = inspect.signature(loss).parameters
-        able = "reduction" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        able = "reduction" in parameters or any(
+            each.kind is each.VAR_KEYWORD for each in parameters.values()
+        )
     except (TypeError, ValueError):  # of C
         able = True
     if not able:
         raise SettingsError(
-            f"sample_weight_col needs the loss of each row: give a loss with an argument reduction, as those of torch, "
-            f"instead of {getattr(loss, '__name__', loss)}"
+            "sample_weight_col needs the loss of each row: give a loss with an argument reduction,"
+            f" as those of torch, instead of {getattr(loss, '__name__', loss)}"
         )
     return lambda output, label: loss(output, label, reduction="none")

@@ -18,7 +18,9 @@ class Numbers:
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
-        self._functions = [(place, function) for place, group in enumerate(objective.metrics) for function in group]
+        self._functions = [
+            (place, function) for place, group in enumerate(objective.metrics) for function in group
+        ]
         self._sums = torch.zeros(1 + len(self._functions), dtype=torch.float64)
         self._rows = 0
 
@@ -41,8 +43,9 @@ class Numbers:
         except Exception as error:  # the user's function
             column = described([self._objective.labels[place]], [label])
             raise DataError(
-                f"the metric {_name(function)} must give one number for an output of shape {tuple(output.shape[1:])} "
-                f"and the label {column}: {type(error).__name__}: {error}"
+                f"the metric {_name(function)} must give one number for an output of shape"
+                f" {tuple(output.shape[1:])} and the label {column}: {type(error).__name__}:"
+                f" {error}"
             ) from error
 
     def everybody(self) -> dict[str, Any]:
@@ -54,7 +57,9 @@ class Numbers:
         for (place, function), mean in zip(self._functions, others, strict=True):
             name = _name(function)
             name = name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"
-            number = next(number for number in itertools.count() if _numbered(name, number) not in found)
+            number = next(
+                number for number in itertools.count() if _numbered(name, number) not in found
+            )
             found[_numbered(name, number)] = mean
             groups[place].append(mean)
         return {**found, "all_metrics": groups}
@@ -69,5 +74,7 @@ def _name(function: Any) -> str:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Of several metrics with one name (lambdas, "loss"), the first has it; the others have a number, too."""
+    """Of several metrics with one name (lambdas, "loss"), the first has it; the others have a
+    number, too.
+    """
     return f"{name}_{number}" if number else name

@@ -22,7 +22,9 @@ def opened(state: bytes, device: Any = "cpu") -> dict[str, Any]:
 
 
 def average_buffers(model: Any) -> None:
-    """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of all ranks'."""
+    """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of
+    all ranks'.
+    """
     own = [each for each in model.buffers() if each.is_floating_point() and each.numel()]
     if not own or hvd.size() == 1:
         return

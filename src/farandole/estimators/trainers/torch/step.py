@@ -10,7 +10,13 @@ from farandole.errors import DataError
 
 
 def minibatch(
-    model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
+    model: Any,
+    optimizer: Any,
+    transform_outputs: Any,
+    loss_fn: Any,
+    inputs: Any,
+    labels: Any,
+    sample_weights: Any,
 ) -> tuple[Any, Any]:
     """A step. A user's ``train_minibatch_fn`` has these arguments and gives the same."""
     optimizer.zero_grad()
@@ -25,8 +31,8 @@ def one_number(loss: Any) -> Any:
     """The loss that a step gave. DataError if it is not one number."""
     if loss is None or torch.as_tensor(loss).numel() != 1:
         raise DataError(
-            f"train_minibatch_fn gave {type(loss).__name__} as the loss of its step: it must return the outputs "
-            "and the loss, one number"
+            f"train_minibatch_fn gave {type(loss).__name__} as the loss of its step: it must return"
+            " the outputs and the loss, one number"
         )
     return torch.as_tensor(loss).detach().reshape(())
 

@@ -38,7 +38,8 @@ class TorchTraining(Training):
         self.payload, self.device = spec.payload, device_of_rank(spec.use_gpu)
         self.model, self.plain = self.payload["model"].to(self.device), self.payload["optimizer"]
         vars(self.plain).update(self.payload["unpickled"])
-        self.plain.load_state_dict(self.plain.state_dict())  # moves its state to its parameters' device
+        # moves its state to its parameters' device
+        self.plain.load_state_dict(self.plain.state_dict())
         self.rates = [group["lr"] for group in self.plain.param_groups]
         self.objective = Objective(spec, sums, self.size)
         self.step = self.payload["minibatch"] or minibatch
@@ -52,9 +53,11 @@ class TorchTraining(Training):
             group["lr"] = group["lr"] * self.factor
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self.optimizer = hvd.DistributedOptimizer(
-            self.plain, named_parameters=self.model.named_parameters(),
-            backward_passes_per_step=self.spec.backward_passes, **self.compression(),
-        )  # fmt: skip
+            self.plain,
+            named_parameters=self.model.named_parameters(),
+            backward_passes_per_step=self.spec.backward_passes,
+            **self.compression(),
+        )
         self._tell("on_train_begin")
         for epoch in range(self.progress.first, self.spec.epochs):
             if self._epoch(epoch):
@@ -74,7 +77,7 @@ class TorchTraining(Training):
         self._tell("on_epoch_end", epoch, logs)
         enough = self.progress.end_epoch(
             epoch, training, validation, self.weights, self.weights, self.batches.state()
-        )  # fmt: skip
+        )
         wish = any(getattr(each, "stop_training", False) for each in self.payload["callbacks"])
         return enough or bool(hvd.allreduce(torch.tensor(float(wish)), op=hvd.Max))
 
@@ -84,10 +87,14 @@ class TorchTraining(Training):
         for step, batch in enumerate(self.batches):
             inputs, labels, weights = self._tensors(batch)
             passes = self.spec.backward_passes
-            optimizer = self.optimizer if passes == 1 else Passes(self.optimizer, step, steps, passes)
+            optimizer = (
+                self.optimizer if passes == 1 else Passes(self.optimizer, step, steps, passes)
+            )
             given = self.objective.for_batch(batch.share)
             with naming(self.model, self.spec.columns.features, inputs):
-                outputs, loss = self.step(self.model, optimizer, self.objective.matched, given, inputs, labels, weights)
+                outputs, loss = self.step(
+                    self.model, optimizer, self.objective.matched, given, inputs, labels, weights
+                )
             numbers.add(batch.rows, one_number(loss), outputs, labels)
         return numbers.everybody()
 
@@ -121,15 +128,21 @@ class TorchTraining(Training):
         now, first = len(optimizer["param_groups"]), len(self.rates)
         if now != first:
             raise SettingsError(
-                f"the optimizer has {now} groups of parameters, and had {first} when training began: the optimizer of "
-                "the model that comes back, and of a run that goes on, has those of the beginning. Give it all "
-                "parameters, and let callbacks freeze and free them with requires_grad_()"
+                f"the optimizer has {now} groups of parameters, and had {first} when training"
+                " began: the optimizer of the model that comes back, and of a run that goes on,"
+                " has those of the beginning. Give it all parameters, and let callbacks freeze and"
+                " free them with requires_grad_()"
             )
         groups = [
-            {**group, "lr": rate if group["lr"] == rate * self.factor else group["lr"] / self.factor}
+            {
+                **group,
+                "lr": rate if group["lr"] == rate * self.factor else group["lr"] / self.factor,
+            }
             for group, rate in zip(optimizer["param_groups"], self.rates, strict=True)
         ]
-        return packed({"model": self.model.state_dict(), "optimizer": {**optimizer, "param_groups": groups}})
+        return packed(
+            {"model": self.model.state_dict(), "optimizer": {**optimizer, "param_groups": groups}}
+        )
 
     def load(self, state: bytes) -> None:
         found = opened(state, self.device)

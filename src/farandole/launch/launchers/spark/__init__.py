@@ -18,25 +18,33 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
-    "Timed out waiting for {activity}. Please check that you have enough resources to run all Horovod processes. Each "
-    "Horovod process runs in a Spark task. You may need to increase {setting} to a larger value if "
-    "your Spark resources are allocated on-demand."
+    "Timed out waiting for {activity}. Please check that you have enough resources to run all"
+    " Horovod processes. Each Horovod process runs in a Spark task. You may need to increase"
+    " {setting} to a larger value if your Spark resources are allocated on-demand."
 )
 VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
 FAILED = "Spark job has failed, see the error above."
 
 
 class Spark:
-    """The launcher. ``create``: start a session if there is none; ``python``: the ranks' interpreter on the executors,
-    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``setting``:
-    the name by which users set them; ``log``: the first task's log gets what is given to ``to_log``."""
+    """The launcher. ``create``: start a session if there is none; ``python``: the ranks'
+    interpreter on the executors, by default that of Spark's own tasks; ``start_timeout``: seconds
+    until all tasks must be running, and ``setting``: the name by which users set them; ``log``: the
+    first task's log gets what is given to ``to_log``.
+    """
 
     name: ClassVar[str] = "spark"
 
     def __init__(
-        self, *, title: str = "", create: bool = False, python: str = "", start_timeout: float | None = None,
-        setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})", log: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        title: str = "",
+        create: bool = False,
+        python: str = "",
+        start_timeout: float | None = None,
+        setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})",
+        log: bool = False,
+    ) -> None:
         self._title, self._create, self._python, self._log = title, create, python, log
         self._told = start_timeout is not None
         if start_timeout is None:
@@ -71,11 +79,16 @@ class Spark:
         return self._cluster
 
     def allocate(self, request: Request) -> AgentAllocation:
-        from farandole.launch.agents.allocation import AgentAllocation, Place  # here: local jobs look at this file, too
+        # here: local jobs look at this file, too
+        from farandole.launch.agents.allocation import AgentAllocation, Place
 
         if request.hosts is not None:
-            raise SettingsError(f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run")
-        timeout = self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
+            raise SettingsError(
+                f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run"
+            )
+        timeout = (
+            self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
+        )
         slots = self._found().await_slots(request.np, timeout)
         title = self._title or request.title
         tasks = counted(request.np, "Spark task")
@@ -96,9 +109,17 @@ class Tasks:
 
     noun, private = "Spark task", False
 
-    def __init__(self, cluster: Any, np: int, title: str, where: str, setting: str, python: str) -> None:
+    def __init__(
+        self, cluster: Any, np: int, title: str, where: str, setting: str, python: str
+    ) -> None:
         self.python = python
-        self._cluster, self._np, self._title, self._where, self._setting = cluster, np, title, where, setting
+        self._cluster, self._np, self._title, self._where, self._setting = (
+            cluster,
+            np,
+            title,
+            where,
+            setting,
+        )
         self._stage: Any = None
 
     def describe(self) -> str:
@@ -110,8 +131,8 @@ class Tasks:
 
     def unreachable(self, host: str) -> str:
         return (
-            "spark.driver.bindAddress, or spark.driver.host, must name an interface of this machine that the executors "
-            "reach"
+            "spark.driver.bindAddress, or spark.driver.host, must name an interface of this machine"
+            " that the executors reach"
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:
