@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.samples import Found
 from benchmarks.steps import FRAMEWORKS
 from farandole.cli.machine import visible_gpus
-from farandole.launch.arguments import check_values
+from farandole.job.launch.arguments import check_values
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself

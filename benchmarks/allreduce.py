@@ -12,8 +12,8 @@ import farandole.torch as hvd
 from benchmarks.crew import Plan
 from benchmarks.samples import GLOO, GLOO_FLAT, OURS, PARTS, Case, interleave
 from benchmarks.steps.torch import Team
-from farandole import context
-from farandole.collectives.hierarchical import GATHER, NETWORK, SCATTER
+from farandole.core.collectives.hierarchical import GATHER, NETWORK, SCATTER
+from farandole.job import context
 
 # (name, bytes, operations per sample): small ones are repeated until a sample is long enough to
 # time.

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks import hosts
 from benchmarks.samples import INTEL, MPI, MPICH, Case, Found, from_record
 from benchmarks.steps import FRAMEWORKS
-from farandole.config import Connection, Placement, Settings
-from farandole.handshake import new_secret
-from farandole.store import StoreServer
+from farandole.job.config import Connection, Placement, Settings
+from farandole.net.handshake import new_secret
+from farandole.net.store import StoreServer
 
 MARK = "farandole-bench "
 ROOT = Path(__file__).parent.parent

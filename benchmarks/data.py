@@ -32,7 +32,7 @@ from benchmarks.samples import (
     Case,
     interleave,
 )
-from farandole import context
+from farandole.job import context
 
 ROWS = 400_000
 QUICK_ROWS = 20_000

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from farandole.launch.plan import plan
-from farandole.store import StoreServer
-from farandole.types import Slot
+from farandole.base.types import Slot
+from farandole.job.launch.plan import plan
+from farandole.net.store import StoreServer
 
 _CLONE_NEWNET = 0x40000000
 DEVICE = "eth0"  # of every host

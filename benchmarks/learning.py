@@ -31,11 +31,11 @@ from benchmarks.problems import (
 )
 from benchmarks.samples import Learned, parts
 from benchmarks.steps.torch import Team
-from farandole import context
-from farandole.contracts import Codec, Observer, Part, Transport
+from farandole.base.contracts import Codec, Observer, Part, Transport
+from farandole.base.types import Buffer, DType, Kind
+from farandole.job import context
 from farandole.strategies.codecs import codec
 from farandole.strategies.specs import ALLREDUCE, strategy_of
-from farandole.types import Buffer, DType, Kind
 
 WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
 SPECS = (

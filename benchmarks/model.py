@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.transports.tcp import overlay
+from farandole.core.transports.tcp import overlay
 
 HOST = 8  # ranks of a host, in predictions
 LATENCY = 100e-6  # from a program to one on another host: Ethernet and TCP without special drivers

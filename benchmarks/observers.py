@@ -18,9 +18,9 @@ from benchmarks.samples import OURS, TIMELINE, TUNED, UNWATCHED, Case, interleav
 from benchmarks.steps import CLASSES, MODELS, Team
 from benchmarks.steps.torch import MODELS as NETS
 from benchmarks.steps.torch import trainer
-from farandole import context
-from farandole.config import Settings
-from farandole.observe.autotune import Tuner
+from farandole.core.observe.autotune import Tuner
+from farandole.job import context
+from farandole.job.config import Settings
 
 WARM_UP = 3
 MOST_STEPS = 5000  # within which autotune must have chosen

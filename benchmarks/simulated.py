@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from farandole.core.transports import tcp
+from farandole.core.transports.tcp import board, overlay
+from farandole.core.transports.tcp.board import TcpBoard
+from farandole.core.transports.tcp.link import TcpLink
 from farandole.errors import HorovodInternalError
-from farandole.handshake import Session, new_secret
-from farandole.store import StoreClient, StoreServer
-from farandole.store.frames import GATHER, packed
-from farandole.transports import tcp
-from farandole.transports.tcp import board, overlay
-from farandole.transports.tcp.board import TcpBoard
-from farandole.transports.tcp.link import TcpLink
+from farandole.net.handshake import Session, new_secret
+from farandole.net.store import StoreClient, StoreServer
+from farandole.net.store.frames import GATHER, packed
 
 MESSAGE = bytes(17)  # of a rank that posts one known collective
 
@@ -143,7 +143,7 @@ class Meeting(NamedTuple):
 
 _SERVE = """
 import sys
-from farandole.store import StoreServer
+from farandole.net.store import StoreServer
 store = StoreServer(sys.argv[1])
 print(store.address, flush=True)
 sys.stdin.read()

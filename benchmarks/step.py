@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from benchmarks.crew import Plan
 from benchmarks.samples import ALONE, Case, interleave
 from benchmarks.steps import MODELS, Team
-from farandole import context
-from farandole.frontend.array_binding import ArrayBinding
-from farandole.frontend.collectives import Collectives
+from farandole.core.api.array_binding import ArrayBinding
+from farandole.core.api.collectives import Collectives
+from farandole.job import context
 
 STEPS = 5
 REPETITIONS = 31

@@ -42,7 +42,7 @@ def watch_the_parent(folder: Path) -> None:
     run on. Its temporary folder goes too, in case it had no time for that.
     """
     from farandole.errors import HorovodInternalError
-    from farandole.store import StoreClient
+    from farandole.net.store import StoreClient
 
     client = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
 

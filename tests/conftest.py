@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.log import logger
+from farandole.base.log import logger
 from tests import pool
 from tests.kits import slurm
 from tests.kits.patience import PATIENT

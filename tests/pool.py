@@ -29,11 +29,11 @@ from typing import Any
 
 import cloudpickle
 
-from farandole.collectives import over
+from farandole.base.pickled import dumps
+from farandole.core.collectives import over
+from farandole.core.transports.inproc import World
 from farandole.errors import HorovodInternalError, PeerLostError
-from farandole.handshake import new_secret
-from farandole.pickled import dumps
-from farandole.transports.inproc import World
+from farandole.net.handshake import new_secret
 
 HERE = Path(__file__).parent
 # seconds until all ranks are there: one whose process is new imports its framework first
@@ -276,13 +276,13 @@ def procs(
     deaths: bool = False,
 ) -> list[Any]:
     """Run ``fn(transport)`` in n processes, over ``wire``: "shm" or "tcp" (default: shm)."""
-    kind = wire or ("shm" if importlib.util.find_spec("farandole.transports.shm") else "tcp")
+    kind = wire or ("shm" if importlib.util.find_spec("farandole.core.transports.shm") else "tcp")
     secret, scope = new_secret(), f"test{os.getpid()}-{time.monotonic_ns()}"
     if kind == "shm":
         return spread(
             n, lambda rank: _over_shm(rank, n, secret, scope, fn), deadline=deadline, deaths=deaths
         )
-    from farandole.store import StoreServer
+    from farandole.net.store import StoreServer
 
     server = StoreServer(secret)
     address = server.address
@@ -298,7 +298,7 @@ def procs(
 
 
 def _over_shm(rank: int, n: int, secret: str, scope: str, fn: Callable[[Any], Any]) -> Any:
-    from farandole.transports import shm
+    from farandole.core.transports import shm
 
     return _run(over(shm.connect(rank, n, secret, scope, START)), fn)
 
@@ -306,8 +306,8 @@ def _over_shm(rank: int, n: int, secret: str, scope: str, fn: Callable[[Any], An
 def _over_tcp(
     rank: int, n: int, secret: str, scope: str, address: str, fn: Callable[[Any], Any]
 ) -> Any:
-    from farandole.store import StoreClient
-    from farandole.transports import tcp
+    from farandole.core.transports import tcp
+    from farandole.net.store import StoreClient
 
     store = StoreClient(address, secret)
     try:

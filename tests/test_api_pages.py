@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from farandole.frontend.documented import _COLLECTIVE, ARGUMENTS, RAISES
+from farandole.core.api.documented import _COLLECTIVE, ARGUMENTS, RAISES
 
 FOLDER = Path(__file__).parent.parent / "docs" / "api"
 TITLES = {

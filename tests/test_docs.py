@@ -30,7 +30,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report, scale
-from farandole.config import Connection, Placement, Setting, settings_of
+from farandole.job.config import Connection, Placement, Setting, settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,7 @@ import pytest
 
 from farandole import errors
 from farandole.compat.exceptions import HorovodVersionMismatchError
-from farandole.launch.watch import Interrupted
+from farandole.job.launch.watch import Interrupted
 
 TREE = {
     "HorovodInternalError": RuntimeError,

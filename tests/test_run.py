@@ -22,8 +22,8 @@ import pytest
 
 import farandole
 from farandole.errors import JobFailedError, SettingsError
+from tests.job.launch.tools import LIMIT, Marked, marked, read_pids, wait_until
 from tests.kits.opened import opened
-from tests.launch.tools import LIMIT, Marked, marked, read_pids, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +190,7 @@ if __name__ == "__main__":
     def test_a_thread_that_does_not_end_is_named(self, capfd: pytest.CaptureFixture[str]) -> None:
         def leave(soon: bool) -> int:
             """A thread that ends just before this rank would tell of it, or when it has."""
-            from farandole.report import left
+            from farandole.job.report import left
 
             over, tell = threading.Event(), left._tell
             heartbeat = threading.Thread(target=over.wait, args=(60,), name="heartbeat")
@@ -339,7 +339,7 @@ class TestFailures:
 
     def test_a_rank_that_never_comes(self) -> None:
         def work() -> None:
-            from farandole import context
+            from farandole.job import context
 
             if whoami()[0] == 1:
                 time.sleep(1000)
@@ -443,9 +443,9 @@ def allreduce_for_ever(victim: int, how: str) -> None:
     """All ranks exchange; ``victim`` ends in the middle of it, at a random moment."""
     import numpy as np
 
-    from farandole import context
-    from farandole.engine.engine import Entry
-    from farandole.types import Buffer, DType, Kind, Request
+    from farandole.base.types import Buffer, DType, Kind, Request
+    from farandole.core.engine.engine import Entry
+    from farandole.job import context
 
     context.init()
     delay = random.SystemRandom().uniform(0.0, 0.1)

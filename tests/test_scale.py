@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import model, simulated
-from farandole.transports.tcp import overlay
+from farandole.core.transports.tcp import overlay
 
 GIVEN = model.Constants(
     message=1e-5,

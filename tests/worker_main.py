@@ -25,7 +25,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import cloudpickle
 
-    import farandole.collectives  # noqa: F401  warm: the first test should not pay for imports
+    import farandole.core.collectives  # noqa: F401  warm: the first test should not pay for imports
 
     todo: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 

@@ -54,7 +54,7 @@ FRAMEWORKS = {
 
 def meet(rank: int, size: int) -> list[str]:
     """A host and port of every rank, that the framework's own servers may listen on."""
-    from farandole.store import StoreClient
+    from farandole.net.store import StoreClient
 
     store = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
     with socket.socket() as free:

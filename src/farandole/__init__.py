@@ -15,7 +15,7 @@ if _platform != "linux":
 
 if TYPE_CHECKING:
     from farandole import errors
-    from farandole.launch.api import Runner, run
+    from farandole.job.launch.api import Runner, run
 
     __version__: str
 
@@ -25,7 +25,7 @@ __all__ = ["Runner", "__version__", "errors", "run"]
 def __getattr__(name: str) -> Any:
     # Imported when first used: `import farandole` loads nothing.
     if name in ("run", "Runner"):
-        from farandole.launch import api
+        from farandole.job.launch import api
 
         value = getattr(api, name)
     elif name == "errors":

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.frontend.array_binding import ArrayBinding, carried
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.collectives import Collectives
-from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.frontend.documented import like
-from farandole.frontend.gather import gather_by
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.helpers import seed_everything
-from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.types import Buffer, DType
+from farandole.base.types import Buffer, DType
+from farandole.core.api.array_binding import ArrayBinding, carried
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.collectives import Collectives
+from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.core.api.documented import like
+from farandole.core.api.gather import gather_by
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import seed_everything
+from farandole.core.api.objects import allgather_object, broadcast_object
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class _Binding(ArrayBinding):

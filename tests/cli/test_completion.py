@@ -9,7 +9,7 @@ import pytest
 from farandole import cli
 from farandole.cli import completion
 from farandole.cli.run import parser
-from farandole.config import settings_of
+from farandole.job.config import settings_of
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from farandole import cli
-from farandole.launch import driver
-from farandole.launch.job import Job
+from farandole.job.launch import driver
+from farandole.job.launch.job import Job
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 

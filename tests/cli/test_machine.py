@@ -6,8 +6,8 @@ import pytest
 
 from farandole import cli
 from farandole.cli import machine
-from farandole.launch import driver
-from farandole.launch.job import Job
+from farandole.job.launch import driver
+from farandole.job.launch.job import Job
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole import cli, registry
+from farandole import cli
 from farandole.cli import run
-from farandole.config import Settings, settings_of
 from farandole.errors import SettingsError
-from farandole.launch import driver
-from farandole.launch.contract import Request
-from farandole.launch.job import Job
+from farandole.job.config import Settings, settings_of
+from farandole.job.launch import driver
+from farandole.job.launch.contract import Request
+from farandole.job.launch.job import Job
+from farandole.job.plugins import registry
 
 
 @pytest.fixture
@@ -512,7 +513,7 @@ class TestPublicNames:
             farandole.runn  # noqa: B018
 
     def test_the_command_line_imports_nothing_heavy(self) -> None:
-        code = "import sys, farandole.cli.run, farandole.launch.driver; print(*sys.modules)"
+        code = "import sys, farandole.cli.run, farandole.job.launch.driver; print(*sys.modules)"
         command = [sys.executable, "-c", code]
         loaded = subprocess.run(
             command, capture_output=True, text=True, timeout=200, check=True

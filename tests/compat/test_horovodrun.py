@@ -12,9 +12,9 @@ import pytest
 
 from farandole.compat import HOROVOD, flags, horovodrun
 from farandole.errors import SettingsError
-from farandole.launch import driver
-from farandole.launch.job import Job
-from farandole.launch.launchers import mpi
+from farandole.job.launch import driver
+from farandole.job.launch.job import Job
+from farandole.job.launch.launchers import mpi
 from tests.compat import tools
 
 # Every flag of horovodrun 0.28. A program's command line must go on working.

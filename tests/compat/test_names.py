@@ -261,7 +261,7 @@ class TestHorovodRunner:
                 " each.partition(':')\n    print(getattr(importlib.import_module(module),"
                 " name).__module__)"
             )
-            == "farandole.report.messages\nfarandole.spark.runner"
+            == "farandole.job.report.messages\nfarandole.spark.runner"
         )
 
     @pytest.mark.parametrize(

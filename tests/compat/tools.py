@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launch.tools import marked
+from tests.job.launch.tools import marked
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "compat" / "src"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole import context
-from farandole.config import Placement
 from farandole.data import DistributedSampler, ElasticSampler
 from farandole.errors import NotInitializedError, SettingsError
+from farandole.job import context
+from farandole.job.config import Placement
 
 
 def dealt(size: int, length: int, **how: object) -> list[list[int]]:

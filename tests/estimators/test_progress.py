@@ -14,7 +14,7 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators import checkpoint, mlflow, progress
 from farandole.estimators.progress import Best
 from farandole.estimators.spec import Reading, Spec, Watching, direction
-from farandole.report import pace
+from farandole.job.report import pace
 
 NAN = float("nan")
 

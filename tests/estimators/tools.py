@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.estimators import Backend
-from tests.job import job
 from tests.keras import backends
+from tests.run_job import job
 
 ROWS = 61  # which neither ranks nor batches divide
 

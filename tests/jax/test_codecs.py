@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.jax.test_optimizer import batch, loss, parameters
-from tests.job import job
+from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")

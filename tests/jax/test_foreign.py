@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 if jax.__version_info__ < (0, 6):

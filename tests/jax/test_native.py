@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from farandole.cli.machine import visible_gpus
+from tests.job.launch.test_ssh import run
 from tests.kits.hosts import hosts
-from tests.launch.test_ssh import run
 
 pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")
@@ -97,9 +97,9 @@ def test_without_jax_distributed_programs_are_plain_ones() -> None:
 
 def test_with_tls_nothing_goes_to_other_hosts_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     import farandole.jax as hvd
-    from farandole.config import Settings
     from farandole.errors import SettingsError
     from farandole.jax import native
+    from farandole.job.config import Settings
 
     for name, value in (("settings", Settings(tls=True)), ("size", 2), ("local_size", 1)):
         monkeypatch.setattr(native.context, name, lambda value=value: value)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 pytest.importorskip("jax", reason="jax is not installed")
 

@@ -21,7 +21,7 @@ from tests.jax.test_optimizer import (
     parameters,
     trained,
 )
-from tests.job import job
+from tests.run_job import job
 
 STEPS = 5
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 

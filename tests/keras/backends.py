@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests import pool
-from tests.job import job
+from tests.run_job import job
 
 BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]
 # to import: what concerns no backend is shown on this one

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.job import job
 from tests.keras.backends import QUICK, on
 from tests.keras.test_training import equal
+from tests.run_job import job
 
 
 def _of_keras_3(hvd: Any, *, distributed: bool = True) -> tuple[Any, list[Any], list[Any]]:

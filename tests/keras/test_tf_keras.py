@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.strategies import LocalSGD
-from tests.job import job
+from tests.run_job import job
 
 pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 

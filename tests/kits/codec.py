@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.collectives.kernels import narrow_into, widen
-from farandole.contracts import Codec, Part, TakingBack, Transport
-from farandole.types import Buffer, DType
+from farandole.base.contracts import Codec, Part, TakingBack, Transport
+from farandole.base.types import Buffer, DType
+from farandole.core.kernels import narrow_into, widen
 from tests.pool import ranks
 
 SHAPES = ((0,), (1,), (7,), (64, 96), (130, 3, 5), (20_001,), (3,))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from farandole.contracts import Transport
+from farandole.base.contracts import Transport
 from farandole.errors import PeerLostError
 from tests.kits.worlds import (
     SIZES,

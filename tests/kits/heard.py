@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from tests.job import job
+from tests.run_job import job
 
 
 class _Handler(logging.Handler):
@@ -25,7 +25,7 @@ class _Handler(logging.Handler):
 @contextmanager
 def listening() -> Iterator[list[str]]:
     """The texts of what is logged meanwhile."""
-    from farandole.log import logger
+    from farandole.base.log import logger
 
     handler = _Handler()
     logger.addHandler(handler)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.contracts import Link
-from farandole.types import DType
+from farandole.base.contracts import Link
+from farandole.base.types import DType
 from tests.kits.oracle import values
 from tests.kits.transport import Worlds
 

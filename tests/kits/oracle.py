@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.types import DType, ReduceOp
+from farandole.base.types import DType, ReduceOp
 
 UFUNCS = {
     ReduceOp.SUM: np.add,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.contracts import Packed, Part, PushCodec
-from farandole.types import Buffer, DType
+from farandole.base.contracts import Packed, Part, PushCodec
+from farandole.base.types import Buffer, DType
 from tests.kits.codec import Arrays, gradients
 
 SHAPES = ((1,), (7,), (64, 96), (130, 3, 5), (20_001,), (3,))

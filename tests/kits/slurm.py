@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from farandole.store.ports import free_port
+from farandole.net.store.ports import free_port
 
 PACKAGES = ("slurmctld", "slurmd", "munge", "slurm-client")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.contracts import Settling, Strategy
+from farandole.base.contracts import Settling, Strategy
 from farandole.errors import HorovodInternalError
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import KeptExchange, WeightExchange
-from tests.job import job
+from tests.run_job import job
 
 SHAPES = ((3, 4), (), (0,), (7,), (2, 1, 5))
 DTYPES = ("float32", "float64")

@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 
+from tests.job.launch.tools import wait_until
 from tests.kits.hosts import hosts, needed
-from tests.launch.tools import wait_until
 
 KILLED = """
 import os, sys

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.collectives import kernels
-from farandole.contracts import Transport
-from farandole.types import Buffer, DType, ReduceOp
+from farandole.base.contracts import Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core import kernels
 from tests.kits.failure import BoardKit as BoardKit
 from tests.kits.failure import FailureKit as FailureKit
 from tests.kits.oracle import assert_reduced, values

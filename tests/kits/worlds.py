@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from farandole.collectives import over
-from farandole.collectives.hierarchical import Hierarchical
-from farandole.contracts import Transport
-from farandole.handshake import new_secret
-from farandole.transports import shm
-from farandole.transports.inproc import World
-from farandole.types import Buffer, DType, ReduceOp
+from farandole.base.contracts import Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.collectives import over
+from farandole.core.collectives.hierarchical import Hierarchical
+from farandole.core.transports import shm
+from farandole.core.transports.inproc import World
+from farandole.net.handshake import new_secret
 from tests import pool
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)

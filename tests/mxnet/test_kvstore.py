@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
 from tests.mxnet.test_training import BATCH, OPTIMIZERS, alone, assert_alike, network, trained
+from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farandole.mxnet.names import canonical
-from tests.job import job
+from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.handshake import new_secret
-from tests.job import job
+from farandole.net.handshake import new_secret
 from tests.pool import Died, spread
+from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
@@ -371,7 +371,7 @@ hvd.init()
 
 
 def run(program: str, *, np: int = 2, fails: bool = False, **env: str) -> str:
-    from tests.launch.tools import Marked
+    from tests.job.launch.tools import Marked
 
     marked = Marked()
     command = [
@@ -464,9 +464,9 @@ def test_a_rank_that_dies_is_heard_of_by_whoever_reads() -> None:
     def fn(rank: int) -> str:
         import os
 
-        from farandole import context
-        from farandole.config import Connection, Placement, Settings
-        from farandole.transports import shm
+        from farandole.core.transports import shm
+        from farandole.job import context
+        from farandole.job.config import Connection, Placement, Settings
 
         transport = shm.connect(rank, 2, secret, "test", 150.0)
         placement = Placement(rank=rank, size=2, local_rank=rank, local_size=2)

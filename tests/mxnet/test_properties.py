@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
-from tests.job import job
+from tests.run_job import job
 
 REDUCED = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
 MOVED = [*REDUCED, "uint16", "uint32", "uint64", "complex64"]

@@ -22,7 +22,7 @@ import farandole
 import farandole.spark
 from farandole.errors import JobFailedError
 from farandole.spark import HorovodRunner, LoopLog, log_to_driver
-from tests.launch.tools import read_pids, wait_until
+from tests.job.launch.tools import read_pids, wait_until
 from tests.spark import tools
 
 LINES = 100_000

@@ -18,7 +18,7 @@ import pytest
 
 from farandole.errors import JobFailedError, SettingsError
 from farandole.spark import HorovodRunner
-from tests.launch.tools import read_pids
+from tests.job.launch.tools import read_pids
 from tests.spark import tools
 
 KILLS = int(os.environ.get("FARANDOLE_SPARK_KILLS", "3"))  # one of each kind
@@ -52,8 +52,8 @@ def wait_for_the_others(folder: str) -> None:
     """A rank that trains: it says who it is, and exchanges for minutes."""
     import numpy
 
-    from farandole import context
-    from farandole.frontend.objects import allgather_object
+    from farandole.core.api.objects import allgather_object
+    from farandole.job import context
 
     context.init()
     values = numpy.ones(4)

@@ -23,7 +23,7 @@ import farandole.data.spark
 from farandole.data import from_spark
 from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.spark import HorovodRunner, log_to_driver, run
-from tests.launch.tools import read_pids
+from tests.job.launch.tools import read_pids
 from tests.spark import tools
 
 
@@ -37,8 +37,8 @@ def exchanged(scale: float) -> tuple[int, int, float]:
     """The sum of what the ranks give, without a framework."""
     import numpy as np
 
-    from farandole import context
-    from farandole.frontend.objects import allgather_object
+    from farandole.core.api.objects import allgather_object
+    from farandole.job import context
 
     context.init()
     values = allgather_object(np.float64(scale * (context.rank() + 1)))

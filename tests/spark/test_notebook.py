@@ -17,7 +17,7 @@ nbformat = pytest.importorskip("nbformat")
 manager = pytest.importorskip("jupyter_client.manager")
 pytest.importorskip("ipykernel")
 
-from tests.launch.tools import read_pids, wait_until  # noqa: E402
+from tests.job.launch.tools import read_pids, wait_until  # noqa: E402
 from tests.spark import tools  # noqa: E402
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "horovod_runner.ipynb"

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError, SettingsError
-from farandole.handshake import new_secret
-from farandole.launch.agents import boot
-from farandole.launch.agents.agent import environment, place
-from farandole.launch.agents.allocation import visible
-from farandole.launch.agents.bundle import bundle, digests, packed
-from farandole.launch.contract import Request
-from farandole.launch.launchers.spark import Spark, cluster
-from farandole.launch.launchers.spark.cluster import Cluster, reason
-from farandole.report import messages, pickling
+from farandole.job.launch.agents import boot
+from farandole.job.launch.agents.agent import environment, place
+from farandole.job.launch.agents.allocation import visible
+from farandole.job.launch.agents.bundle import bundle, digests, packed
+from farandole.job.launch.contract import Request
+from farandole.job.launch.launchers.spark import Spark, cluster
+from farandole.job.launch.launchers.spark.cluster import Cluster, reason
+from farandole.job.report import messages, pickling
+from farandole.net.handshake import new_secret
 from farandole.spark import (
     HorovodRunner,
     LoopLog,

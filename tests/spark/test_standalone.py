@@ -20,7 +20,7 @@ import pytest
 
 from farandole.errors import JobFailedError
 from farandole.spark import HorovodRunner, get_available_devices, run
-from tests.launch.tools import read_pids, wait_until
+from tests.job.launch.tools import read_pids, wait_until
 from tests.spark import tools
 
 HOME = Path(pyspark.__file__).parent
@@ -161,7 +161,7 @@ def who() -> tuple[int, str, list[str], list[str | None]]:
     import cloudpickle
 
     import farandole
-    from farandole import context
+    from farandole.job import context
 
     context.init()
     files = [farandole.__file__, cloudpickle.__file__]

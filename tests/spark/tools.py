@@ -18,7 +18,7 @@ import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from tests.launch.tools import wait_until as wait_until
+from tests.job.launch.tools import wait_until as wait_until
 
 LIMIT = 90.0  # seconds in which every failure must be over
 # in the environment of a session's JVM, of its executors and of their ranks

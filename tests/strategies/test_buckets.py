@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.base.types import DType
 from farandole.strategies.buckets import ContiguousBucket, partition
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
-from farandole.types import DType
 
 
 class Fake:

@@ -18,8 +18,8 @@ from farandole.errors import HorovodInternalError
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import WeightExchange
-from tests.job import job
 from tests.pool import Died
+from tests.run_job import job
 
 WITH_WEIGHTS = [
     "local_sgd:1",

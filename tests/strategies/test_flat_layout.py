@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.base.types import DType
 from farandole.errors import RequestError
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.flat_layout import LARGE, flat_layout, separate, write_back
-from farandole.types import DType
 
 shapes = st.lists(st.integers(0, 40), max_size=2).map(tuple)
 lists = st.lists(

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.frontend.compression import CastCompressor
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.compression import CastCompressor
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
-from farandole.types import DType, ReduceOp
-from tests.job import job
+from tests.run_job import job
 
 SUM = GradientOptions(ReduceOp.SUM)
 SHAPES: list[tuple[int, ...]] = [(3, 4), (), (0,), (1,), (40_000,), (7, 110, 53)]

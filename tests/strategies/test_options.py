@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.frontend.compression import CastCompressor, NoneCompressor
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.compression import CastCompressor, NoneCompressor
 from farandole.strategies.options import LINEAR, GradientOptions, gradient_options, predivided
-from farandole.types import DType, ReduceOp
 
 
 def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def model_of() -> Any:
 def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: bool) -> None:
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
-        from farandole import context
+        from farandole.job import context
 
         def train(sizes: list[int]) -> tuple[list[Any], list[Any]]:
             model = model_of()
@@ -74,7 +74,7 @@ def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> No
 
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
-        from farandole import context
+        from farandole.job import context
 
         model = model_of()
         optimizer = hvd.DistributedOptimizer(
@@ -108,7 +108,7 @@ def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> No
 def test_autotune_moves_the_buckets() -> None:
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
-        from farandole import context
+        from farandole.job import context
 
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(4)))

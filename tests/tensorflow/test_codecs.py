@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from tests.job import job
+from tests.run_job import job
 
 
 def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:

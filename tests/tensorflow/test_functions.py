@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from tests.job import job
+from tests.run_job import job
 
 MODES = ["eager", "function", "unknown shapes", "session"]
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]

@@ -13,7 +13,7 @@ import tensorflow as tf
 import farandole.tensorflow as hvd
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.gradients import reduce_gradients, reducer_for
-from tests.job import job
+from tests.run_job import job
 
 MODES = ["eager", "function", "session"]
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from tests.job import job
+from tests.run_job import job
 
 PROGRAMS = Path(__file__).parent / "programs"
 

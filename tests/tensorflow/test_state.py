@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.errors import HostsUpdatedInterrupt
-from tests.job import job
+from tests.run_job import job
 
 v1 = tf.compat.v1
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from tests.job import job
+from tests.run_job import job
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (7, 4, 5, 3)])

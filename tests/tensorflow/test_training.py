@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from tests.job import job
+from tests.run_job import job
 
 STEPS, BATCH, WORDS = 4, 8, 11
 v1 = tf.compat.v1

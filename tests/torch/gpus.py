@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.job import job
+from tests.run_job import job
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 NCCL = torch.distributed.is_available() and torch.distributed.is_nccl_available()

@@ -82,7 +82,7 @@ class Pretend:
 @contextmanager
 def pretending(pretend: Pretend) -> Iterator[Pretend]:
     """In this process, tensors that count as the pretended device's take its way."""
-    from farandole.engine import devices
+    from farandole.core.engine import devices
     from farandole.torch import functions
     from farandole.torch.binding import DTYPES
     from farandole.torch.device.transport import TorchTransport

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.collectives.test_adasum import tree
-from tests.job import job
+from tests.core.collectives.test_adasum import tree
+from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

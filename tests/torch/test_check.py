@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
 from tests.kits.heard import heard
+from tests.run_job import job
 
 pytestmark = pytest.mark.slow
 
@@ -567,13 +567,13 @@ for step in range({steps}):
         hvd.allreduce_(parameter.grad)
     optimizer.step()
     if step + 1 == 100 and hvd.rank() == 1:
-        from farandole import context
+        from farandole.job import context
         context.store().set("ready", b"")
     if step + 1 == 199 and hvd.rank() == 0:
-        from farandole import context
+        from farandole.job import context
         context.store().get("ready", 30.0)
 if hvd.rank() == 0:
-    from farandole import context
+    from farandole.job import context
     context.store().get("ready", 30.0)
 """
 

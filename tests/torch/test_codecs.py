@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 from tests.torch.test_optimizer import data, loss_of, net, part
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

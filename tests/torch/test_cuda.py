@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import pool
-from tests.job import job, stored
+from tests.run_job import job, stored
 from tests.torch.gpus import WAYS, apart, gpu_job, place, with_gpu, with_nccl
 from tests.torch.test_optimizer import (
     OPTIMIZERS,
@@ -195,8 +195,8 @@ def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
 def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
     def body(transport: Any) -> str:
         import farandole.torch as hvd
-        from farandole import context
-        from farandole.config import Connection, Placement, Settings
+        from farandole.job import context
+        from farandole.job.config import Connection, Placement, Settings
 
         placement = Placement(rank=transport.rank, size=2, local_rank=transport.rank, local_size=2)
         context._enter(placement, Settings(**settings), transport, Connection())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import pool
-from tests.job import job, stored
+from tests.run_job import job, stored
 from tests.torch.pretend import Pretend, pretending
 from tests.torch.test_optimizer import (
     OPTIMIZERS,
@@ -483,8 +483,8 @@ def killed(
     """``fn(engine, pretend)`` on all ranks, some of which kill themselves; rank 0's result."""
 
     def body(transport: Any) -> Any:
-        from farandole import context
-        from farandole.config import Connection, Placement, Settings
+        from farandole.job import context
+        from farandole.job.config import Connection, Placement, Settings
 
         import farandole.torch  # noqa: F401  isort: skip
 
@@ -679,8 +679,8 @@ def test_that_ranks_share_a_device_for_no_reason_is_a_pity() -> None:
 
 
 def test_scaling_into_integers_truncates() -> None:
+    from farandole.base.types import DType
     from farandole.torch.device.native import scale_into
-    from farandole.types import DType
 
     rng = np.random.default_rng(0)
     given = torch.from_numpy(rng.integers(-(1 << 62), 1 << 62, 1000))
@@ -813,8 +813,8 @@ def test_a_variable_is_set_for_a_moment() -> None:
 
 
 def test_a_rank_that_may_not_send_in_clear_does_not_exchange_directly() -> None:
+    from farandole.core.transports import shm
     from farandole.torch.device.agreement import decide, views
-    from farandole.transports import shm
 
     bar = "--tls, and other hosts to reach, to which NCCL would send in clear"
     found = views(shm.connect(0, 1, "", "bar"), Pretend("GPU-0"), "auto", bar)  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from farandole.core.api import elastic
+from farandole.core.api.elastic import run, run_fn
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
-from farandole.frontend import elastic
-from farandole.frontend.elastic import run, run_fn
-from tests.job import job
+from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -58,7 +58,7 @@ def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(
 
     said: list[str] = []
     monkeypatch.setattr(
-        "farandole.frontend.elastic.logger.warning", lambda text, *args: said.append(text % args)
+        "farandole.core.api.elastic.logger.warning", lambda text, *args: said.append(text % args)
     )
 
     @run

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
 from tests.kits.heard import listening
+from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -124,7 +124,7 @@ def test_buckets_that_were_laid_out_anew_without_those_who_joined(
     """
 
     def train(name: str, rank: int, hvd: Any, steps: list[tuple[int, int]]) -> None:
-        from farandole import context
+        from farandole.job import context
 
         torch.manual_seed(0)
         layers = [torch.nn.Linear(9, 9) for _ in range(6)]

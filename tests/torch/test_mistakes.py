@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
 from tests.kits.heard import listening
+from tests.run_job import job
 from tests.torch.test_optimizer import data, loss_of, net, part, values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -335,7 +335,7 @@ def test_a_model_converted_to_another_type_after_its_optimizer_was_wrapped() -> 
 def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
     def train(rank: int) -> None:
         import farandole.torch as hvd
-        from farandole import context
+        from farandole.job import context
 
         model = net()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
+from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values
 
 pytestmark = pytest.mark.slow

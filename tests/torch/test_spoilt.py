@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.job import job
 from tests.kits.heard import heard
+from tests.run_job import job
 
 pytestmark = pytest.mark.slow
 

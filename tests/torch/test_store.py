@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError
-from farandole.handshake import new_secret
-from farandole.store import StoreClient, StoreServer
+from farandole.net.handshake import new_secret
+from farandole.net.store import StoreClient, StoreServer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -12,7 +12,7 @@ import pytest
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip import Gossip
 from farandole.strategies.modes.local_sgd import LocalSGD
-from tests.job import job
+from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

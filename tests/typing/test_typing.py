@@ -76,7 +76,7 @@ def test_pyright(tmp_path: Path) -> None:
 )
 def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
     """Type checkers read ``__all__`` without running anything, so it is a plain list."""
-    from farandole.frontend import basics
+    from farandole.core.api import basics
 
     root = ROOT / "src" / "farandole"
     file = root / f"{path}.py" if (root / f"{path}.py").is_file() else root / path / "__init__.py"
@@ -91,7 +91,7 @@ def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
 
 def test_keras_under_tensorflow_lists_what_keras_3_and_2_have() -> None:
     """They are read, not run: a process has one of them."""
-    from farandole.frontend import basics
+    from farandole.core.api import basics
 
     root = HERE.parent.parent / "src" / "farandole"
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if None in (sys.stdin, sys.stdout, sys.stderr):
-        from farandole.launch.limits import open_standard_streams
+        from farandole.job.launch.limits import open_standard_streams
 
         open_standard_streams()
     try:

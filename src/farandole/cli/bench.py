@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.base.package import PARENT
 from farandole.errors import SettingsError
 
 
@@ -19,8 +20,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _benchmarks() -> Any:
-    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    for root in (os.path.dirname(source), os.getcwd()):
+    for root in (os.path.dirname(PARENT), os.getcwd()):
         if os.path.isfile(os.path.join(root, "benchmarks", "__main__.py")):
             sys.path.insert(0, root)
             break

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from farandole import cli, registry
+from farandole import cli
 from farandole.cli.parsing import Parser, one_of, say
-from farandole.config import settings_of
 from farandole.errors import SettingsError
+from farandole.job.config import settings_of
+from farandole.job.plugins import registry
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = ("FILE", "DIR", "OUT", "FILE.png")  # as these options call their value

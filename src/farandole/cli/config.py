@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, say
-from farandole.config import Setting, settings_of
+from farandole.job.config import Setting, settings_of
 
 
 def parser() -> Parser:

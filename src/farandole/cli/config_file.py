@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from farandole.errors import SettingsError, did_you_mean
-from farandole.launch import config_file
+from farandole.job.launch import config_file
 
 NOT_HERE = ("help", "config-file")
 PLACES = ("hosts", "hostfile")  # two ways to say one thing

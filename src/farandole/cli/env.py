@@ -20,7 +20,7 @@ from importlib import metadata
 
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
-from farandole.config import content, cores, quota
+from farandole.job.config import content, cores, quota
 
 PACKAGES = (
     "farandole",

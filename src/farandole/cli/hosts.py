@@ -15,16 +15,16 @@ from typing import Any
 
 from farandole.cli.parsing import Parser, say
 from farandole.cli.run import add_setting, overrides
-from farandole.config import Settings, settings_of
 from farandole.errors import JobFailedError, SettingsError, printable
-from farandole.handshake import new_secret
-from farandole.launch.agents.bundle import archive, digests
-from farandole.launch.job import settings_for
-from farandole.launch.launchers.ssh import argv, search_path
-from farandole.launch.openssh import Session, failures
-from farandole.launch.plan import parse_hosts, read_hostfile
-from farandole.network import EVERYWHERE, chosen, interfaces, joined, split
-from farandole.store import StoreServer
+from farandole.job.config import Settings, settings_of
+from farandole.job.launch.agents.bundle import archive, digests
+from farandole.job.launch.job import settings_for
+from farandole.job.launch.launchers.ssh import argv, search_path
+from farandole.job.launch.openssh import Session, failures
+from farandole.job.launch.plan import parse_hosts, read_hostfile
+from farandole.net.handshake import new_secret
+from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, joined, split
+from farandole.net.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
 # seconds for all hosts to answer, after which ssh has long given up on those that are down

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from farandole.errors import SettingsError, did_you_mean
-from farandole.launch.arguments import check_values
+from farandole.job.launch.arguments import check_values
 
 
 class Parser(argparse.ArgumentParser):

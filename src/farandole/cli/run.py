@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole import registry
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
-from farandole.config import Setting, Settings, cores, parse, settings_of
 from farandole.errors import SettingsError, counted, did_you_mean, nearest
+from farandole.job.config import Setting, Settings, cores, parse, settings_of
+from farandole.job.plugins import registry
 
 if TYPE_CHECKING:
-    from farandole.launch.job import Job
+    from farandole.job.launch.job import Job
 
 EXAMPLE = """farandole run -np 2 python train.py --epochs 3
          farandole run -np auto --output-dir logs python train.py"""
@@ -154,8 +154,8 @@ def main(arguments: Sequence[str]) -> int:
         raise SettingsError(_without_np(command))
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
-    from farandole.launch import driver
-    from farandole.launch.config_file import naming
+    from farandole.job.launch import driver
+    from farandole.job.launch.config_file import naming
 
     check_input(command)
     with naming(options.from_file.values()):
@@ -168,11 +168,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
-    from farandole.launch.config_file import within
-    from farandole.launch.contract import Request
-    from farandole.launch.display import Display
-    from farandole.launch.job import Job, ranks_of, settings_for
-    from farandole.launch.plan import parse_hosts, read_hostfile
+    from farandole.job.launch.config_file import within
+    from farandole.job.launch.contract import Request
+    from farandole.job.launch.display import Display
+    from farandole.job.launch.job import Job, ranks_of, settings_for
+    from farandole.job.launch.plan import parse_hosts, read_hostfile
 
     if options.hosts and options.hostfile:
         raise SettingsError("--hosts and --hostfile exclude each other: give one of them")
@@ -243,7 +243,7 @@ def _tell_idle(given: Mapping[str, Any], settings: Settings) -> None:
 
 def _number(options: argparse.Namespace, launcher: str) -> int:
     """The number of processes. The number for ``auto`` is printed."""
-    from farandole.launch.plan import check_np, parse_hosts
+    from farandole.job.launch.plan import check_np, parse_hosts
 
     if options.np != "auto":
         if not re.fullmatch(r"-?\d+", options.np):

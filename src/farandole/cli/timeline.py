@@ -33,7 +33,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
-    from farandole.observe import timeline
+    from farandole.core.observe import timeline
 
     merged = timeline.merge([timeline.read(path) for path in options.files])
     timeline.write(options.output, merged)

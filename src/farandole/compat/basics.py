@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from farandole import context
-from farandole.frontend import capabilities
-from farandole.types import ReduceOp
+from farandole.base.types import ReduceOp
+from farandole.core.api import capabilities
+from farandole.job import context
 
 _OF_TORCH = ("nccl_built", "cuda_built", "rocm_built")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from farandole.compat.flags import OWN, TUNABLE, Flag
 from farandole.errors import SettingsError
-from farandole.launch import config_file
-from farandole.launch.config_file import Place
+from farandole.job.launch import config_file
+from farandole.job.launch.config_file import Place
 
 CONTROLLERS = ("mpi", "gloo", "jsrun")
 _BY_PLACE = {(flag.section, flag.key): flag for flag in (*OWN, *TUNABLE) if flag.key}

@@ -8,7 +8,7 @@ import argparse
 from typing import Any, NamedTuple, NoReturn
 
 from farandole.errors import SettingsError
-from farandole.launch.arguments import check_values
+from farandole.job.launch.arguments import check_values
 
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"

@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
-from farandole.config import parse, settings_of
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
-from farandole.launch import driver
-from farandole.launch.config_file import naming
-from farandole.launch.display import Display
-from farandole.launch.job import Job, settings_for
-from farandole.launch.launchers import mpi
-from farandole.launch.plan import check_np, read_hostfile
+from farandole.job.config import parse, settings_of
+from farandole.job.launch import driver
+from farandole.job.launch.config_file import naming
+from farandole.job.launch.display import Display
+from farandole.job.launch.job import Job, settings_for
+from farandole.job.launch.launchers import mpi
+from farandole.job.launch.plan import check_np, read_hostfile
 
 _NO_LSF = (
     "Horovod did not detect an LSF job.  The jsrun launcher can only be used in that environment. "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.ops import WORLD
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import (
     allreduce,
     broadcast_variables,
@@ -16,7 +17,6 @@ from farandole.tensorflow import (
     reducescatter,
 )
 from farandole.tensorflow.sparse import is_slices, tensor_of
-from farandole.types import ReduceOp
 
 
 def sum_of(

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from farandole.base.log import logger
 from farandole.compat import missing, telling
 from farandole.errors import SettingsError
-from farandole.launch import api
-from farandole.launch.launchers import mpi
-from farandole.launch.plan import read_hostfile
-from farandole.log import logger
+from farandole.job.launch import api
+from farandole.job.launch.launchers import mpi
+from farandole.job.launch.plan import read_hostfile
 
 T = TypeVar("T")
 

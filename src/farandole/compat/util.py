@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from farandole.compat.later import not_there
-from farandole.frontend import capabilities
+from farandole.core.api import capabilities
 
 T = TypeVar("T")
 # those that stand; horovod.<name> exists for each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farandole import lazy
+from farandole.base import lazy
 from farandole.data.loader import AsyncDataLoaderMixin, BaseDataLoader
 from farandole.data.permutation import Permutation
 from farandole.data.sampler import DistributedSampler, ElasticSampler

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from farandole.log import logger
+from farandole.base.log import logger
 
 
 class BaseDataLoader:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 SHUFFLE = "PCG64"  # how orders are shuffled; another way has another name, which states tell
 # With many divisors, so that many numbers of ranks read no block twice; the same for any number of

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole import context
 from farandole.data.permutation import Permutation
 from farandole.errors import SettingsError, counted
+from farandole.job import context
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 EVEN = ("pad", "drop", "weights")
 _BLOCK = 1 << 14  # indices computed at a time

@@ -14,11 +14,11 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from farandole.base.log import logger
 from farandole.data import leftovers, paths, plans
 from farandole.data.parquet import ParquetData
 from farandole.data.parquet.places import InFrame, Where
 from farandole.errors import DataError, SettingsError
-from farandole.log import logger
 
 # bytes: small enough to mix rows of many, large enough to be read at full speed
 ROW_GROUP = 4 << 20

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farandole import lazy
+from farandole.base import lazy
 
 if TYPE_CHECKING:
     from farandole.estimators.backend import Backend, LocalBackend, SparkBackend

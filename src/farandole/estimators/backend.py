@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farandole.launch.api import run as run_locally
+from farandole.job.launch.api import run as run_locally
 from farandole.spark.run import run as run_on_spark
 
 
@@ -81,12 +81,12 @@ class SparkBackend(Backend):
 
     def check(self) -> None:
         """SettingsError where so many tasks can never start together."""
-        from farandole.launch.launchers.spark import Spark
+        from farandole.job.launch.launchers.spark import Spark
 
         Spark().check(self.num_processes())
 
     @staticmethod
     def default_num_proc() -> int:
-        from farandole.launch.launchers.spark import Spark
+        from farandole.job.launch.launchers.spark import Spark
 
         return Spark().default_parallelism()

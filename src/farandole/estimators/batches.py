@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from farandole.base.log import logger
 from farandole.data import ParquetData
 from farandole.data.extras import need
 from farandole.data.steps import Step, Steps
 from farandole.errors import DataError, counted, did_you_mean
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
-from farandole.log import logger
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no statistics

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from farandole.base.log import logger
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import digest
@@ -22,7 +23,6 @@ from farandole.estimators.trainers.lightning.packages import package_of
 from farandole.estimators.trainers.lightning.trainer import train
 from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train as train_plain
-from farandole.log import logger
 
 EXTRA = (
     Row("num_gpus", None, "no effect: a rank has one device"),

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.base.log import logger
 from farandole.estimators.progress import flat
-from farandole.log import logger
 
 
 def track(history: Sequence[dict[str, Any]]) -> None:

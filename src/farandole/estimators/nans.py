@@ -8,11 +8,11 @@ from collections import Counter
 
 import numpy as np
 
+from farandole.base.log import logger
 from farandole.data import ParquetData
 from farandole.data.parquet.data import Files
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns
-from farandole.log import logger
 
 KINDS = ("number", "list", "vector")  # of columns that are looked at
 # bytes of rows that are looked at: a fit should begin soon, also with files far away

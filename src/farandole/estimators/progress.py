@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from farandole.base.log import logger
+from farandole.core.api.objects import broadcast_object
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.checkpoint import Checkpoint, last_of, write
 from farandole.estimators.spec import Result, Spec, Watching
-from farandole.frontend.objects import broadcast_object
-from farandole.log import logger
-from farandole.report import messages, pace
+from farandole.job.report import messages, pace
 
 
 class Best:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import digest, plain
@@ -21,7 +22,6 @@ from farandole.estimators.trainers.torch.check import check
 from farandole.estimators.trainers.torch.losses import constructor, losses, refuse_class
 from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train
-from farandole.pickled import dumps
 
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),

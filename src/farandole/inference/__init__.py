@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farandole import lazy
+from farandole.base import lazy
 
 if TYPE_CHECKING:
     from farandole.inference.parquet import predict_parquet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from farandole.interrupts import interrupts
+from farandole.base.interrupts import interrupts
 
 
 class Part(NamedTuple):

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from farandole.base.pickled import dumps
 from farandole.data import paths
 from farandole.data.extras import need
 from farandole.errors import SettingsError, did_you_mean
 from farandole.inference.isolate import WholeError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
-from farandole.pickled import dumps
 
 # that a user may give, beside what all columns have
 MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")

@@ -12,7 +12,7 @@ from farandole.errors import DataError, SettingsError, counted
 from farandole.inference.isolate import WholeError
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def named(

@@ -16,7 +16,7 @@ from farandole.data.parquet.casts import cast
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _PURPOSE = "inference"
 # Spark's names of types, numpy's and Arrow's.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from farandole.base.pickled import dumps
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.parquet.kinds import innermost, is_list
@@ -24,8 +25,7 @@ from farandole.errors import DataError, SettingsError, counted
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, predictions
-from farandole.pickled import dumps
-from farandole.report.spark import session
+from farandole.job.report.spark import session
 
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
@@ -346,7 +346,7 @@ def sent_archive() -> str:
     if context is None or context.master.startswith("local"):
         return ""
     if context.applicationId not in _sent_along:
-        from farandole.launch.agents.bundle import archive
+        from farandole.job.launch.agents.bundle import archive
 
         folder = tempfile.TemporaryDirectory(prefix="farandole-spark-")
         path = os.path.join(folder.name, ARCHIVE)

@@ -36,7 +36,7 @@ from farandole.inference.recut import Batch, recut
 from farandole.inference.returns import ShapeError, Type, arrow_type, to_arrow
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _PURPOSE = "inference"
 BATCH_SIZE = 256  # rows, unless the user says

@@ -12,9 +12,9 @@ from typing import Any
 
 import cloudpickle
 
+from farandole.base.pickled import dumps
 from farandole.data import paths
 from farandole.data.extras import need
-from farandole.pickled import dumps
 
 # of Keras: the time; of torch: made of checksums
 _CHANGING = ("metadata.json", ".data/serialization_id")

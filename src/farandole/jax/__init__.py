@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
 from farandole.jax.collectives import (
     Compression,
     allgather,

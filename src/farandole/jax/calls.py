@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from farandole import context
-from farandole.collectives.kernels import shares
-from farandole.context import ProcessSet
-from farandole.engine.check import no_rows
+from farandole.base.types import Buffer, DType, Kind, ReduceOp
+from farandole.core.api.array_binding import ArrayBinding, carried
+from farandole.core.api.collectives import Collectives
+from farandole.core.api.ops import WORLD, factor
+from farandole.core.engine.check import no_rows
+from farandole.core.kernels import shares
 from farandole.errors import RequestError
-from farandole.frontend.array_binding import ArrayBinding, carried
-from farandole.frontend.collectives import Collectives
-from farandole.frontend.ops import WORLD, factor
-from farandole.types import Buffer, DType, Kind, ReduceOp
+from farandole.job import context
+from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 Shapes = Sequence[tuple[int, ...]]
 _REDUCED = frozenset(dtype.value for dtype in DType)

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from farandole.context import ProcessSet
-from farandole.frontend.compression import CastCompressor, Compressing, Compressor, NoneCompressor
-from farandole.frontend.documented import collective, documented
-from farandole.frontend.gather import gather_by
-from farandole.frontend.ops import WORLD, place_of, reduce_op
+from farandole.base.types import DType, Kind
+from farandole.core.api.compression import CastCompressor, Compressing, Compressor, NoneCompressor
+from farandole.core.api.documented import collective, documented
+from farandole.core.api.gather import gather_by
+from farandole.core.api.ops import WORLD, place_of, reduce_op
 from farandole.jax import differentiable
 from farandole.jax.calls import Collective, last_to_join, meet
 from farandole.jax.primitive import host_call, wait
-from farandole.types import DType, Kind
+from farandole.job.context import ProcessSet
 
 Tree = TypeVar("Tree")  # a container of arrays
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import context
-from farandole.collectives.kernels import shares
+from farandole.base.types import Kind, ReduceOp
+from farandole.core.kernels import shares
 from farandole.jax import native
 from farandole.jax.calls import Collective
 from farandole.jax.primitive import host_call, wait
-from farandole.types import Kind, ReduceOp
+from farandole.job import context
 
 Arrays = tuple[Any, ...]
 Gradients = list[Any]  # None: nothing, for what has no gradient

@@ -26,7 +26,7 @@ import numpy as np
 from jax._src.core import abstract_token
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _TARGET = "farandole_host_call"
 _OLDEST, _NEWEST = (0, 1), (0, 3)  # versions in which all that is used here is alike

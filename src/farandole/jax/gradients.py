@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from farandole.frontend.documented import documented
+from farandole.base.types import Kind, ReduceOp
+from farandole.core.api.documented import documented
+from farandole.core.observe.replicas import Cures
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
 from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call, wait
 from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
-from farandole.observe.replicas import Cures
 from farandole.strategies.codecs import keeper
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
-from farandole.types import Kind, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class ModelsReducer(GradientListReducer):

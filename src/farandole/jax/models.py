@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole import context
 from farandole.jax.primitive import host_call
+from farandole.job import context
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 # see ``Models._check_lasts``: the stay in the job, step, how many

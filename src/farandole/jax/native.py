@@ -22,14 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from farandole import context, network
-from farandole.engine import Engine, Entry
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api import objects
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.core.engine import Engine, Entry
 from farandole.errors import SettingsError
-from farandole.frontend import objects
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
 from farandole.jax.calls import Collective
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.job import context
+from farandole.net import interfaces
 
 AXIS = "farandole"
 _EVERYWHERE = PartitionSpec()
@@ -58,8 +59,8 @@ def init_distributed(**options: Any) -> None:
     address = None
     if context.rank() == 0:
         here = _here()
-        with network.listening(here) as probe:
-            address = network.joined(here, probe.getsockname()[1])
+        with interfaces.listening(here) as probe:
+            address = interfaces.joined(here, probe.getsockname()[1])
     address = objects.broadcast_object(address)
     options.setdefault("local_device_ids", [context.local_rank()])
     jax.distributed.initialize(address, context.size(), context.rank(), **options)
@@ -72,7 +73,7 @@ def _here() -> str:
     store = context.store()
     if store is None or context.cross_size() == 1:
         return "127.0.0.1"
-    return network.outside(store.host, context.settings().network_interfaces)
+    return interfaces.outside(store.host, context.settings().network_interfaces)
 
 
 @documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.engine import Engine
-from farandole.frontend.agreement import Replica
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import ReduceOp
+from farandole.core.api.agreement import Replica
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.core.engine import Engine
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
 from farandole.jax.gradients import ModelsReducer, names_of, reduce_gradients
 from farandole.jax.weights import exchanging
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.types import ReduceOp
 
 if TYPE_CHECKING:
     import optax
 
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class _NumberedReducer(ModelsReducer):

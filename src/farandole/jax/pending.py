@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from farandole.context import ProcessSet
-from farandole.frontend.documented import collective, documented
-from farandole.frontend.ops import WORLD, place_of, reduce_op
+from farandole.base.types import Kind
+from farandole.core.api.documented import collective, documented
+from farandole.core.api.ops import WORLD, place_of, reduce_op
 from farandole.jax.calls import Collective
 from farandole.jax.calls import poll as pending_on_host
 from farandole.jax.collectives import as_arrays
 from farandole.jax.differentiable import splits_of
 from farandole.jax.primitive import host_call, wait
-from farandole.types import Kind
+from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -26,12 +26,12 @@ from jax._src.callback import _callback_op_sharding
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from farandole import context
 from farandole.errors import HorovodInternalError
 from farandole.jax import foreign
+from farandole.job import context
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _REMEMBERED = 64  # failures whose exceptions are kept, to be raised as what they were
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.observe.replicas import Cures, digest, stride
+from farandole.core.observe.replicas import Cures, digest, stride
 
 CURES = Cures(
     "params = hvd.broadcast_parameters(params, root_rank=0)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from farandole.frontend import helpers
+from farandole.core.api import helpers
 
 
 @helpers.seeding(

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import context
-from farandole.frontend.arrays import broadcast_arrays
-from farandole.frontend.state import ObjectState
+from farandole.core.api.arrays import broadcast_arrays
+from farandole.core.api.state import ObjectState
 from farandole.jax.accumulation import AccumulationState
 from farandole.jax.primitive import wait
 from farandole.jax.trees import broadcast_object, is_array, is_key, on_host
+from farandole.job import context
 
 # What a type of random keys is called when keys are made. (JAX's own answer was no name at first.)
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.context import ProcessSet
-from farandole.frontend import objects
-from farandole.frontend.arrays import broadcast_arrays, check_same_variables
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.core.api import objects
+from farandole.core.api.arrays import broadcast_arrays, check_same_variables
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
 from farandole.jax.gradients import names_of
 from farandole.jax.primitive import wait
+from farandole.job.context import ProcessSet
 
 Tree = TypeVar("Tree")
 

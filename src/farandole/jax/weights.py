@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.contracts import Strategy
+from farandole.base.contracts import Strategy
 from farandole.jax.gradients import names_of
 from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call
@@ -17,7 +17,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import WeightExchange, slots_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class WeightState(NamedTuple):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.helpers import save_model as save
-from farandole.frontend.keras_version import keras_2
-from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import save_model as save
+from farandole.core.api.keras_version import keras_2
+from farandole.core.api.objects import allgather_object, broadcast_object
 
 if not keras_2():
     from farandole.keras.keras_3 import *  # noqa: F403

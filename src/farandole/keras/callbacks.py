@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
-from farandole import context
-from farandole.context import ProcessSet
+from farandole.core.api.objects import allgather_object
+from farandole.core.api.ops import WORLD
 from farandole.errors import NotInitializedError
-from farandole.frontend.objects import allgather_object
-from farandole.frontend.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras import metrics
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.elastic import (

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from farandole import context
+from farandole.job import context
 from farandole.keras.schedules import Schedule, multiplier_of, warmup_factor
 
 

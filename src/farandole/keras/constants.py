@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def renew(layers: Iterable[Any], kind: Any, array_of: Callable[[Any], Array]) -> bool:

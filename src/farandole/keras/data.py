@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole.context import ProcessSet
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
 from farandole.data import DistributedSampler
 from farandole.errors import counted
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.keras import warnings
 
 _SAMPLE = 256  # rows that are looked at to tell data apart

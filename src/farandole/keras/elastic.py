@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from farandole.frontend.elastic import run
-from farandole.frontend.ops import WORLD
-from farandole.frontend.state import ObjectState
+from farandole.core.api.elastic import run
+from farandole.core.api.ops import WORLD
+from farandole.core.api.state import ObjectState
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.optimizer import all_optimizers_of, innermost, optimizers_of
 from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 __all__ = [
     "CommitStateCallback",

@@ -8,12 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.contracts import Observer
-from farandole.frontend.agreement import Agreement
-from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.frontend.solo import MOMENT, compared, tell_solo
+from farandole.base.contracts import Observer
+from farandole.core.api.agreement import Agreement
+from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.core.api.solo import MOMENT, compared, tell_solo
+from farandole.core.observe.replicas import combined
+from farandole.job import context
+from farandole.job.context import ProcessSet
+from farandole.job.report import pace
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.files import Unsaved
@@ -30,8 +32,6 @@ from farandole.keras.weights import (
     numpy_of,
     shared_variables,
 )
-from farandole.observe.replicas import combined
-from farandole.report import pace
 
 
 class Training:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole import context
-from farandole.contracts import Strategy
+from farandole.base.contracts import Strategy
+from farandole.job import context
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class KerasExchange:

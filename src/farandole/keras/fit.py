@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import keras
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.agreement import tell
-from farandole.frontend.objects import allgather_object
+from farandole.core.api.agreement import tell
+from farandole.core.api.objects import allgather_object
+from farandole.core.observe.replicas import Finding, same_data
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
@@ -51,7 +52,6 @@ from farandole.keras.optimizer import (
 from farandole.keras.pooling import root_of
 from farandole.keras.reducer import backend
 from farandole.keras.replica import CURES
-from farandole.observe.replicas import Finding, same_data
 
 
 def install() -> None:

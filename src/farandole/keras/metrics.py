@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from farandole.context import ProcessSet
-from farandole.frontend.objects import broadcast_object
+from farandole.core.api.objects import broadcast_object
+from farandole.job.context import ProcessSet
 from farandole.keras.pooling import Tally, pooled_logs, pooled_states, root_of
 from farandole.keras.weights import numpy_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 pooled_by_fit: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
 # by the aggregation of a variable; others are summed

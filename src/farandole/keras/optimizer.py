@@ -8,19 +8,19 @@ from typing import Any
 
 import keras
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import documented
-from farandole.frontend.keras_version import keras_of
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.core.api.keras_version import keras_of
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
 from farandole.keras.loss_scaling import NO_STRATEGY
 from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
-from farandole.types import ReduceOp
 
 _NO_EMA = (
     "use_ema=True overwrites each rank's weights with their moving average, and strategy={spec!r}"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.engine import Entry
-from farandole.frontend.ops import WORLD
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api.ops import WORLD
+from farandole.core.engine import Entry
+from farandole.job import context
+from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _NOTHING = np.empty(0, dtype=np.uint8)
 _JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from farandole import context
-from farandole.context import ProcessSet
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
 from farandole.keras.replica import KerasReplica
@@ -24,7 +24,7 @@ from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
     Values = Callable[[], "list[Array] | None"]
 

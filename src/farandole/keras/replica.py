@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from farandole.observe.replicas import Cures, digest, numbers, stride
+from farandole.core.observe.replicas import Cures, digest, numbers, stride
 
 CURES = Cures(
     "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from farandole import context
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import documented
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.job import context
 from farandole.keras.optimizer import DistributedOptimizer, distributed_in
 from farandole.keras.weights import lacks_variables
 

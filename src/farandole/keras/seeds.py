@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from farandole.frontend import helpers
+from farandole.core.api import helpers
 
 
 @helpers.seeding(

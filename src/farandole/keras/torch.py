@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from farandole.base.types import DType
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.torch.functions import binding
 from farandole.torch.weights import Held
-from farandole.types import DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 plain_errors = nullcontext  # they come as they are
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
-from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import collective, documented
-from farandole.frontend.ops import WORLD
-from farandole.types import ReduceOp
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import collective, documented
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 
 
 def functions() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.log import logger
+from farandole.base.log import logger
 
 _said: set[str] = set()
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.arrays import broadcast_arrays
-from farandole.frontend.documented import documented
-from farandole.frontend.objects import allgather_object
-from farandole.frontend.ops import WORLD
+from farandole.core.api.arrays import broadcast_arrays
+from farandole.core.api.documented import documented
+from farandole.core.api.objects import allgather_object
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras.constants import renew_in
 from farandole.keras.optimizer import gradients_of, innermost, optimizers_of, reducers_of
 from farandole.keras.reducer import KerasReducer, counter, digest_of, name_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 @documented(

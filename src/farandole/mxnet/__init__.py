@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.mxnet import kvstore as kvstore  # MXNet finds it by its name
 from farandole.mxnet import mpi_ops
 from farandole.mxnet.functions import Compression, gather

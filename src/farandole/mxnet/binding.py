@@ -14,10 +14,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from farandole.types import Buffer, DType
+from farandole.base.types import Buffer, DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 NDArray = mx.nd.NDArray
 _BF16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls this type

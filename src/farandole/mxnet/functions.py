@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole import context
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.collectives import Collectives
+from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.core.api.documented import collective
+from farandole.core.api.gather import gather_by
+from farandole.core.api.ops import WORLD
 from farandole.errors import HorovodInternalError
-from farandole.frontend.collectives import Collectives
-from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.frontend.documented import collective
-from farandole.frontend.gather import gather_by
-from farandole.frontend.ops import WORLD
+from farandole.job import context
 from farandole.mxnet import pending
 from farandole.mxnet.binding import (
     MXNetBinding,
@@ -27,7 +28,6 @@ from farandole.mxnet.binding import (
     on_host,
     reordered_by_readers,
 )
-from farandole.types import DType, ReduceOp
 
 ProcessSet = context.ProcessSet
 binding = MXNetBinding()

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from farandole.frontend import helpers
+from farandole.core.api import helpers
 
 
 @helpers.seeding(

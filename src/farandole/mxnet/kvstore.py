@@ -8,9 +8,9 @@ from typing import Any
 
 from mxnet.kvstore import KVStoreBase
 
-from farandole import context
+from farandole.base.types import ReduceOp
+from farandole.job import context
 from farandole.mxnet.functions import allreduce_, broadcast
-from farandole.types import ReduceOp
 
 
 @KVStoreBase.register

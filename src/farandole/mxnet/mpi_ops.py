@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.frontend.basics import *  # noqa: F403
+from farandole.core.api.basics import *  # noqa: F403
 from farandole.mxnet.capabilities import cuda_built, nccl_built, rocm_built
 from farandole.mxnet.functions import (
     allgather,

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import mxnet as mx
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.ops import WORLD
+from farandole.base.types import ReduceOp
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.mxnet.functions import allreduce_, grouped_allreduce_
 from farandole.mxnet.names import canonical
 from farandole.mxnet.sparse import reduce_rows
 from farandole.strategies.options import GradientOptions, gradient_options
-from farandole.types import ReduceOp
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxnet has no types

@@ -9,11 +9,11 @@ from typing import Any
 
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.arrays import check_same_variables
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.core.api.arrays import check_same_variables
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.mxnet.functions import broadcast_
 from farandole.mxnet.names import canonical
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from farandole.core.observe.replicas import Cures, digest, numbers, sampled
 from farandole.mxnet.binding import readable
-from farandole.observe.replicas import Cures, digest, numbers, sampled
 
 CURES = Cures(
     "hvd.broadcast_parameters(net.collect_params(), root_rank=0)",

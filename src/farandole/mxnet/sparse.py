@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
-from farandole.collectives.kernels import average_of_halves, divisor_of, halves, scale_into
-from farandole.context import ProcessSet
-from farandole.frontend.array_binding import ArrayBinding
-from farandole.frontend.collectives import Collectives
+from farandole.core.api.array_binding import ArrayBinding
+from farandole.core.api.collectives import Collectives
+from farandole.core.kernels import average_of_halves, divisor_of, halves, scale_into
+from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
-from farandole.collectives.kernels import narrow_into, widen
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.ops import WORLD
+from farandole.core.kernels import narrow_into, widen
+from farandole.job.context import ProcessSet
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, writable
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
@@ -23,10 +24,9 @@ from farandole.mxnet.sparse import reduce_rows
 from farandole.mxnet.weights import TrainerExchange
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import LINEAR, gradient_options
-from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 # told of a gradient that was computed: the predivide factor divides whole numbers, too, and

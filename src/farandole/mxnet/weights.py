@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.contracts import Strategy
+from farandole.base.contracts import Strategy
 from farandole.mxnet.names import canonical
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class TrainerExchange:

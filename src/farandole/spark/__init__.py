@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from farandole.report.messages import log as log_to_driver
+from farandole.job.report.messages import log as log_to_driver
 from farandole.spark.logs import LoopLog
 from farandole.spark.run import run, run_elastic
 from farandole.spark.runner import HorovodRunner

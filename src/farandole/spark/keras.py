@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.frontend.keras_version import keras_2
+from farandole.core.api.keras_version import keras_2
 from farandole.spark.logs import LoopLog
 
 if keras_2():

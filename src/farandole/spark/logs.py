@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.config import Placement
-from farandole.report import messages
+from farandole.job.config import Placement
+from farandole.job.report import messages
 
 EVERY = 1.0  # seconds between reports to the status line
 

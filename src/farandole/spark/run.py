@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
+from farandole.base.log import logger
 from farandole.errors import SettingsError
-from farandole.launch import driver
-from farandole.launch.display import Display
-from farandole.launch.job import Job, check_call, settings_for
-from farandole.launch.launchers.spark import Spark
-from farandole.launch.plan import check_np
-from farandole.log import logger
+from farandole.job.launch import driver
+from farandole.job.launch.display import Display
+from farandole.job.launch.job import Job, check_call, settings_for
+from farandole.job.launch.launchers.spark import Spark
+from farandole.job.launch.plan import check_np
 from farandole.spark.runner import HEAVY
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, TextIO, cast
 
 from farandole.errors import JobFailedError, SettingsError
-from farandole.launch import driver
-from farandole.launch.display import Display
-from farandole.launch.job import Job, check_call, settings_for
-from farandole.launch.launchers.spark import Spark
-from farandole.report.spark import guard, session
+from farandole.job.launch import driver
+from farandole.job.launch.display import Display
+from farandole.job.launch.job import Job, check_call, settings_for
+from farandole.job.launch.launchers.spark import Spark
+from farandole.job.report.spark import guard, session
 
 HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
 VERBOSITIES = ("all", "log_callback_only")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from farandole import lazy
+from farandole.base import lazy
 
 __all__ = [
     "BMUF",

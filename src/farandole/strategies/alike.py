@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.context import ProcessSet
-from farandole.engine import Engine, Entry
-from farandole.frontend.differences import first_difference
-from farandole.frontend.objects import allgather_object
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api.differences import first_difference
+from farandole.core.api.objects import allgather_object
+from farandole.core.engine import Engine, Entry
+from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def check_alike(

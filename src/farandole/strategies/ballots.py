@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from farandole.engine import Engine
+from farandole.core.engine import Engine
 from farandole.strategies.options import GradientOptions
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from farandole import context
-from farandole.contracts import Codec
-from farandole.engine import Engine
+from farandole.base.contracts import Codec
+from farandole.core.engine import Engine
 from farandole.errors import JoinedError
+from farandole.job import context
 from farandole.strategies.alike import extremes
 from farandole.strategies.buckets import (
     Bucket,

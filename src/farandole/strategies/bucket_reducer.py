@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from farandole import context
-from farandole.config import spare_cores
-from farandole.engine import Engine, Entry, Handle
-from farandole.frontend.agreement import Agreement, Replica
-from farandole.observe.replicas import combined
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api.agreement import Agreement, Replica
+from farandole.core.engine import Engine, Entry, Handle
+from farandole.core.observe.replicas import combined
+from farandole.job import context
+from farandole.job.config import spare_cores
 from farandole.strategies import ballots
 from farandole.strategies.alike import check_alike
 from farandole.strategies.bucket_layout import NO_WORD, BucketLayout
@@ -34,7 +35,6 @@ from farandole.strategies.codecs import HandingOver, claim, codec
 from farandole.strategies.numbers import OptimizerNumber
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
 from farandole.strategies.scaled import Scaled
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _UNOPENED = -2  # "there are no buckets yet that all ranks have"
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"

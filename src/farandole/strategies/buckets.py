@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from farandole.contracts import Codec, TakingBack
-from farandole.engine import Engine, Entry, Handle
+from farandole.base.contracts import Codec, TakingBack
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.engine import Engine, Entry, Handle
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
 _INFINITE = np.uint16(0x7F80)  # the bits that bfloat16 has set in NaN and infinities alone

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _MOST = 2  # pieces that take turns
 # bytes: TensorFlow takes over arrays that begin at a multiple of it, and copies others

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.collectives.kernels import narrow_into, widen
+from farandole.base.types import DType
+from farandole.core.kernels import narrow_into, widen
 from farandole.errors import RequestError
 from farandole.strategies.buffer_pool import ALIGNMENT
-from farandole.types import DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 LARGE = 1 << 16  # bytes
 

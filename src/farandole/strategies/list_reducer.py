@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole import context
-from farandole.contracts import Codec, TakingBack
-from farandole.engine import Engine, Entry, Handle
+from farandole.base.contracts import Codec, TakingBack
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api.agreement import Agreement, Replica
+from farandole.core.api.differences import first_difference
+from farandole.core.api.objects import allgather_object
+from farandole.core.engine import Engine, Entry, Handle
+from farandole.core.observe.replicas import combined, gradient_digest
 from farandole.errors import JoinedError, MismatchError
-from farandole.frontend.agreement import Agreement, Replica
-from farandole.frontend.differences import first_difference
-from farandole.frontend.objects import allgather_object
-from farandole.observe.replicas import combined, gradient_digest
-from farandole.report import pace
+from farandole.job import context
+from farandole.job.report import pace
 from farandole.strategies.buffer_pool import BufferPool
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.flat_layout import (
@@ -35,10 +36,9 @@ from farandole.strategies.flat_layout import (
     write_back,
 )
 from farandole.strategies.options import AVERAGE, GradientOptions
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _LACK, _TURN = 2, 3  # the words of a digest that tell of memory
 _LOOK = 4  # ... and whether some rank wants to compare replicas

@@ -17,13 +17,13 @@ from zlib import crc32
 
 import numpy as np
 
-from farandole.collectives.kernels import quiet
-from farandole.contracts import Consensus, Packed, Part, PushCodec
+from farandole.base.contracts import Consensus, Packed, Part, PushCodec
+from farandole.base.types import Buffer, DType
+from farandole.core.kernels import quiet
 from farandole.strategies.codecs.base import KEPT
-from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _GAMMA = 0.1  # for codecs that say nothing
 # int64: are the copies sent whole, first? The bytes of the differences in float32, and in float64

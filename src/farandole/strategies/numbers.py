@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import weakref
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.engine import Engine
+from farandole.core.engine import Engine
 from farandole.errors import NotInitializedError, RequestError
+from farandole.job import context
+from farandole.job.context import ProcessSet
 
 
 class OptimizerNumber:

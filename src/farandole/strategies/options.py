@@ -8,16 +8,16 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from farandole import context
-from farandole.config import Settings
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.compression import CastCompressor, NoneCompressor
-from farandole.frontend.ops import WORLD, check_process_set
-from farandole.frontend.ops import factor as number
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.compression import CastCompressor, NoneCompressor
+from farandole.core.api.ops import WORLD, check_process_set
+from farandole.core.api.ops import factor as number
+from farandole.job import context
+from farandole.job.config import Settings
+from farandole.job.context import ProcessSet
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.specs import ADASUM, strategy_of, unfit
-from farandole.types import DType, ReduceOp
 
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step()."

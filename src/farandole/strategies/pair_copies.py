@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.contracts import PushCodec
-from farandole.ps.pairs import SharedWeights
+from farandole.base.contracts import PushCodec
+from farandole.core.ps.pairs import SharedWeights
 from farandole.strategies.neighbours import Copies
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # a message is no longer than so many times the weights, and as many bytes for each of them
 _ROOM = 4

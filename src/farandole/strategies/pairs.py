@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole import context
-from farandole.contracts import PushCodec
-from farandole.engine import Engine
-from farandole.frontend.agreement import gathered
-from farandole.observe.replicas import digest_of_text
+from farandole.base.contracts import PushCodec
+from farandole.core.api.agreement import gathered
+from farandole.core.engine import Engine
+from farandole.core.observe.replicas import digest_of_text
+from farandole.job import context
 from farandole.strategies.unlike import check_same_weights, described
 
 if TYPE_CHECKING:
-    from farandole.ps.pairs import Averages, SharedWeights
-    from farandole.ps.peer import PeerGroup
-    from farandole.types import Array
+    from farandole.base.types import Array
+    from farandole.core.ps.pairs import Averages, SharedWeights
+    from farandole.core.ps.peer import PeerGroup
 
 
 class Pairs:
@@ -59,7 +59,7 @@ class Pairs:
             self._meet(weights, names)
         held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
         if self._group is None or held != self._held:  # weights were added
-            from farandole.ps.peer import PeerGroup  # here: other strategies need no sockets
+            from farandole.core.ps.peer import PeerGroup  # here: other strategies need no sockets
 
             shown = self._ended()
             self._held, self._begun, self._groups = held, weights, self._groups + 1
@@ -90,7 +90,7 @@ class Pairs:
         )
 
     def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
-        from farandole.ps.pairs import WholeAverages
+        from farandole.core.ps.pairs import WholeAverages
 
         codec, gamma, rank = self._codec, self._gamma, self._ranks[self._engine.rank]
         if codec is None:

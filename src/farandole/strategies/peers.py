@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole import context
-from farandole.contracts import Codec, PushCodec
-from farandole.engine import Engine, Entry
+from farandole.base.contracts import Codec, PushCodec
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.engine import Engine, Entry
+from farandole.core.observe.replicas import digest_of_text
 from farandole.errors import JoinedError
-from farandole.observe.replicas import digest_of_text
+from farandole.job import context
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
 from farandole.strategies.unlike import check_same_weights, described, label_of
 from farandole.strategies.ways import ways_of
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
-    from farandole.ps.client import Group, Pushed
-    from farandole.ps.clocks import Rule
-    from farandole.ps.peer import PeerGroup
-    from farandole.types import Array
+    from farandole.base.types import Array
+    from farandole.core.ps.client import Group, Pushed
+    from farandole.core.ps.clocks import Rule
+    from farandole.core.ps.peer import PeerGroup
 
 
 class EnginePeers:

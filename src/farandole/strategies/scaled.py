@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from farandole.contracts import Codec, Rescaling
+from farandole.base.contracts import Codec, Rescaling
 from farandole.strategies.buckets import Gradient
 
 

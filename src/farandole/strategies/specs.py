@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from farandole import registry
-from farandole.contracts import Codec, PushCodec, Strategy
+from farandole.base.contracts import Codec, PushCodec, Strategy
 from farandole.errors import did_you_mean
+from farandole.job.plugins import registry
 
 Made = TypeVar("Made")
 ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients

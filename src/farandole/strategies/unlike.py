@@ -9,15 +9,15 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from farandole.contracts import Observer, Waiting
-from farandole.engine import Engine
+from farandole.base.contracts import Observer, Waiting
+from farandole.core.api.agreement import all_equal, gathered
+from farandole.core.api.differences import first_difference
+from farandole.core.engine import Engine
+from farandole.core.observe.replicas import digest_of_text
 from farandole.errors import StalledError
-from farandole.frontend.agreement import all_equal, gathered
-from farandole.frontend.differences import first_difference
-from farandole.observe.replicas import digest_of_text
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # What reducers of gradients are called, with the number of the optimizer among those of this job.
 _GRADIENTS = re.compile(

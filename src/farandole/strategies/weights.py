@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from farandole import context
-from farandole.contracts import Codec, Settling, Strategy
-from farandole.engine import Engine
-from farandole.frontend.agreement import all_equal, gathered
-from farandole.observe.replicas import digest_of_text
-from farandole.ps.share import keys_of
-from farandole.report import pace
+from farandole.base.contracts import Codec, Settling, Strategy
+from farandole.core.api.agreement import all_equal, gathered
+from farandole.core.engine import Engine
+from farandole.core.observe.replicas import digest_of_text
+from farandole.core.ps.share import keys_of
+from farandole.job import context
+from farandole.job.report import pace
 from farandole.strategies.codecs import claim, codec, keeper
 from farandole.strategies.codecs.base import KEPT
 from farandole.strategies.options import GradientOptions
@@ -22,7 +22,7 @@ from farandole.strategies.peers import EnginePeers
 from farandole.strategies.unlike import UnlikeKinds
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 Item = TypeVar("Item")
 Weight = TypeVar("Weight")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole import registry
-from farandole.frontend.documented import documented
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.keras_version import keras_name
-from farandole.frontend.ops import reduce_op
+from farandole.base.types import ReduceOp
+from farandole.core.api.documented import documented
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.keras_version import keras_name
+from farandole.core.api.ops import reduce_op
+from farandole.job.plugins import registry
 from farandole.tensorflow import elastic, mpi_ops
 from farandole.tensorflow.broadcasting import (
     BroadcastGlobalVariablesHook,
@@ -36,7 +37,6 @@ from farandole.tensorflow.mpi_ops import *  # noqa: F403
 from farandole.tensorflow.optimizer import DistributedOptimizer
 from farandole.tensorflow.seeds import seed_everything
 from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from farandole.types import ReduceOp
 
 
 @documented("op")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend import objects
-from farandole.frontend.arrays import broadcast_arrays
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.core.api import objects
+from farandole.core.api.arrays import broadcast_arrays
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import graph
 from farandole.tensorflow.gradients import alone, names_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 @documented(

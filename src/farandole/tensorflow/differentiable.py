@@ -12,16 +12,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import collective
-from farandole.frontend.gather import gather_by
-from farandole.frontend.ops import WORLD, reduce_op
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import collective
+from farandole.core.api.gather import gather_by
+from farandole.core.api.ops import WORLD, reduce_op
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import functions, reductions
 from farandole.tensorflow.functions import Names
 from farandole.tensorflow.sparse import allreduce_slices, check_slices, is_slices, tensor_of
-from farandole.types import ReduceOp
 
 
 @collective("op", example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks")

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import context, registry
-from farandole.frontend.arrays import broadcast_arrays
-from farandole.frontend.elastic import run
-from farandole.frontend.keras_version import keras_of
-from farandole.frontend.objects import broadcast_object
-from farandole.frontend.state import ObjectState
+from farandole.core.api.arrays import broadcast_arrays
+from farandole.core.api.elastic import run
+from farandole.core.api.keras_version import keras_of
+from farandole.core.api.objects import broadcast_object
+from farandole.core.api.state import ObjectState
+from farandole.job import context
+from farandole.job.plugins import registry
 from farandole.tensorflow import graph
 from farandole.tensorflow.gradients import names_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 

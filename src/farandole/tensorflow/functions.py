@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.array_binding import ArrayBinding, carried
-from farandole.frontend.collectives import Collectives
-from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.base.types import DType, ReduceOp
+from farandole.core.api.array_binding import ArrayBinding, carried
+from farandole.core.api.collectives import Collectives
+from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import driver, graph
-from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.context import ProcessSet
-from farandole.frontend.ops import WORLD
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.tensorflow.reducer import divided, key_of
 from farandole.tensorflow.sparse import is_slices
 

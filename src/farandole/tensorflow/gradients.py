@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.ops import WORLD
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow import graph, reductions
@@ -22,7 +22,7 @@ from farandole.tensorflow.replica import TensorFlowReplica
 from farandole.tensorflow.sparse import allreduce_slices, is_slices
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # one exchange at a time may hold a thread of TensorFlow while it waits
 _waits_here = threading.Lock()

@@ -29,11 +29,11 @@ from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-from farandole import context
-from farandole.engine import Engine
+from farandole.core.engine import Engine
+from farandole.job import context
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # AutoGraph would rewrite all that a tf.function calls, down to the engine, which then crawls
 # wherever it runs.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import context
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.basics import _basics as _basics
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.basics import _basics as _basics
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.job import context
 from farandole.tensorflow import functions, graph
 from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import registry
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import documented
-from farandole.frontend.keras_version import keras_of
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.core.api.keras_version import keras_of
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
+from farandole.job.plugins import registry
 from farandole.strategies.options import gradient_options
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from farandole.tensorflow.reducer import VariableReducer
-from farandole.types import ReduceOp
 
 
 @documented(

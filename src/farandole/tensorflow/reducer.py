@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import context
+from farandole.base.types import ReduceOp
+from farandole.job import context
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, names_of, reduce_gradients, reducer_for
 from farandole.tensorflow.replica import VariablesReplica, settings_of
 from farandole.tensorflow.sparse import as_dense, is_slices
-from farandole.types import ReduceOp
 
 
 class VariableReducer:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.context import ProcessSet
+from farandole.base.types import ReduceOp
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import functions
 from farandole.tensorflow.functions import Names
-from farandole.types import ReduceOp
 
 
 def reduced(

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from farandole.frontend.agreement import Replica
-from farandole.observe.replicas import Cures, digest, numbers, stride
+from farandole.core.api.agreement import Replica
+from farandole.core.observe.replicas import Cures, digest, numbers, stride
 
 CURES = Cures(
     "hvd.broadcast_variables(model.variables, root_rank=0)",

@@ -6,7 +6,7 @@ import sys
 
 import tensorflow as tf
 
-from farandole.frontend import helpers
+from farandole.core.api import helpers
 
 
 @helpers.seeding(

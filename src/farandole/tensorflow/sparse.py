@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import context
-from farandole.context import ProcessSet
+from farandole.base.types import ReduceOp
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import functions
 from farandole.tensorflow.functions import Names
-from farandole.types import ReduceOp
 
 _HALF = 1 << 32
 

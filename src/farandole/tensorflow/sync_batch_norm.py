@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import context
-from farandole.context import ProcessSet
+from farandole.base.types import ReduceOp
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.tensorflow.differentiable import allreduce
-from farandole.types import ReduceOp
 
 
 class Synchronized:

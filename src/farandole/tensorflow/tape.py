@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.context import ProcessSet
-from farandole.contracts import Codec
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.strategies.options import gradient_options
 from farandole.tensorflow.reducer import VariableReducer, key_of
-from farandole.types import ReduceOp
 
 
 @documented(

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from farandole import context
-from farandole.engine import Engine
-from farandole.frontend.agreement import Agreement
-from farandole.observe.replicas import combined
+from farandole.base.types import ReduceOp
+from farandole.core.api.agreement import Agreement
+from farandole.core.engine import Engine
+from farandole.core.observe.replicas import combined
+from farandole.job import context
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import ADASUM
 from farandole.strategies.unlike import UnlikeKinds
@@ -25,7 +26,6 @@ from farandole.torch.functions import grouped_allreduce
 from farandole.torch.own_steps import OwnSteps
 from farandole.torch.replica import TorchReplica, digest
 from farandole.torch.validation import name_of
-from farandole.types import ReduceOp
 
 
 class AdasumState:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from farandole.types import Buffer, DeviceBuffer, DType
+from farandole.base.types import Buffer, DeviceBuffer, DType
 
 if TYPE_CHECKING:
+    from farandole.base.types import Array
     from farandole.torch.device.accelerator import Accelerator
-    from farandole.types import Array
 
 DTYPES = {
     torch.uint8: DType.UINT8,

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.contracts import Codec
+from farandole.base.contracts import Codec
+from farandole.job import context
+from farandole.job.context import ProcessSet
 
 
 def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.compression import Compressing, NoneCompressor
-from farandole.frontend.documented import like
-from farandole.frontend.gather import gather_by
-from farandole.frontend.ops import WORLD, reduce_op
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import Compressing, NoneCompressor
+from farandole.core.api.documented import like
+from farandole.core.api.gather import gather_by
+from farandole.core.api.ops import WORLD, reduce_op
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.torch import functions
-from farandole.types import ReduceOp
 
 _recording = torch.is_grad_enabled
 

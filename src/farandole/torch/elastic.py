@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from farandole import context
+from farandole.core.api.elastic import run
+from farandole.core.api.objects import broadcast_object
+from farandole.core.api.state import ObjectState
 from farandole.data import ElasticSampler
-from farandole.frontend.elastic import run
-from farandole.frontend.objects import broadcast_object
-from farandole.frontend.state import ObjectState
+from farandole.job import context
 from farandole.torch.optimizer import drop_gradients
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 

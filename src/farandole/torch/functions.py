@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from farandole.frontend.collectives import Collectives
-from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.base.types import DType
+from farandole.core.api.collectives import Collectives
+from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.torch.binding import DeviceBinding, TorchBinding
 from farandole.torch.device import cuda
-from farandole.types import DType
 
 binding = TorchBinding()
 anywhere = DeviceBinding(cuda)

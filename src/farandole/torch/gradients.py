@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions
 from farandole.torch import replica
 from farandole.torch.binding import DTYPES, as_real, is_dense, supported
 from farandole.torch.functions import anywhere, binding
 from farandole.torch.sparse import sparse, sparse_allreduce_async
-from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _AT_ONCE = (
     "Two threads are in backward passes of one DistributedOptimizer's parameters at once: when the"

@@ -15,9 +15,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from farandole.core.api import helpers
+from farandole.core.api.documented import documented
 from farandole.data import DistributedSampler
-from farandole.frontend import helpers
-from farandole.frontend.documented import documented
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.basics import _basics as _basics
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.basics import _basics as _basics
 from farandole.torch.capabilities import cuda_built, nccl_built, rocm_built
 from farandole.torch.differentiable import (
     allgather,

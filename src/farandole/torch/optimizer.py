@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.agreement import tell
-from farandole.frontend.compression import Compressing, NoneCompressor
-from farandole.frontend.documented import documented
-from farandole.observe.replicas import Finding
-from farandole.report import pace
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import ReduceOp
+from farandole.core.api.agreement import tell
+from farandole.core.api.compression import Compressing, NoneCompressor
+from farandole.core.api.documented import documented
+from farandole.core.observe.replicas import Finding
+from farandole.job import context
+from farandole.job.context import ProcessSet
+from farandole.job.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import keeper
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
@@ -29,7 +30,6 @@ from farandole.torch.gradients import Arrivals, TorchGradient
 from farandole.torch.replica import TorchReplica
 from farandole.torch.spoilt import Spoilt
 from farandole.torch.weights import WeightState
-from farandole.types import ReduceOp
 
 Closure = Callable[[], Any]
 Groups = int | Sequence[Sequence[torch.Tensor]]

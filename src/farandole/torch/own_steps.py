@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.agreement import tell
-from farandole.observe.replicas import Finding
+from farandole.core.api.agreement import tell
+from farandole.core.observe.replicas import Finding
+from farandole.job import context
+from farandole.job.context import ProcessSet
 
 STEPS = 10  # by others, and none of its own
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from farandole.observe.replicas import FROZEN, KIND, Cures, digest_of_bytes, stride
+from farandole.core.observe.replicas import FROZEN, KIND, Cures, digest_of_bytes, stride
 from farandole.torch.binding import is_dense
 
 CURES = Cures(

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from farandole import context
-from farandole.engine import Engine
+from farandole.base.log import logger
+from farandole.core.api.solo import MOMENT, compared, tell_beside, tell_solo, tell_unused
+from farandole.core.engine import Engine
+from farandole.core.observe.replicas import combined, digest_of_text
 from farandole.errors import RanksDifferError
-from farandole.frontend.solo import MOMENT, compared, tell_beside, tell_solo, tell_unused
-from farandole.log import logger
-from farandole.observe.replicas import combined, digest_of_text
-from farandole.report import reporter
+from farandole.job import context
+from farandole.job.report import reporter
 from farandole.torch.own_steps import share
 from farandole.torch.replica import CURES, digests
 from farandole.torch.unused import listen, unused

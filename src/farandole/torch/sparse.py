@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from farandole import context
-from farandole.collectives.kernels import average_of_halves, halves
-from farandole.context import ProcessSet
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.base.types import ReduceOp
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.core.kernels import average_of_halves, halves
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.torch.functions import gather_rows_async, synchronize
-from farandole.types import ReduceOp
 
 
 @documented(

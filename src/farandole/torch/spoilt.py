@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from farandole import context
+from farandole.base.log import logger
 from farandole.errors import RanksDifferError
-from farandole.log import logger
+from farandole.job import context
 
 Named = Sequence[tuple[str, Any]]
 

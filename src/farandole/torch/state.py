@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.engine import Entry
-from farandole.frontend.arrays import check_same_variables
-from farandole.frontend.documented import documented
-from farandole.frontend.objects import broadcast_object
-from farandole.frontend.ops import WORLD, place_of
-from farandole.frontend.trees import put_together, take_apart
+from farandole.base.types import Kind, Request
+from farandole.core.api.arrays import check_same_variables
+from farandole.core.api.documented import documented
+from farandole.core.api.objects import broadcast_object
+from farandole.core.api.ops import WORLD, place_of
+from farandole.core.api.trees import put_together, take_apart
+from farandole.core.engine import Entry
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.torch.binding import as_real
 from farandole.torch.functions import anywhere
 from farandole.torch.solo import none_stepped
 from farandole.torch.validation import check_optimizer
 from farandole.torch.weights import living
-from farandole.types import Kind, Request
 
 # model.state_dict(), model.named_parameters(), ...; what is no tensor is passed over
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]

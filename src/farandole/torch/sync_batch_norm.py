@@ -11,13 +11,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from farandole import context
-from farandole.context import ProcessSet
-from farandole.frontend.batch_norm import combined
-from farandole.frontend.documented import documented
-from farandole.frontend.ops import WORLD
+from farandole.base.types import ReduceOp
+from farandole.core.api.batch_norm import combined
+from farandole.core.api.documented import documented
+from farandole.core.api.ops import WORLD
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.torch.functions import allgather, allreduce
-from farandole.types import ReduceOp
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farandole.contracts import Strategy
+from farandole.base.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 from farandole.torch import codec_state
@@ -18,7 +18,7 @@ from farandole.torch.own_steps import OwnSteps
 from farandole.torch.validation import name_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _WIDE = (torch.float32, torch.float64)  # what strategies compute with
 

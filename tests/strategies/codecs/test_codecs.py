@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole import registry
-from farandole.contracts import TakingBack, Transport
+from farandole.base.contracts import TakingBack, Transport
+from farandole.base.types import DType, ReduceOp
 from farandole.errors import SettingsError
+from farandole.job.plugins import registry
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.codecs.sign import Sign
-from farandole.types import DType, ReduceOp
 from tests.kits.codec import CodecKit, gradients, step, stored
 from tests.kits.oracle import reduced
 from tests.kits.worlds import two_levels

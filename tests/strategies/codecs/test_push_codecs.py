@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole import registry
-from farandole.contracts import PushCodec
+from farandole.base.contracts import PushCodec
+from farandole.job.plugins import registry
 from farandole.strategies.codecs import codec
 from tests.kits.codec import gradients
 from tests.kits.push_codec import PushCodecKit, parts_of

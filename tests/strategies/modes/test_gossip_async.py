@@ -14,7 +14,7 @@ from farandole.strategies.modes.gossip_async import AsyncGossip, asked
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import KeptExchange, WeightExchange
-from tests.job import job
+from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 from tests.strategies.modes.test_parameter_servers import ORDER
 
@@ -43,7 +43,7 @@ def take_turns(
     ``then``: after each.
     """
     import farandole.numpy as hvd
-    from farandole.ps import peer
+    from farandole.core.ps import peer
 
     step, patience = 0, peer.BUSY
     peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
@@ -163,7 +163,7 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
-        from farandole import context
+        from farandole.job import context
 
         def trained(kept: KeptExchange, weights: list[Any], steps: int) -> None:
             for step in range(1, steps + 1):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole import registry
-from farandole.contracts import Strategy
+from farandole.base.contracts import Strategy
+from farandole.job.plugins import registry
 from farandole.strategies.specs import strategy_of
 from tests.kits.strategy import StrategyKit
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import farandole.numpy
-from farandole.contracts import Part, Strategy, Transport
+from farandole.base.contracts import Part, Strategy, Transport
+from farandole.base.types import ReduceOp
 from farandole.errors import HorovodInternalError
 from farandole.strategies.modes.easgd import EASGD
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
@@ -19,8 +20,7 @@ from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import KeptExchange, WeightExchange
-from farandole.types import ReduceOp
-from tests.job import job
+from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
 

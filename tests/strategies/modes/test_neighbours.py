@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import farandole.numpy
-from farandole.contracts import Consensus
+from farandole.base.contracts import Consensus
 from farandole.errors import JoinedError
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.neighbours import Copies
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange, WeightExchange
-from tests.job import job
+from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
 CODECS = [

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.ps.pairs import SharedWeights, WholeAverages
+from farandole.core.ps.pairs import SharedWeights, WholeAverages
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip_async import AsyncGossip, asked
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pair_copies import CodedAverages
 from farandole.strategies.weights import WeightExchange
-from tests.job import job
+from tests.run_job import job
 from tests.strategies.modes.test_gossip_async import take_turns
 from tests.strategies.modes.test_neighbours import CODECS, beginning, drift, flat, largest
 from tests.strategies.modes.test_parameter_servers import ORDER

@@ -16,7 +16,7 @@ from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServe
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import KeptExchange, WeightExchange
-from tests.job import job
+from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 
 # Ranks in the order in which they step: some more often than others.
@@ -228,7 +228,7 @@ def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() 
 
 def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
     def fn(rank: int) -> None:
-        from farandole import context
+        from farandole.job import context
 
         sets = [context.add_process_set([0, 1]), context.add_process_set([2, 3])]
         mine = sets[rank // 2]
@@ -254,7 +254,7 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
     """
 
     def fn(rank: int) -> None:
-        from farandole import context
+        from farandole.job import context
 
         kept = KeptExchange("test", GradientOptions(), ParameterServer())
         weights = [np.full(2, 5.0)]
@@ -356,7 +356,7 @@ def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
 
 def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> None:
     def fn(rank: int) -> None:
-        from farandole import context
+        from farandole.job import context
 
         exchange = WeightExchange("test", GradientOptions(), ParameterServer())
         weights = [np.zeros(2)]
@@ -466,8 +466,8 @@ def test_a_set_without_rank_0_in_a_job_without_a_driver_is_told_who_would_start_
     None
 ):
     def fn(rank: int) -> None:
-        from farandole import context
         from farandole.errors import RendezvousError
+        from farandole.job import context
 
         if rank:
             with pytest.raises(

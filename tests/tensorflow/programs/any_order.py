@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from farandole import context
-from farandole.contracts import Observer
+from farandole.base.contracts import Observer
+from farandole.job import context
 
 COUNT = 200
 

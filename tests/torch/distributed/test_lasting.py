@@ -220,7 +220,7 @@ def test_a_fork_that_cannot_wait_for_a_collective_has_memory_of_its_own() -> Non
         import torch
         from torch import distributed as dist
 
-        remapped: Any = importlib.import_module("farandole.transports.shm.remapped")
+        remapped: Any = importlib.import_module("farandole.core.transports.shm.remapped")
         idle, given = torch.empty(LENGTH), torch.empty(LENGTH)
         assert registered(idle)
         assert registered(given)
@@ -353,7 +353,7 @@ def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up(
 
         from farandole.errors import HorovodInternalError
 
-        remapped: Any = importlib.import_module("farandole.transports.shm.remapped")
+        remapped: Any = importlib.import_module("farandole.core.transports.shm.remapped")
         group = dist.new_group()
         tensor, reduce = torch.empty(LENGTH), remapped.reduce_shares
         for _ in range(TIMES):
@@ -518,7 +518,7 @@ def test_memory_that_grows() -> None:
         import torch
         from torch import distributed as dist
 
-        from farandole.transports.shm import pages, remapped
+        from farandole.core.transports.shm import pages, remapped
 
         # mapped apart, and given back to the system
         *_used_up, tensor = (torch.empty(10_000_000) for _ in range(6))
@@ -635,7 +635,7 @@ def test_where_it_cannot_be_seen_whose_pages_they_are_nothing_is_registered() ->
         import torch
         from torch import distributed as dist
 
-        from farandole.transports.shm import pages
+        from farandole.core.transports.shm import pages
 
         found = []
         # that may be open is the one of the memory
@@ -662,7 +662,7 @@ def test_memory_of_another_allocator_than_glibcs_is_left_alone_and_all_where_one
 
         import torch
 
-        from farandole.context import malloc
+        from farandole.job.context import malloc
         from farandole.torch.distributed import lasting
 
         with mock.patch.object(malloc, "is_glibcs", return_value=False):
@@ -681,7 +681,7 @@ def broken_off(rank: int) -> str:
     import torch
     from torch import distributed as dist
 
-    from farandole.transports.shm.remapped import RemappedBuffers
+    from farandole.core.transports.shm.remapped import RemappedBuffers
 
     tensor = torch.ones(LENGTH)
     for _ in range(2):

@@ -684,7 +684,7 @@ def without_an_import(rank: int) -> None:
     """As PyTorch does it when it is imported."""
     from torch import distributed as dist
 
-    from farandole import autoload
+    from farandole.job.plugins import autoload
 
     # of torch's own tests
     others = {name: made for name, made in dist.Backend._plugins.items() if name != "FARANDOLE"}
@@ -783,7 +783,7 @@ def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch)
 def test_the_word_alone_suffices() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert (
-        '[project.entry-points."torch.backends"]\nfarandole = "farandole.autoload:register"\n'
+        '[project.entry-points."torch.backends"]\nfarandole = "farandole.job.plugins.autoload:register"\n'
         in project
     )
     pool.spread(1, without_an_import)

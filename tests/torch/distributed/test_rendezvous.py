@@ -123,7 +123,8 @@ def one_gives_up(rank: int, wrong: int, where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["farandole.context.wiring.connect", "farandole.transports.shm.segment.memory.create"]
+    "where",
+    ["farandole.job.context.wiring.connect", "farandole.core.transports.shm.segment.memory.create"],
 )
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_nobody_waits_for_one_that_gives_up(wrong: int, where: str) -> None:

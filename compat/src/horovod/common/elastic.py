@@ -1,6 +1,6 @@
 from farandole.compat.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from farandole.frontend.elastic import HostUpdateResult, run_fn
-from farandole.frontend.state import ObjectState, State
+from farandole.core.api.elastic import HostUpdateResult, run_fn
+from farandole.core.api.state import ObjectState, State
 
 __all__ = [
     "HorovodInternalError",

@@ -1,3 +1,8 @@
-from farandole.context import ProcessSet, add_process_set, global_process_set, remove_process_set
+from farandole.job.context import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

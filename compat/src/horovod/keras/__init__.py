@@ -6,7 +6,7 @@ from horovod.common.util import check_extension
 
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
-from farandole.frontend.keras_version import keras_2 as _keras_2  # noqa: E402
+from farandole.core.api.keras_version import keras_2 as _keras_2  # noqa: E402
 
 if _keras_2():
     from farandole.keras.tf_keras import *  # noqa: F403

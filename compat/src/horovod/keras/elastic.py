@@ -1,4 +1,4 @@
-from farandole.frontend.keras_version import keras_2
+from farandole.core.api.keras_version import keras_2
 
 if keras_2():
     from farandole.keras.tf_keras.elastic import *  # noqa: F403

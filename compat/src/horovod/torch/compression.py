@@ -1,4 +1,4 @@
-from farandole.frontend.compression import Compressor, NoneCompressor
+from farandole.core.api.compression import Compressor, NoneCompressor
 from farandole.torch import Compression
 
 FP16Compressor = Compression.fp16

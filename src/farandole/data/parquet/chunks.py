@@ -18,7 +18,7 @@ from farandole.data.parquet.columns import Column
 from farandole.errors import DataError
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 Arrays = Mapping[str, "Array"]
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from farandole.base.interrupts import interrupts
 from farandole.data.extras import need
 from farandole.data.parquet.casts import cast, is_number, rule
 from farandole.data.parquet.kinds import cure, innermost, is_bytes, is_list, number_dtype
 from farandole.data.parquet.places import Where, null_error
 from farandole.errors import DataError, did_you_mean
-from farandole.interrupts import interrupts
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _PURPOSE = "reading Parquet"
 _VECTOR = {"type", "size", "indices", "values"}  # how Spark's vectors lie in Parquet

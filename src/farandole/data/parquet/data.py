@@ -31,7 +31,7 @@ from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.errors import DataError, counted, did_you_mean
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _PURPOSE = "reading Parquet"
 _ASKING = 16  # threads that ask for facts about files

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole import context
-from farandole.config import Placement, cores
+from farandole.base.log import logger
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks, Slots
@@ -22,10 +21,11 @@ from farandole.data.parquet.places import Where
 from farandole.data.steps import EVEN, Step, Steps
 from farandole.data.whole import switch, whole
 from farandole.errors import DataError, SettingsError
-from farandole.log import logger
+from farandole.job import context
+from farandole.job.config import Placement, cores
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 MEMORY = 128 << 20
 _CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # rows that are put together at a time

@@ -9,10 +9,10 @@ import re
 import urllib.parse
 from typing import Any, NamedTuple
 
+from farandole.base.log import logger
 from farandole.data.extras import need
 from farandole.data.parquet.tables import chain
 from farandole.errors import DataError
-from farandole.log import logger
 
 _LOG = "_spark_metadata"
 # of a log: one that is compact has all files of those before it, too

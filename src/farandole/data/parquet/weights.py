@@ -10,7 +10,7 @@ from farandole.data.parquet.columns import Column
 from farandole.data.parquet.places import Where
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def check_column(column: Column, where: Where) -> None:

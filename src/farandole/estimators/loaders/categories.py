@@ -9,7 +9,7 @@ import numpy as np
 from farandole.errors import DataError
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def whole_numbers(array: Array, dtype: str) -> Array:

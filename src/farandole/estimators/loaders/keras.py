@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from farandole.base.pickled import dumps
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.shapes import fits
 from farandole.inference.named import crossed, keys_of
-from farandole.pickled import dumps
 
 
 class Packed(NamedTuple):

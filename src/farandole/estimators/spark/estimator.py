@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.ml import Estimator
 
+from farandole.base.log import logger
 from farandole.data import ParquetData, Store, from_parquet
 from farandole.data.spark import FOLDER, shared_folder
 from farandole.errors import DataError, SettingsError, did_you_mean
@@ -26,9 +27,8 @@ from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.estimators.trainers import rank
-from farandole.log import logger
-from farandole.report import pickling
-from farandole.report.spark import session
+from farandole.job.report import pickling
+from farandole.job.report.spark import session
 
 _MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
 FINGERPRINT = (

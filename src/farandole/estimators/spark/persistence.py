@@ -18,9 +18,9 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
+from farandole.base.log import logger
+from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
-from farandole.log import logger
-from farandole.pickled import dumps
 
 _PARAMS = "params"
 

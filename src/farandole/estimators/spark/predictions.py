@@ -11,10 +11,10 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from farandole.base.pickled import dumps
 from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive, quote
 from farandole.inference.spark import predict_udf_of, sent_archive, unused
-from farandole.pickled import dumps
 
 _CURE = (
     "A fitted model has fill, decode and shapes from the estimator's data_options={...}."

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from farandole.base.log import logger
 from farandole.data import plans
-from farandole.log import logger
 
 # Of which each row comes out to the last bit, in whatever order rows come in. Sums of floating
 # numbers do not, nor what is first, ranked, limited or sampled among rows without an order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 
-from farandole.config import Placement
+from farandole.job.config import Placement
 from farandole.spark import get_available_devices
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import pin
-from farandole.report import pickling
+from farandole.job.report import pickling
 
 
 def fit(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from farandole.base.pickled import dumps
 from farandole.inference.models import Model, Place, computing, is_loader, wrap
-from farandole.pickled import dumps
 
 if TYPE_CHECKING:
+    from farandole.base.types import Array
     from farandole.inference.stream import Predictor
-    from farandole.types import Array
 
 
 class FunctionPredictor:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
+from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
 from farandole.inference.models import Model, Place
 from farandole.inference.named import keys_of, named
 from farandole.inference.returns import of
-from farandole.pickled import dumps
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 _KERAS = ("keras", "tf_keras")

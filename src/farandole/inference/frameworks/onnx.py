@@ -15,7 +15,7 @@ from farandole.inference.named import cast, named
 from farandole.inference.returns import Type, of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _DTYPES = {"float": "float32", "double": "float64", "string": "object", "bool": "bool"}
 

@@ -15,7 +15,7 @@ from farandole.inference.models import Model, Place
 from farandole.inference.named import cast, named
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 SIGNATURE = "serving_default"
 

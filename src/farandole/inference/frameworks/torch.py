@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farandole import pickled
+from farandole.base import pickled
 from farandole.errors import SettingsError
 from farandole.inference.fixed import in_parts, rows_of
 from farandole.inference.models import Model, Place, computing
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 RETURNS = "array<float>"
 _FLAGS = {  # of operations in graphs: which argument says whether they compute as in training

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from farandole.config import Placement
 from farandole.data import paths
 from farandole.data.leftovers import own_folder
 from farandole.data.parquet.columns import Wanted, check_names
@@ -35,6 +34,7 @@ from farandole.inference.recut import Slice, take
 from farandole.inference.returns import DEFAULT, Type, parse
 from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, Predictor, predictions
 from farandole.inference.versions import identity, identity_of
+from farandole.job.config import Placement
 
 ROWS = 1 << 17  # of a file of the output
 _READ, _READ_BYTES = 1 << 14, 4 << 20  # that are read at once
@@ -355,7 +355,7 @@ def _run(job: _Job, np: int) -> None:
     if np <= 1:
         _work(job, 0, 1)
         return
-    from farandole.launch import api
+    from farandole.job.launch import api
 
     api.run(_on_rank, (job,), np=np, launcher="local")
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from farandole import context
-from farandole.frontend.objects import allgather_object
+from farandole.core.api.objects import allgather_object
+from farandole.job import context
 from farandole.keras.pipeline import cuts
 
 

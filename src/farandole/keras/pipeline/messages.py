@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.groups.messages import Messages
+from farandole.core.groups.messages import Messages
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # seconds: as long as torch.distributed waits, for what another stage loads or compiles
 PATIENCE = 1800.0

@@ -9,11 +9,12 @@ from typing import Any
 
 import keras
 
-from farandole import context
-from farandole.context import ProcessSet
+from farandole.core.api.objects import allgather_object
+from farandole.core.groups.messages import Messages
+from farandole.core.observe.replicas import numbers
 from farandole.errors import HorovodInternalError
-from farandole.frontend.objects import allgather_object
-from farandole.groups.messages import Messages
+from farandole.job import context
+from farandole.job.context import ProcessSet
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.files import ORBAX, path_of, written_once
 from farandole.keras.fit import around, flat
@@ -24,7 +25,6 @@ from farandole.keras.pipeline.computation import on_backend
 from farandole.keras.pipeline.messages import Kind, Stages, Topic
 from farandole.keras.pipeline.steps import Steps, Whole
 from farandole.keras.pipeline.weights import Weights, set_weights
-from farandole.observe.replicas import numbers
 
 
 class Pipeline(keras.Model):  # type: ignore[misc]

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole.context import ProcessSet
-from farandole.frontend.objects import broadcast_object
+from farandole.core.api.objects import broadcast_object
+from farandole.job.context import ProcessSet
 from farandole.keras.constants import renew
 from farandole.keras.pipeline.messages import Stages, Topic
 from farandole.keras.weights import numpy_of

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from farandole.frontend import basics
-from farandole.frontend.basics import *  # noqa: F403
-from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.helpers import save_model as save
-from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.core.api import basics
+from farandole.core.api.basics import *  # noqa: F403
+from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import save_model as save
+from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.keras.tf_keras import callbacks, elastic
 from farandole.keras.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.keras.tf_keras.saving import load_model

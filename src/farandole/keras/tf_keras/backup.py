@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import context
-from farandole.frontend.objects import allgather_object
+from farandole.core.api.objects import allgather_object
+from farandole.job import context
 
 _ASKED = "_maybe_load_initial_counters_from_ckpt"
 

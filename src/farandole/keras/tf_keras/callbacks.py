@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tf_keras
 
-from farandole import context
-from farandole.frontend.solo import MOMENT, compared, tell_solo
+from farandole.core.api.solo import MOMENT, compared, tell_solo
+from farandole.core.observe.replicas import combined
+from farandole.job import context
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
 from farandole.keras.exchange import KerasExchange
@@ -31,7 +32,6 @@ from farandole.keras.tf_keras.optimizer import (
     state_variables,
 )
 from farandole.keras.tf_keras.values import allreduce, evaluated
-from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.replica import digests_of, readable
 

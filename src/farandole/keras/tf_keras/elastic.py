@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from farandole import context
-from farandole.frontend.elastic import run
-from farandole.frontend.objects import broadcast_object
-from farandole.frontend.state import ObjectState
+from farandole.core.api.elastic import run
+from farandole.core.api.objects import broadcast_object
+from farandole.core.api.state import ObjectState
+from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.tf_keras.optimizer import (
     all_optimizers_of,

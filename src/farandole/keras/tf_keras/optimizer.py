@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from farandole.context import ProcessSet
-from farandole.contracts import Codec, Strategy
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.objects import allgather_object
-from farandole.frontend.ops import WORLD
+from farandole.base.contracts import Codec, Strategy
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.objects import allgather_object
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
 from farandole.keras.exchange import KerasExchange
@@ -29,7 +30,6 @@ from farandole.tensorflow.gradients import names_of
 from farandole.tensorflow.reducer import VariableReducer, key_of
 from farandole.tensorflow.replica import readable
 from farandole.tensorflow.weights import run_if
-from farandole.types import ReduceOp
 
 
 def DistributedOptimizer(

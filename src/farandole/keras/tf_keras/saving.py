@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from farandole import context
-from farandole.frontend.compression import NoneCompressor
+from farandole.core.api.compression import NoneCompressor
+from farandole.job import context
 from farandole.keras.tf_keras.optimizer import DistributedOptimizer, make_slots, state_of
 from farandole.keras.warnings import say
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tf_keras
 
-from farandole.context import ProcessSet
-from farandole.frontend.ops import WORLD
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 from tf_keras.api._v1.keras import backend  # where tf.compat.v1.keras is
 
-from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.ops import WORLD
+from farandole.base.types import ReduceOp
+from farandole.core.api.compression import NoneCompressor
+from farandole.core.api.ops import WORLD
+from farandole.job.context import ProcessSet
 from farandole.tensorflow import broadcasting, differentiable
-from farandole.types import ReduceOp
 
 
 def allreduce(

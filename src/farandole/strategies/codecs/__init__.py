@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from farandole import registry
-from farandole.contracts import Codec
+from farandole.base.contracts import Codec
 from farandole.errors import SettingsError
+from farandole.job.plugins import registry
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ def codec(spec: str | Codec | None) -> Codec | None:
     if spec is not None and not hasattr(spec, "allreduce"):
         raise SettingsError(
             f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in"
-            " 'topk:0.01', or an object with the methods of farandole.contracts.Codec"
+            " 'topk:0.01', or an object with the methods of farandole.base.contracts.Codec"
         )
     return spec
 

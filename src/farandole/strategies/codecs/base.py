@@ -11,13 +11,13 @@ from zlib import crc32
 
 import numpy as np
 
-from farandole.collectives.kernels import narrow_into, quiet, widen
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.kernels import narrow_into, quiet, widen
 from farandole.errors import SettingsError
-from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 # under these names: what counts with the next gradient, in its units
 KEPT = ("residual", "owed", "momentum")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole.collectives.kernels import narrow_into, quiet, widen
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.kernels import narrow_into, quiet, widen
 from farandole.strategies.codecs.base import ring_bytes
 from farandole.strategies.codecs.pushable import Pushable, check_length
-from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Half(Pushable):

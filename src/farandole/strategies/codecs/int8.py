@@ -11,7 +11,7 @@ import numpy as np
 from farandole.strategies.codecs.quantized import PushQuantized, in_blocks
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _MOST = np.float32(127)
 _TINY = 1e-36  # blocks of smaller numbers count as zeros: their scale would have no float32

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole import registry
-from farandole.collectives.kernels import quiet, widen
-from farandole.contracts import Codec, Part, Rescaling, TakingBack, Transport
+from farandole.base.contracts import Codec, Part, Rescaling, TakingBack, Transport
+from farandole.base.types import Buffer, DType
+from farandole.core.kernels import quiet, widen
 from farandole.errors import SettingsError
+from farandole.job.plugins import registry
 from farandole.strategies.codecs.base import pieces, wide, write
-from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Net:

@@ -11,7 +11,7 @@ import numpy as np
 from farandole.strategies.codecs.quantized import PushQuantized, in_blocks
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class OneBit(PushQuantized):

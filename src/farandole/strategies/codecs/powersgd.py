@@ -11,13 +11,13 @@ from zlib import crc32
 
 import numpy as np
 
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
+from farandole.base.types import DType
 from farandole.strategies.codecs.base import number
 from farandole.strategies.codecs.pushable import Pushable, check_length
-from farandole.types import DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _SHORT = 1 << 14  # vectors of fewer numbers travel whole: biases, scales
 # a direction with less than this share of the longest is a combination of the others

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.collectives.kernels import quiet
-from farandole.contracts import Packed, Part
+from farandole.base.contracts import Packed, Part
+from farandole.core.kernels import quiet
 from farandole.strategies.codecs.base import FlatCodec
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Pushable(FlatCodec):

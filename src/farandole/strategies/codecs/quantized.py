@@ -8,12 +8,12 @@ from zlib import crc32
 
 import numpy as np
 
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
 from farandole.strategies.codecs.base import FlatCodec, cleared, unit_key
 from farandole.strategies.codecs.pushable import Pushable, check_length
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
     Generator = np.random.Generator
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
+from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.strategies.codecs.base import narrowed, number, ring_bytes, unit_key, widened
 from farandole.strategies.codecs.pushable import Pushable, check_length
-from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _SEED = 0x4A4D
 _COUNT = 8  # bytes in front of the numbers of a push: the number of the step

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
 from farandole.errors import SettingsError
 from farandole.strategies.codecs.base import cleared, pieces
 from farandole.strategies.codecs.quantized import Quantized
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _VOTES = 5  # in a byte, as digits to the base of 3
 _SPOILT = 255  # a byte in which some number is not finite

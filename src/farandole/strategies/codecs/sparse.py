@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole.contracts import Part, Transport
+from farandole.base.contracts import Part, Transport
+from farandole.base.types import DType
 from farandole.strategies.codecs.base import narrowed, widened
 from farandole.strategies.codecs.pushable import Pushable
-from farandole.types import DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Sparse(Pushable):

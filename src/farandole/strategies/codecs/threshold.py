@@ -12,7 +12,7 @@ from farandole.strategies.codecs.base import number
 from farandole.strategies.codecs.sparse import Sparse
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Threshold(Sparse):

@@ -13,7 +13,7 @@ from farandole.strategies.codecs.base import number
 from farandole.strategies.codecs.sparse import Sparse
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _SAMPLE = 4096  # numbers by which a bound is estimated, below which nothing need be sorted
 

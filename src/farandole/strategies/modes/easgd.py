@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole.contracts import Peers
+from farandole.base.contracts import Peers
 from farandole.strategies.specs import number, parsed, real
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class EASGD:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from farandole.contracts import Peers
+from farandole.base.contracts import Peers
 from farandole.strategies.specs import number, of_way, parsed, refuse, share
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def ring(rank: int, size: int, turn: int) -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole.contracts import Peers
+from farandole.base.contracts import Peers
 from farandole.strategies.modes.gossip import GRAPHS
 from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
 from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 def asked(graph: str, rank: int, size: int, turn: int) -> list[int]:

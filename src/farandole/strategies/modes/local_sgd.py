@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.contracts import Peers
+from farandole.base.contracts import Peers
 from farandole.strategies.specs import number, parsed, real, refuse
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 NESTEROV, MOMENTUM = "nesterov", "momentum"
 EPOCH = 0  # steps between exchanges: told by ``end_of_epoch``

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from farandole.contracts import Peers
-from farandole.ps.clocks import OPTIMIZERS, Rule
+from farandole.base.contracts import Peers
+from farandole.core.ps.clocks import OPTIMIZERS, Rule
 from farandole.strategies.specs import number, parsed, real, refuse, switch
 from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _RATES = {"adagrad": 0.01, "adam": 0.001}  # the usual ones; 1 for the others
 

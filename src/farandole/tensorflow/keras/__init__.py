@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole import registry
-from farandole.frontend.keras_version import keras_2, keras_name
+from farandole.core.api.keras_version import keras_2, keras_name
+from farandole.job.plugins import registry
 
 _api = registry.load("api", keras_name())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole import registry
-from farandole.frontend.keras_version import keras_name
+from farandole.core.api.keras_version import keras_name
+from farandole.job.plugins import registry
 
 _elastic = registry.load("elastic", keras_name())
 __all__ = [*_elastic.__all__]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farandole.config import Settings
-from farandole.contracts import Transport
-from farandole.engine import devices
+from farandole.base.contracts import Transport
+from farandole.core.engine import devices
 from farandole.errors import HorovodInternalError
+from farandole.job.config import Settings
 from farandole.torch.device.cuda import Cuda
 from farandole.torch.device.transport import TorchTransport
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import distributed
 
-from farandole.contracts import Transport
-from farandole.store import StoreClient
+from farandole.base.contracts import Transport
+from farandole.net.store import StoreClient
 from farandole.torch.device.accelerator import Accelerator
 from farandole.torch.device.store import JobStore
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from farandole.base.types import DType, ReduceOp
 from farandole.torch.device.watch import Watch
-from farandole.types import DType, ReduceOp
 
 _HEAR = 3.0  # seconds to find out that an error comes from a peer that is gone
 _LOGICAL = {

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from farandole.collectives import adasum
-from farandole.contracts import Transport
+from farandole.base.contracts import Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.collectives import adasum
 from farandole.torch.device.accelerator import Accelerator
-from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _ALIGNMENT = 64
 

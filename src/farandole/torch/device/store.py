@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import distributed
 
-from farandole.store import StoreClient
+from farandole.net.store import StoreClient
 
 
 class JobStore(distributed.Store):  # type: ignore[misc]

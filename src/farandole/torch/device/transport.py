@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from farandole import context
-from farandole.config import Settings
-from farandole.contracts import Parts, Report, T, Transport
+from farandole.base.contracts import Parts, Report, T, Transport
+from farandole.base.log import logger
+from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.errors import HorovodInternalError, RequestError
-from farandole.log import logger
+from farandole.job import context
+from farandole.job.config import Settings
 from farandole.torch.device import agreement
 from farandole.torch.device.accelerator import Accelerator
 from farandole.torch.device.native import Native, scale_into
 from farandole.torch.device.staged import Staged, on_device
 from farandole.torch.device.watch import Watch
-from farandole.types import Buffer, DType, ReduceOp
 
 _FAREWELL = 30.0  # seconds that a group has to end
 _TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}

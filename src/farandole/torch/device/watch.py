@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from farandole.contracts import Transport
+from farandole.base.contracts import Transport
 from farandole.errors import HorovodInternalError
 
 _PERIOD = 0.25  # seconds between two looks

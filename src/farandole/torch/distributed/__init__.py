@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from farandole.autoload import register
+from farandole.job.plugins.autoload import register
 from farandole.torch.distributed import built_in_hooks
 from farandole.torch.distributed.process_group import (
     FarandoleProcessGroup,

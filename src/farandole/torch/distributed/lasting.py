@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from farandole.config import Settings
-from farandole.context import malloc
+from farandole.job.config import Settings
+from farandole.job.context import malloc
 
 _AGAIN = 2  # times that a tensor's memory was given before
 _MOST = 1024  # that are remembered

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from farandole.groups.group import Group
+from farandole.base.types import Buffer, DType
+from farandole.core.groups.group import Group
 from farandole.torch.distributed.lasting import StorageKeeper, keeper_of
 from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
 from farandole.torch.distributed.tensors import (
@@ -24,10 +25,9 @@ from farandole.torch.distributed.tensors import (
     reduction,
     shown,
 )
-from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 
 class Kind(IntEnum):

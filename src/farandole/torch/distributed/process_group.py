@@ -16,13 +16,13 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d
 
-from farandole.autoload import NAME
-from farandole.config import Settings, spare_cores
+from farandole.core.groups.barrier import monitored
+from farandole.core.groups.calls import Call
+from farandole.core.groups.group import Group
+from farandole.core.groups.whereabouts import Whereabouts
 from farandole.errors import HorovodInternalError
-from farandole.groups.barrier import monitored
-from farandole.groups.calls import Call
-from farandole.groups.group import Group
-from farandole.groups.whereabouts import Whereabouts
+from farandole.job.config import Settings, spare_cores
+from farandole.job.plugins.autoload import NAME
 from farandole.torch.distributed import accelerators, operations, rendezvous
 from farandole.torch.distributed.operations import Operation
 from farandole.torch.distributed.tensors import code, raw

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 from torch import distributed
 
-from farandole import network
-from farandole.autoload import check_rank
-from farandole.config import AGENT_STORE, Connection, Placement, Settings
-from farandole.context import wiring
-from farandole.context.malloc import keep_freed_memory
-from farandole.contracts import Transport
+from farandole.base.contracts import Transport
+from farandole.core.groups.group import Group
+from farandole.core.groups.leavers import Leavers
+from farandole.core.groups.messages import told
+from farandole.core.groups.whereabouts import Whereabouts
+from farandole.core.transports import shm
 from farandole.errors import PeerLostError, RendezvousError, SettingsError
-from farandole.groups.group import Group
-from farandole.groups.leavers import Leavers
-from farandole.groups.messages import told
-from farandole.groups.whereabouts import Whereabouts
-from farandole.handshake import new_secret
-from farandole.report import keys
-from farandole.transports import shm
+from farandole.job.config import AGENT_STORE, Connection, Placement, Settings
+from farandole.job.context import wiring
+from farandole.job.context.malloc import keep_freed_memory
+from farandole.job.plugins.autoload import check_rank
+from farandole.job.report import keys
+from farandole.net import interfaces
+from farandole.net.handshake import new_secret
 
 # the latter: how often each rank of as many has come
 _WIRE, _COMES = "farandole/wire", "farandole/comes"
@@ -174,7 +174,7 @@ def keep_served(store: Any, rank: int) -> None:
 
 
 class GroupStore:
-    """A store of torch.distributed, with what wires need of ``farandole.store.StoreClient``."""
+    """A store of torch.distributed, with what wires need of ``farandole.net.store.StoreClient``."""
 
     def __init__(self, store: Any, leavers: Leavers | None = None, meeting: str = "") -> None:
         self._store, self._leavers = store, leavers
@@ -275,8 +275,8 @@ def _own_address(store: Any) -> str:
     address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
     # a host may know itself by such an address; others do not
-    if network.is_loopback(address) and several:
-        outside: Sequence[network.Interface] = network.chosen(network.interfaces())
+    if interfaces.is_loopback(address) and several:
+        outside: Sequence[interfaces.Interface] = interfaces.chosen(interfaces.interfaces())
         return outside[0].address if outside else address
     return address
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp as TorchOp
 
-from farandole.groups.group import Group
+from farandole.core.groups.group import Group
 from farandole.torch.distributed.tensors import apart, code, raw, shown
 
 _KIND = 20  # beyond the numbers of dense collectives

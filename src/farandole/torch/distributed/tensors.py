@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch.distributed import ReduceOp as TorchOp
 
+from farandole.base.types import DType, ReduceOp
 from farandole.torch.binding import DTYPES
-from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    from farandole.base.types import Array
 
 _KINDS = {dtype: np.dtype(dtype.storage).str for dtype in DTYPES.values()}
 _OPS = {

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d
 
+from farandole.core.groups.calls import Call
 from farandole.errors import StalledError
-from farandole.groups.calls import Call
 
 _c10d: Any = _distributed_c10d
 _graphs_may_wait: Callable[[], bool] = getattr(

@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from farandole.base.log import logger
 from farandole.estimators.batches import Batches, first
 from farandole.estimators.loaders.keras import Packed
 from farandole.estimators.spec import Result, Spec
@@ -19,7 +20,6 @@ from farandole.estimators.trainers.keras.epochs import losses_by_row, means_of, 
 from farandole.estimators.trainers.keras.rows import Rows, indexed
 from farandole.estimators.trainers.keras.seeds import seed_all, seed_layers
 from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
-from farandole.log import logger
 
 
 def train(spec: Spec) -> Result | None:

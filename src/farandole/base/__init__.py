@@ -1,0 +1,1 @@
+"""What every room uses: types, contracts, the log, threads and pickling."""

@@ -1,0 +1,23 @@
+"""The folder of this package, and whether a source file belongs to it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PARENT = os.path.dirname(FOLDER)
+_NAME = os.sep + os.path.basename(FOLDER) + os.sep
+
+
+@cache
+def is_own_file(file: str) -> bool:
+    """Return whether ``file``, named in a traceback, is a module of this package.
+
+    The traceback may come from another host, whose copy is in another folder: the part of the path
+    that follows the package's name must be a module here.
+    """
+    if file.startswith(FOLDER + os.sep):
+        return True
+    _, found, inside = file.rpartition(_NAME)
+    return bool(found) and os.path.isfile(os.path.join(FOLDER, inside))

@@ -1,0 +1,213 @@
+"""The look whether the ranks train one model: digests of their replicas, exchanged over the engine.
+
+``core/observe/replicas`` decides when to look and what to make of it; what weights and settings are
+is the framework's. In the ordinary case a look is one reduction of a few words: digests are equal
+if their smallest is their largest. Only when they are not, every rank tells all it knows. Ranks
+that have joined need not take part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from farandole.base.log import logger
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.api.calls import Calls
+from farandole.core.engine import Engine, Entry
+from farandole.core.observe.order import Called, swapped
+from farandole.core.observe.replicas import (
+    Cures,
+    Finding,
+    History,
+    Report,
+    Schedule,
+    combined,
+    digest_of_text,
+    findings,
+    same_gradients,
+    same_gradients_of_some,
+)
+from farandole.errors import RanksDifferError
+from farandole.job import context
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+
+class Replica(Protocol):
+    """A framework's facts about one optimizer on this rank."""
+
+    cures: Cures
+    patient: bool  # may the first step come before the broadcast?
+    told: Collection[str]  # kinds of findings that the user was told of already
+
+    def names(self) -> Sequence[str]:
+        """The parameters' names, for messages."""
+
+    def weights(self) -> Sequence[int] | None:
+        """A digest per parameter, 0 where it is this rank's own affair; None if nobody can look
+        now.
+        """
+
+    def settings(self) -> Mapping[str, str]:
+        """The numbers that the optimizer steps with; empty if unknown."""
+
+
+class Agreement:
+    """The looks at one optimizer, from its first exchange over one engine on.
+
+    Gradients are exchanged by all ranks at once, so that is when they look: ``due`` counts an
+    exchange, and is asked once in each. Its answer travels with the exchange, and if any rank says
+    so all call ``look``.
+    """
+
+    def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
+        self.replica, self._engine, self._label = replica, engine, f"{label}.check"
+        self._mode = context.settings().check if engine.size > 1 else "off"
+        self._schedule = Schedule()
+        self._history = History(patient=replica.patient, told=replica.told)
+        self._step = 0  # exchanges so far
+        self._steps = 0  # of the optimizer, when the ranks were alike last
+        self._calls = engine.numbers.recorded(Calls) if self._mode != "off" else None
+        self._ordered = 0  # the last call without a name at the look before
+
+    def soon(self) -> bool:
+        """Will the exchange that comes now be looked at? Then this rank's gradients are wanted."""
+        return self._mode != "off" and self._schedule.soon()
+
+    def due(self) -> bool:
+        """Count an exchange. Is it time to look?"""
+        self._step += 1
+        return self._mode != "off" and self._schedule.due()
+
+    def any_due(self) -> bool:
+        """``due`` on any rank? Collective: for exchanges that the answer cannot travel with."""
+        word = np.array([-int(self.due())], dtype=np.int64)
+        _reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
+        return bool(word[0])
+
+    def look(self, gradients: int | None = None, steps: int = -1) -> None:
+        """Compare the ranks, and say what is wrong. Collective.
+
+        ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or
+        zeros. ``steps``: how often this rank's optimizer has stepped; -1 if unknown. Raises
+        RanksDifferError on all ranks with ``--check raise``.
+        """
+        weights, settings = self.replica.weights(), self.replica.settings()
+        values = [
+            combined(weights) if weights else None,
+            digest_of_text(repr(sorted(settings.items()))) if settings else None,
+            gradients,
+            self._calls.digest(self._ordered) if self._calls is not None else None,
+            # the same on all only where the others have joined: one rank equals itself
+            self._engine.rank,
+            self._history.compared,  # less on a rank that had joined
+        ]
+        told = all_equal(self._engine, f"{self._label}.equal", values)
+        same_weights, same_settings, same, same_calls, alone, in_step = told
+        found: list[Finding] = []
+        if same_weights is False or same_settings is False:
+            since = -1 if steps < 0 else steps - self._steps
+            mine = Report(tuple(weights or ()), settings, since, context.parameters_broadcast() > 0)
+            reports = self._reports(mine)
+            found = findings(
+                reports, self.replica.names(), self._history, self._step, self.replica.cures
+            )
+        else:
+            if same_weights:
+                self._history.alike_at, self._steps = self._step, max(steps, 0)
+                self._history.alike = len(weights or ())
+            same = None if alone else same
+            found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
+            if same is False and in_step and self._history.compared < 2 < self._engine.size:
+                found = same_gradients_of_some(
+                    self._history, self._everyones(gradients or 0), self.replica.cures
+                )
+        tell(self._engine, [*found, *self._order(same_calls)])
+
+    def _everyones(self, gradients: int) -> list[int]:
+        """Every rank's digest of its gradients; 0 for those that have joined."""
+        table = np.zeros(self._engine.size, dtype=np.int64)
+        table[self._engine.rank] = gradients
+        _reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
+        digests: list[int] = table.tolist()
+        return digests
+
+    def _order(self, same: bool | None) -> list[Finding]:
+        """Collectives without a name that ranks call in another order."""
+        if self._calls is None or same is not False:
+            self._ordered = self._calls.last() if self._calls is not None else 0
+            return []
+        mine = self._calls.called(self._ordered)
+        texts = gathered(self._engine, f"{self._label}.calls", json.dumps(mine._asdict()).encode())
+        reports = [_called(text) if text else None for text in texts]
+        self._ordered = min(report.last for report in reports if report is not None)
+        found = swapped(reports) if not self._calls.told else None
+        self._calls.told |= found is not None
+        return [] if found is None else [found]
+
+    def _reports(self, mine: Report) -> list[Report | None]:
+        texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
+        told = [json.loads(text) if text else None for text in texts]
+        return [
+            None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])})
+            for fields in told
+        ]
+
+
+def _called(text: bytes) -> Called:
+    told = json.loads(text)
+    return Called(
+        **{**told, "calls": {int(number): place for number, place in told["calls"].items()}}
+    )
+
+
+def tell(engine: Engine, found: Sequence[Finding]) -> None:
+    """Say on rank 0 what all ranks have found, or raise it as RanksDifferError on all of them, as
+    ``--check`` says.
+    """
+    mode = context.settings().check
+    if not found or mode == "off":  # a rank that does not want to know takes part all the same
+        return
+    if mode == "raise":
+        raise RanksDifferError("; ".join(finding.text for finding in found))
+    if engine.rank == 0:
+        for finding in found:
+            logger.warning(finding.text)
+
+
+def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
+    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know.
+    Ranks that have joined do not count. Collective.
+    """
+    known = [value is not None for value in values]
+    numbers = [value if value is not None else 0 for value in values]
+    words = np.array([*numbers, *(-number for number in numbers), *known], dtype=np.int64)
+    _reduce(engine, name, words, DType.INT64, ReduceOp.MIN)
+    count = len(numbers)
+    return [
+        bool(words[number] == -words[count + number]) if words[2 * count + number] else None
+        for number in range(count)
+    ]
+
+
+def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
+    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather
+    would fail. Collective.
+    """
+    lengths = np.zeros(engine.size, dtype=np.int64)
+    lengths[engine.rank] = len(mine)
+    _reduce(engine, f"{name}.lengths", lengths, DType.INT64, ReduceOp.SUM)
+    table = np.zeros((engine.size, int(lengths.max())), dtype=np.uint8)
+    table[engine.rank, : len(mine)] = np.frombuffer(mine, dtype=np.uint8)
+    _reduce(engine, f"{name}.reports", table.reshape(-1), DType.UINT8, ReduceOp.SUM)
+    return [row[:length].tobytes() for row, length in zip(table, lengths, strict=True)]
+
+
+def _reduce(engine: Engine, name: str, array: Array, dtype: DType, op: ReduceOp) -> None:
+    request = Request(name, Kind.ALLREDUCE, dtype, array.shape, op)
+    engine.run([Entry(request, Buffer(array, array, dtype))])

@@ -1,0 +1,85 @@
+"""Lines of a program that call unnamed collectives: kept per engine, while ranks are compared
+(``agreement``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from functools import lru_cache
+from itertools import combinations
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from farandole.base.package import FOLDER
+
+if TYPE_CHECKING:
+    from farandole.core.observe.order import Called
+
+_KEPT = 256  # calls
+_OTHERS = 32  # places of which it is known whether they exclude each other
+_OURS = FOLDER + os.sep
+
+
+class Calls:
+    """The latest calls of this rank over one engine: numbers and places."""
+
+    def __init__(self) -> None:
+        self.told = False  # the user knows of calls in another order
+        self._kept: deque[tuple[int, CodeType, int]] = deque(maxlen=_KEPT)
+
+    def add(self, number: int) -> None:
+        """The program makes call ``number``."""
+        frame = sys._getframe(3)  # whoever called the function that made an entry, and so on
+        while frame.f_code.co_filename.startswith(_OURS):
+            if frame.f_back is None:
+                return
+            frame = frame.f_back
+        self._kept.append((number, frame.f_code, frame.f_lasti))
+
+    def restart(self) -> None:
+        """Numbers begin anew."""
+        self._kept.clear()
+
+    def last(self) -> int:
+        return self._kept[-1][0] if self._kept else 0
+
+    def digest(self, after: int) -> int:
+        """A number for the order of the calls after number ``after``."""
+        # here: at the first look, not at every start
+        from farandole.core.observe.replicas import digest_of_text
+
+        return digest_of_text(
+            "\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after))
+        )
+
+    def called(self, after: int) -> Called:
+        """All that is known of them."""
+        from farandole.core.observe.order import Called, alternatives
+
+        calls = self._since(after)
+        sites = list(dict.fromkeys((code, at) for _, code, at in calls))
+        places = list(dict.fromkeys(_place(code, at) for code, at in sites))
+        index = {place: number for number, place in enumerate(places)}
+        exclusive = [
+            [index[_place(*one)], index[_place(*other)]]
+            for one, other in combinations(sites[:_OTHERS], 2)
+            if one[0] is other[0] and alternatives(one[0], one[1], other[1])
+        ]
+        return Called(
+            places,
+            {number: index[_place(code, at)] for number, code, at in calls},
+            exclusive,
+            self.last(),
+        )
+
+    def _since(self, after: int) -> list[tuple[int, CodeType, int]]:
+        return [call for call in list(self._kept) if call[0] > after]
+
+
+@lru_cache(maxsize=1024)
+def _place(code: CodeType, at: int) -> str:
+    """``file:line`` of the instruction at ``at``."""
+    line = next((line for begin, end, line in code.co_lines() if begin <= at < end), None)
+    return f"{code.co_filename}:{line or code.co_firstlineno}"

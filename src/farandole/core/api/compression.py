@@ -1,0 +1,54 @@
+"""Compression of tensors before they travel."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from farandole.base.contracts import Binding
+from farandole.base.types import DType
+
+
+class Compressor:
+    """Users may subclass this: ``compress`` gives the tensor to send and whatever ``decompress``
+    needs to know.
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("a Compressor must define compress(tensor) -> (tensor, context)")
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        raise NotImplementedError("a Compressor must define decompress(tensor, context) -> tensor")
+
+
+Compressing = type[Compressor] | Compressor  # what functions take as ``compression``
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class CastCompressor(Compressor):
+    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` says which, and
+    its binding.
+    """
+
+    binding: ClassVar[Binding]
+    dtype: ClassVar[DType]
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return cls.binding.cast(tensor, cls.dtype), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return cls.binding.cast(tensor, ctx)

@@ -1,0 +1,58 @@
+"""``gather``: an alltoall whose rows all go to one rank, with the gradient that an alltoall has in
+a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from farandole.core.api.documented import collective
+from farandole.core.api.ops import ELSEWHERE, WORLD, engine_of, place_of
+from farandole.errors import RequestError, counted
+from farandole.job.context import ProcessSet
+
+
+def _rows(tensor: Any) -> Any:
+    shape: Any = getattr(tensor, "shape", ())
+    return shape[0] if len(shape) else 0  # the alltoall says what is wrong with it
+
+
+def gather_by(
+    alltoall: Callable[..., Any], rows: Callable[[Any], Any] = _rows
+) -> Callable[..., Any]:
+    """The ``gather`` of a framework with this ``alltoall``. ``rows(tensor)``: their number."""
+
+    @collective(
+        "rows",
+        "root",
+        root_rank="who gets the rows: a rank among all, also for a process set.",
+        example=(
+            "rows = hvd.gather(predictions, root_rank=0)\nif hvd.rank() == 0:\n   "
+            " print(rows.shape)"
+        ),
+    )
+    def gather(
+        tensor: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> Any:
+        """Every rank's rows on ``root_rank``, one below the other in rank order; no rows on all
+        others.
+
+        At least one dimension. The first may differ from rank to rank, the others and the type may
+        not.
+        """
+        size = engine_of(process_set, "Gather").size
+        root = place_of(root_rank, process_set, "gather")
+        if not 0 <= root < size:
+            raise RequestError(
+                f"gather received invalid root rank {root_rank} for provided process set of "
+                f"{counted(size, 'rank')}: give one of 0 to {size - 1}"
+            )
+        # so that the ranks compare the root, also where there are no rows
+        splits = [ELSEWHERE] * size
+        splits[root] = rows(tensor)
+        label = None if name is None else f"gather.{name}"
+        received: Any = alltoall(tensor, splits, name=label, process_set=process_set)[0]
+        return received
+
+    return gather

@@ -1,0 +1,367 @@
+"""The parts of the public collectives (``core/api/collectives``): prepare the entries of a call,
+submit them, finish what came back. Frameworks differ in their ``Binding`` alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.base.contracts import Binding
+from farandole.base.types import Buffer, DeviceBuffer, Kind, ReduceOp, Request
+from farandole.core.engine import Engine, Entry, Handle
+from farandole.core.engine.check import check
+from farandole.core.kernels import shares
+from farandole.errors import HorovodInternalError, RequestError
+from farandole.job import context
+from farandole.job.context import ProcessSet
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+    # (the caller's tensor, its buffer, the engine's result) -> output
+    Finish = Callable[[Any, Buffer, Any], Any]
+    Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
+
+WORLD = context.global_process_set
+ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank gets the rows
+_SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
+
+
+class Verbs:
+    """Prepare, submit, finish: what all forms of all collectives are made of."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+        self._handles = itertools.count()
+        self._pending: dict[int, Pending] = {}
+        self._told = -1  # the last handle that ``_unheard`` gave
+        self.heard: Callable[[Any], None] | None = None  # of what is reduced into a new tensor
+        context.unheard_failures.append(self._unheard)
+
+    # Submit.
+
+    def _run(self, engine: Engine, finish: Finish, tensor: Any, entry: Entry) -> Any:
+        return finish(tensor, entry.buffer, engine.run((entry,))[0])
+
+    def _start(
+        self,
+        engine: Engine,
+        finish: Finish,
+        tensors: Sequence[Any],
+        entries: Sequence[Entry],
+        grouped: bool,
+    ) -> int:
+        pending = (engine.submit(entries), finish, tensors, entries, grouped)
+        handle = next(self._handles)
+        self._pending[handle] = pending
+        return handle
+
+    def _unheard(self) -> list[HorovodInternalError]:
+        """The errors of handles that nobody has synchronized, since this was last called."""
+        failed = {
+            handle: error
+            for handle, pending in list(self._pending.items())
+            if handle > self._told and (error := pending[0].error) is not None
+        }
+        self._told = max(failed, default=self._told)
+        return list(failed.values())
+
+    # Prepare.
+
+    def _reduction(
+        self,
+        engine: Engine,
+        tensor: Any,
+        op: ReduceOp,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        *,
+        fresh: bool = False,
+    ) -> Entry:
+        buffer = self._binding.buffer(tensor)
+        if fresh:
+            buffer = self._apart(tensor, buffer)
+        if type(prescale) is not float or type(postscale) is not float:
+            prescale, postscale = (
+                factor(prescale, "prescale_factor"),
+                factor(postscale, "postscale_factor"),
+            )
+        label = "allreduce.noname" if name is None else f"allreduce.{name}"
+        request = Request(
+            label,
+            Kind.ALLREDUCE,
+            buffer[2],
+            tuple(tensor.shape),
+            op,
+            0,
+            prescale,
+            postscale,
+            (),
+            "",
+            1,
+            buffer.device,
+        )
+        if op is _ADASUM:
+            check(request, engine.size)
+        return Entry(request, buffer, engine.numbers.next_call() if name is None else 0)
+
+    def _apart(self, tensor: Any, buffer: Buffer) -> Buffer:
+        if self.heard is not None:
+            self.heard(tensor)
+        return _beside(buffer)
+
+    def _broadcast(
+        self,
+        tensor: Any,
+        root: int,
+        name: str | None,
+        process_set: ProcessSet,
+        *,
+        fresh: bool = False,
+    ) -> tuple[Engine, Entry]:
+        engine = engine_of(process_set, "Broadcast")
+        entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
+        return engine, entry._replace(buffer=_beside(entry.buffer)) if fresh else entry
+
+    def _plain(
+        self,
+        engine: Engine,
+        kind: Kind,
+        tensor: Any,
+        name: str | None,
+        op: ReduceOp = _SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        root: int = 0,
+        splits: tuple[int, ...] = (),
+    ) -> Entry:
+        buffer = self._binding.buffer(tensor)
+        prescale, postscale = (
+            factor(prescale, "prescale_factor"),
+            factor(postscale, "postscale_factor"),
+        )
+        full, serial = _name(engine, kind, name)
+        shape = tuple(tensor.shape)
+        request = Request(
+            full,
+            kind,
+            buffer.dtype,
+            shape,
+            op,
+            root,
+            prescale,
+            postscale,
+            splits,
+            "",
+            1,
+            buffer.device,
+        )
+        return Entry(request, buffer, serial)
+
+    def _grouped(
+        self,
+        engine: Engine,
+        kind: Kind,
+        tensors: Sequence[Any],
+        name: str | None,
+        op: ReduceOp = _SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        fresh: bool = False,
+        dense_shape: tuple[int, ...] = (),
+    ) -> list[Entry]:
+        prescale, postscale = (
+            factor(prescale, "prescale_factor"),
+            factor(postscale, "postscale_factor"),
+        )
+        group, serial = _name(engine, kind, name, "grouped_")
+        group_size = len(tensors)
+        entries = []
+        for number, tensor in enumerate(tensors, 1):
+            buffer = self._binding.buffer(tensor)
+            if fresh:
+                buffer = self._apart(tensor, buffer)
+            request = Request(
+                f"{group}_{number}of{group_size}",
+                kind,
+                buffer.dtype,
+                tuple(tensor.shape),
+                op,
+                0,
+                prescale,
+                postscale,
+                (),
+                group,
+                group_size,
+                buffer.device,
+                "",
+                dense_shape,
+            )
+            if op is _ADASUM:
+                check(request, engine.size)
+            entries.append(Entry(request, buffer, serial))
+        return entries
+
+    def _deal(self, engine: Engine, tensor: Any, splits: Any, name: str | None) -> Entry:
+        rows, root = ((), -1) if splits is None else _splits(splits)
+        return self._plain(engine, Kind.ALLTOALL, tensor, name, splits=rows, root=root)
+
+    # Finish.
+
+    def _new(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        return self._binding.tensor(buffer.out, tuple(tensor.shape), tensor)
+
+    def _same(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        self._binding.write_back(tensor, buffer)
+        return tensor
+
+    def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        flat, rows = result
+        return self._rows(tensor, flat, sum(rows))
+
+    def _dealt(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        flat, rows = result
+        return self._rows(tensor, flat, sum(rows))
+
+    def _dealt_and_splits(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        received = np.asarray(result[1], dtype=np.int32)
+        return self._dealt(tensor, buffer, result), self._binding.tensor(received, received.shape)
+
+    def _scattered(self, engine: Engine) -> Finish:
+        def finish(tensor: Any, buffer: Buffer, result: Any) -> Any:
+            return self._rows(tensor, result, shares(tensor.shape[0], engine.size)[engine.rank])
+
+        return finish
+
+    def _rows(self, tensor: Any, flat: Array, rows: int) -> Any:
+        return self._binding.tensor(flat, (rows, *tuple(tensor.shape)[1:]), tensor)
+
+
+def _beside(buffer: Buffer) -> Buffer:
+    """The buffer with an ``out`` of its own."""
+    if isinstance(buffer, DeviceBuffer):
+        return buffer.with_new_out()
+    data, _, dtype = buffer
+    return Buffer(data, np.empty_like(data), dtype)
+
+
+def engine_of(process_set: ProcessSet, operation: str) -> Engine:
+    """The engine of a set; the error says which operation could not have it."""
+    if process_set is WORLD:
+        return context.engine()
+    check_process_set(process_set)
+    try:
+        return context.engine(process_set)
+    except RequestError as error:
+        raise RequestError(f"{operation}: {error}") from None
+
+
+def check_process_set(process_set: ProcessSet) -> None:
+    """Raise TypeError for what is no set of ranks."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by"
+            " hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
+        )
+
+
+def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
+    """The number in the set of ``root``, a rank among all. Raises RequestError if it is not
+    in it.
+    """
+    try:
+        root = operator.index(root)
+    except TypeError:  # size() / 2, say: inside a collective it would end the job
+        raise TypeError(f"root_rank={root!r} must be a rank, a whole number of type int") from None
+    if process_set is WORLD:
+        return root
+    ranks = process_set.ranks or []
+    if root not in ranks:
+        raise RequestError(
+            f"{operation} received invalid root rank {root} for provided process set of ranks"
+            f" {ranks}: root_rank is a rank among all, and must be one of these"
+        )
+    return ranks.index(root)
+
+
+def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tuple[str, int]:
+    """The full name and, for unnamed calls, their number."""
+    label = f"{prefix}{kind.name.lower()}"
+    if name is not None:
+        return f"{label}.{name}", 0
+    # the root of a broadcast may well call it at another line than those who are given something
+    return (
+        f"{label}.noname",
+        engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call(),
+    )
+
+
+def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
+    """The operation that ``average`` (old) and ``op`` give together."""
+    if op is None:
+        if average is None:
+            return _AVERAGE
+        # Average is 0, which would be a sum, and all others would be an average
+        if isinstance(average, ReduceOp):
+            raise ValueError(
+                f"average={average!r}: an operation goes by its name,"
+                f" op=hvd.{average.name.capitalize()}. The argument in its place is the deprecated"
+                " average, which is True or False"
+            )
+        warnings.warn(
+            "Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3
+        )
+        return _AVERAGE if average else _SUM
+    if average is not None:
+        raise ValueError(
+            "The op parameter supersedes average. Please provide only one of them. "
+            f"(got op={op!r} and average={average!r}; leave average out)"
+        )
+    return op if type(op) is ReduceOp else ReduceOp.given(op)
+
+
+def factor(value: Any, what: str) -> float:
+    """``value`` as a number that can be sent: a program may well have computed it with numpy or its
+    framework.
+    """
+    if type(value) is float:
+        return value
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    # JAX and TensorFlow have errors of their own for values of a program
+    except Exception as error:
+        raise TypeError(
+            f"{what}={value!r} must be a number that is known when this is called, such as 0.5: "
+            "multiply the tensor itself by others"
+        ) from error
+
+
+def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
+    """Rows for each rank; who gets them all, if it is a gather, else -1."""
+    values = np.asarray(splits)
+    if values.ndim != 1:
+        raise RequestError(
+            f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions): one number of"
+            " rows for each rank"
+        )
+    if values.dtype.kind not in "iu" and values.size:
+        raise RequestError(
+            f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})"
+        )
+    rows = tuple(values.tolist())
+    if ELSEWHERE not in rows:
+        return rows, -1
+    return tuple(0 if count == ELSEWHERE else count for count in rows), next(
+        (place for place, count in enumerate(rows) if count != ELSEWHERE), -1
+    )

@@ -1,0 +1,121 @@
+"""The state of an elastic job: values that are saved, restored after a failure, and synchronised
+between ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farandole.core.api.objects import broadcast_object
+from farandole.errors import HostsUpdatedInterrupt
+from farandole.job import context
+
+REMOVED = 1  # how the set of hosts changed: a sum of this and ADDED
+ADDED = 2
+
+
+class State:
+    """The common part of all states: commits, and news of hosts that come and go."""
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = context.rank,
+    ) -> None:
+        self._bcast_object, self._rank = bcast_object, get_rank
+        self._messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._last_update = 0.0
+        self._reset_callbacks: list[Callable[[], object]] = []
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
+        """Functions to call when the ranks have changed (to adapt the learning rate, say)."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The ranks have changed, and are initialised anew."""
+        while not self._messages.empty():
+            self._messages.get()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Take note that hosts came or went; ``check_host_updates`` tells all ranks. From any
+        thread.
+        """
+        self._messages.put((timestamp, int(update_res)))
+
+    def commit(self) -> None:
+        """Save, and see whether hosts came or went."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was told of a change. Collective."""
+        last, changes = self._last_update, 0
+        while not self._messages.empty():
+            timestamp, change = self._messages.get()
+            if timestamp > last:
+                last, changes = timestamp, changes | change
+        before, last, changes = self._bcast_object((self._last_update, last, changes))
+        self._last_update = last
+        if last > before:
+            raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+        raise NotImplementedError("a State must define save()")
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        raise NotImplementedError("a State must define restore()")
+
+    def sync(self) -> None:
+        """Take over everything from rank 0, and save it. Collective."""
+        raise NotImplementedError("a State must define sync()")
+
+    def reset(self) -> None:
+        """Adapt to other ranks. Nothing to do unless a subclass has something."""
+
+
+class ObjectState(State):
+    """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
+
+    An attribute is the very object that was given, until ``restore()``, or ``sync()`` on a rank
+    other than 0, puts a copy in its place.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = context.rank,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved = dict(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved = self._values()
+
+    def save(self) -> None:
+        self._saved = self._values()
+
+    def restore(self) -> None:
+        for name, value in self._saved.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        if self._saved:
+            values = self._values()
+            received = self._bcast_object(values)
+            if self._rank() == 0:  # a program may know its own objects by other names, too
+                self._saved = values
+                return
+            self._saved = received
+            ObjectState.restore(self)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._saved}

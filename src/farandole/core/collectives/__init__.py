@@ -1,0 +1,3 @@
+"""Algorithms over any Link, and the arithmetic that every wire shares."""
+
+from farandole.core.collectives.over import over as over

@@ -1,0 +1,62 @@
+"""Recursive doubling: in step i a rank exchanges all that it has with the one whose number differs
+in bit i.
+
+``log2(size)`` latencies, for small messages of many ranks: Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Of a number of
+ranks that is no power of two, those beyond it hand their elements to a partner first, and are
+handed the result.
+
+Both ranks of a pair combine the same two partial results in the same order: the same bits
+everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.base.types import DType, ReduceOp
+from farandole.core import kernels
+from farandole.core.collectives.flat import Flat, Scratch
+
+if TYPE_CHECKING:
+    from farandole.base.contracts import Link
+    from farandole.base.types import Array
+
+
+def allreduce(
+    link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+) -> None:
+    """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
+    rank, kind = link.rank, kernels.accumulator(dtype, scale)
+    pairs = 1 << (link.size.bit_length() - 1)
+    extra = link.size - pairs
+    mine, theirs = (scratch.take(name, data.size, kind) for name in ("mine", "theirs"))
+    mine[:] = kernels.opened(data.read(0, data.size), dtype, scale)
+    view = out.view(0, out.size)
+    result = scratch.take("result", out.size, out.dtype) if view is None else view
+    if rank >= pairs:
+        link.sendrecv(mine.view(np.uint8), rank - pairs, None, rank - pairs)
+        link.sendrecv(None, rank - pairs, result.view(np.uint8), rank - pairs)
+    else:
+        if rank < extra:
+            _combine(link, mine, theirs, rank + pairs, op, exchange=False)
+        bit = 1
+        while bit < pairs:
+            _combine(link, mine, theirs, rank ^ bit, op, exchange=True)
+            bit <<= 1
+        kernels.close_into(result, mine, dtype, scale)
+        if rank < extra:
+            link.sendrecv(result.view(np.uint8), rank + pairs, None, rank + pairs)
+    if view is None:
+        out.write(0, result)
+
+
+def _combine(
+    link: Link, mine: Array, theirs: Array, peer: int, op: ReduceOp, *, exchange: bool
+) -> None:
+    """Receive the partial result of ``peer``, in exchange for ours or not, and add it to ours."""
+    link.sendrecv(mine.view(np.uint8) if exchange else None, peer, theirs.view(np.uint8), peer)
+    left, right = (mine, theirs) if link.rank < peer else (theirs, mine)
+    kernels.combine_into(mine, left, right, op)

@@ -1,0 +1,259 @@
+"""Several hosts: each byte of a host crosses the network once, whichever rank it is of.
+
+An allreduce is a reduce-scatter in shared memory, then an allreduce of each slice among the ranks
+that hold it (one per host, all at the same time), then an all-gather in shared memory; see
+Horovod's torus allreduce and Cho et al., "BlueConnect" (MLSys 2019). There are as many slices as
+the host with the fewest ranks has; on larger hosts the other ranks take part in shared memory only.
+A composition of transports, not a kind of one: any two will do.
+
+A large one goes in pieces: while a thread of its own moves one between the hosts, the next one is
+reduced in shared memory, and the one before is gathered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from farandole.base.contracts import Parts, Report, Streaming, Streams, Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core import kernels
+from farandole.core.collectives.lane import Lane
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+_NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.BOOL)
+SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
+# bytes that are between the hosts at a time, for each connection of two ranks
+PIECE, LARGEST = 4 << 20, 16 << 20
+# pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits
+TURNS = 4
+# the parts of an allreduce
+SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"
+
+
+class Hierarchical:
+    """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one
+    of each host, those with this rank's index on its host (None: not every host has one). All but
+    allreduce goes over ``flat``.
+    """
+
+    def __init__(
+        self,
+        flat: Transport,
+        local: Transport,
+        cross: Transport | None,
+        hosts: Sequence[Sequence[int]],
+        streams: int = 1,
+    ) -> None:
+        """``hosts``: the ranks of each host; ``streams``: connections between two ranks of
+        different hosts.
+        """
+        self._streams = streams
+        self._neighbours = next(host for host in hosts if flat.rank in host)
+        self._slices = slices(hosts)
+        self._counterparts = [host[local.rank] for host in hosts] if cross is not None else []
+        self.rank, self.size = flat.rank, flat.size
+        self.board = flat.board
+        self.flat, self.local, self.cross = flat, local, cross
+        self._wires = [wire for wire in (flat, local, cross) if wire is not None]
+        self._parts: Parts | None = None
+        self._slots = [np.empty(0, np.uint8)] * 2
+        self._lane = Lane(f"farandole-hosts-{flat.rank}")
+        self.allgather, self.broadcast, self.alltoall = (
+            flat.allgather,
+            flat.broadcast,
+            flat.alltoall,
+        )
+        self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
+
+    def allocate(self, nbytes: int) -> Array:
+        """Plain memory: slices are staged on the way out of the host anyway."""
+        return np.zeros(nbytes, np.uint8)
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        total = sum(buffer.data.nbytes for buffer in buffers)
+        if total <= SMALL:
+            self.flat.allreduce(buffers, op, scale)
+            return
+        dtype = buffers[0].dtype
+        whole = buffers[0] if len(buffers) == 1 else _joined(buffers, dtype)
+        if dtype.is_half:  # partial sums stay in float32 all the way
+            wide = kernels.widen(whole.data, dtype)
+            self._reduce(Buffer(wide, wide, DType.FLOAT32), op, scale)
+            kernels.narrow_into(whole.out, wide, dtype)
+        elif scale != 1.0 and dtype in _NARROW:  # an average must not overflow on the way
+            wide = whole.data.astype(np.int64)
+            self._reduce(Buffer(wide, wide, DType.INT64), op, scale)
+            np.copyto(whole.out, wide, casting="unsafe")
+        else:
+            self._reduce(whole, op, scale)
+        if whole is not buffers[0]:
+            _deal_out(whole.out, buffers)
+
+    def by_hosts(
+        self, whole: Array, dtype: DType, between: Callable[[Array, int, Transport], None]
+    ) -> None:
+        """Add up all ranks' ``whole``, in its place; the sums of the hosts by ``between``, which
+        adds up a slice in its place. It is given the slice, where that begins in ``whole``, and a
+        transport of one rank of each host.
+        """
+        buffer, cross = Buffer(whole, whole, dtype), self.cross
+        with self._together():
+            counts, slice_ = self._scatter(buffer, ReduceOp.SUM)
+            if cross is not None:
+                begin = sum(counts[: self.local.rank])
+                self._do(NETWORK, lambda: between(slice_, begin, cross))
+            self._gather(buffer, counts, slice_)
+
+    def _reduce(self, whole: Buffer, op: ReduceOp, scale: float) -> None:
+        nbytes = min(max(PIECE, whole.data.nbytes // TURNS), LARGEST) * self._streams
+        pieces = _pieces(whole, nbytes)
+        with self._together():
+            if len(pieces) == 1:
+                counts, slice_ = self._scatter(whole, op)
+                self._between_hosts(slice_, whole.dtype, op, scale)
+                self._gather(whole, counts, slice_)
+            else:
+                self._in_turns(pieces, op, scale)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """An error ends what is under way on all wires."""
+        try:
+            yield
+        except BaseException as error:
+            # who waits on another of the wires, also our own thread, does not know yet
+            self.abort(str(error))
+            self._lane.finish()
+            raise
+
+    def _in_turns(self, pieces: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
+        under_way: tuple[Buffer, list[int], Array] | None = None
+        for piece in pieces:
+            counts, slice_ = self._scatter(piece, op)
+            self._lane.start(partial(self._between_hosts, slice_, piece.dtype, op, scale))
+            if under_way is not None:
+                self._lane.wait()
+                self._gather(*under_way)
+            under_way = piece, counts, slice_
+        assert under_way is not None
+        self._lane.wait()
+        self._gather(*under_way)
+
+    def _scatter(self, whole: Buffer, op: ReduceOp) -> tuple[list[int], Array]:
+        """This host's sum of this rank's slice, with the elements of every local rank's."""
+        counts = kernels.shares(len(whole.data), self._slices) + [0] * (
+            self.local.size - self._slices
+        )
+        slice_ = self._slice(counts[0], whole.data.dtype)[: counts[self.local.rank]]
+        part = Buffer(whole.data, slice_, whole.dtype)
+        self._do(SCATTER, lambda: self.local.reducescatter(part, counts, op))
+        return counts, slice_
+
+    def _slice(self, length: int, dtype: np.dtype[Any]) -> Array:
+        """Memory for a slice of so many elements, which every rank of this host can read. It is
+        taken again at the next but one: by then all have read it.
+        """
+        nbytes = length * dtype.itemsize
+        if len(self._slots[0]) < nbytes:
+            self._slots = [self.local.allocate(1 << (nbytes - 1).bit_length()) for _ in self._slots]
+        self._slots.reverse()
+        view: Array = self._slots[0][:nbytes].view(dtype)
+        return view
+
+    def _between_hosts(self, slice_: Array, dtype: DType, op: ReduceOp, scale: float) -> None:
+        cross = self.cross
+        if cross is not None:
+            self._do(NETWORK, lambda: cross.allreduce([Buffer(slice_, slice_, dtype)], op, scale))
+
+    def _gather(self, whole: Buffer, counts: Sequence[int], slice_: Array) -> None:
+        sizes = [count * whole.dtype.itemsize for count in counts]
+        self._do(
+            GATHER,
+            lambda: self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes),
+        )
+
+    def _do(self, part: str, work: Callable[[], None]) -> None:
+        """One part of an allreduce, and its times to whom they interest."""
+        report, begin = self._parts, monotonic()
+        work()
+        if report is not None:
+            report(part, begin, monotonic())
+
+    def split(self, ranks: Sequence[int]) -> Transport | None:
+        return self.flat.split(ranks)
+
+    def streams(self) -> Streams:
+        """See ``contracts.Streaming``. All over the wire that joins all ranks."""
+        return cast(Streaming, self.flat).streams()
+
+    def report_waits(self, report: Report) -> None:
+        # one thread waits for neighbours while another waits for counterparts
+        lock = threading.Lock()
+
+        def one_at_a_time(ranks: Sequence[int], seconds: float) -> None:
+            with lock:
+                report(ranks, seconds)
+
+        self.flat.report_waits(one_at_a_time)
+        self.local.report_waits(partial(_report_of, one_at_a_time, self._neighbours))
+        if self.cross is not None:
+            self.cross.report_waits(partial(_report_of, one_at_a_time, self._counterparts))
+
+    def report_parts(self, report: Parts | None) -> None:
+        """See ``contracts.Transport``."""
+        self._parts = report
+
+    def abort(self, why: str) -> None:
+        for wire in self._wires:
+            wire.abort(why)
+
+    def close(self) -> None:
+        for wire in self._wires:
+            wire.close()
+        self._lane.close()
+
+
+def slices(hosts: Sequence[Sequence[int]]) -> int:
+    """How many ranks of each host exchange with other hosts."""
+    return min(map(len, hosts))
+
+
+def _pieces(whole: Buffer, nbytes: int) -> list[Buffer]:
+    """``whole``, cut into pieces of about so many bytes."""
+    count = max(1, whole.data.nbytes // nbytes)
+    cuts = np.cumsum([0, *kernels.shares(len(whole.data), count)]).tolist()
+    same = whole.out is whole.data
+    pieces = []
+    for start, end in pairwise(cuts):
+        data = whole.data[start:end]
+        pieces.append(Buffer(data, data if same else whole.out[start:end], whole.dtype))
+    return pieces
+
+
+def _report_of(
+    report: Report, numbers: Sequence[int], ranks: Sequence[int], seconds: float
+) -> None:
+    report([numbers[rank] for rank in ranks], seconds)
+
+
+def _joined(buffers: Sequence[Buffer], dtype: DType) -> Buffer:
+    whole = np.concatenate([buffer.data for buffer in buffers])
+    return Buffer(whole, whole, dtype)
+
+
+def _deal_out(whole: Array, buffers: Sequence[Buffer]) -> None:
+    begin = 0
+    for buffer in buffers:
+        end = begin + len(buffer.out)
+        buffer.out[:] = whole[begin:end]
+        begin = end

@@ -1,0 +1,8 @@
+"""Agreement: which collectives run, in which order, on all ranks."""
+
+from __future__ import annotations
+
+from farandole.core.engine.engine import Engine
+from farandole.core.engine.handle import Entry, Handle
+
+__all__ = ["Engine", "Entry", "Handle"]

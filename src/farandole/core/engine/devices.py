@@ -1,0 +1,76 @@
+"""Transports for memory that is not the host's.
+
+A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that
+one agrees over the host, and falls back on it. An engine makes one when it first meets memory of
+that device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.base.contracts import DeviceTransport, T, Transport
+from farandole.errors import HorovodInternalError
+from farandole.job.config import Settings
+
+if TYPE_CHECKING:
+    Lost = Callable[[HorovodInternalError], None]
+    Factory = Callable[[Transport, Settings, Lost], DeviceTransport]
+
+HOST = "CPU"
+_factories: dict[str, Factory] = {}
+
+
+def register(device: str, factory: Factory) -> None:
+    """``factory(host, settings, lost)`` makes the transport for collectives on ``device``.
+
+    It calls ``lost`` when it finds out by itself that a peer has gone, before it gives up what runs
+    on the device.
+    """
+    _factories[device] = factory
+
+
+class Devices:
+    """The device transports of one engine."""
+
+    def __init__(self, host: Transport, settings: Settings, lost: Lost) -> None:
+        self._host, self._settings, self._lost = host, settings, lost
+        self._lock = threading.Lock()
+        self._made: dict[str, DeviceTransport] = {}
+
+    def record_event(self, device: str) -> Any:
+        """See DeviceTransport."""
+        return self._of(device).record_event()
+
+    def run(
+        self, device: str, events: Sequence[Any], work: Callable[[DeviceTransport], T]
+    ) -> tuple[T, Callable[[], None]]:
+        """See DeviceTransport."""
+        transport = self._of(device)
+        return transport.run(events, lambda: work(transport))
+
+    def abort(self, why: str) -> None:
+        """Give up the collectives on devices of this rank."""
+        for transport in list(self._made.values()):
+            transport.abort(why)
+
+    def close(self) -> None:
+        """Let devices finish (unless given up), and leave."""
+        for transport in self._made.values():
+            transport.close()
+
+    def _of(self, device: str) -> DeviceTransport:
+        with self._lock:
+            found = self._made.get(device)
+            if found is None:
+                if device not in _factories:
+                    raise LookupError(
+                        f"nothing runs collectives on a {device} here: import farandole.torch on"
+                        " all ranks"
+                    )
+                found = self._made[device] = _factories[device](
+                    self._host, self._settings, self._lost
+                )
+            return found

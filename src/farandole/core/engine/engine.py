@@ -1,0 +1,556 @@
+"""The engine: named collectives, submitted in any order on each rank, run in one order on all.
+
+In a round all ranks post what they ask for, decide alike what runs now (``rounds``), and run it. A
+rank posts when it has something new, or when it waits for something and another rank has posted.
+
+The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does,
+so a synchronous collective needs no other thread. The background thread drives while nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+from farandole.base import threads
+from farandole.base.contracts import Observer, Transport
+from farandole.base.interrupts import interrupts
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
+from farandole.core.engine import wire
+from farandole.core.engine.check import check, refused, unused
+from farandole.core.engine.devices import HOST, Devices
+from farandole.core.engine.driving import Driving
+from farandole.core.engine.execute import execute, nothing
+from farandole.core.engine.fusion import Run, Unit
+from farandole.core.engine.handle import Entry, Handle, Item, Wait
+from farandole.core.engine.rounds import Decision, Repeat, Rounds
+from farandole.core.engine.sequence import SequenceNumbers
+from farandole.core.engine.subscribers import Subscribers
+from farandole.core.engine.waits import Waits
+from farandole.core.observe.stall.names import listed
+from farandole.errors import HorovodInternalError, PeerLostError, RequestError, ShutDownError
+from farandole.job.config import Settings
+
+_ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
+_TICK = 0.5  # seconds between two looks at waiting collectives
+# seconds until a rank objects to waiting for another kind of collective than the others
+_PATIENCE = 1.0
+_GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
+
+
+class Engine:
+    """Runs collectives over one transport. Thread-safe."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        observers: Sequence[Observer] = (),
+        names: Sequence[int] = (),
+    ) -> None:
+        """``names``: what messages and errors call the ranks, if not by their numbers here."""
+        self.transport, self.rank, self.size = transport, transport.rank, transport.size
+        self._name = names[self.rank] if names else self.rank
+        self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
+        self.watches: list[Callable[[], None]] = []  # called after each round
+        self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
+        self._proposed: Sizes | None = None  # not in force yet
+        self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
+        self._mean_of_present = settings.join_mean_of_present
+        self._cycle = settings.cycle_time / 1000
+        self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
+        # guards the queue, the names in use and the state of the background thread
+        self._mutex = threading.Lock()
+        self._driving = Driving()  # taken by the thread that runs rounds
+        self._queue: deque[Item] = deque()
+        self._names: set[str] = set()
+        self._batch: list[Item] = []  # posted in this round
+        self._posted = False
+        self.joins = 0  # joins of all ranks that have ended
+        self._devices = Devices(transport, settings, self._end)
+        self._objection = b""  # posted when there is nothing else to post
+        self._waits = Waits(transport, self._rounds, self.observers)
+        self._idle = False  # waits for others' posts
+        self._ended: HorovodInternalError | None = None
+        self.failures: list[BaseException] = []  # what ended it, once the program has been told
+        self._closing = False
+        self._looked = monotonic()
+        self._parked = True
+        # a handler that raises leaves it whole, and no semaphore
+        self._unpark: SimpleQueue[None] = SimpleQueue()
+        self.observers.hear_parts_of(transport)
+        self._thread = threading.Thread(
+            target=self._background, name="farandole-engine", daemon=True
+        )
+        threads.start(self._thread)
+
+    # For users of the engine.
+
+    def submit(
+        self,
+        entries: Sequence[Entry],
+        *,
+        soon: bool = False,
+        told: Callable[[], None] | None = None,
+    ) -> Handle:
+        """Queue collectives, and return at once. The memory must stay untouched until the handle is
+        done.
+
+        ``soon``: the caller will wait for the handle at once, so the background thread need not be
+        woken. ``told``: see ``Handle.when_done``; called for one handle after the other in the
+        order in which they are done.
+
+        Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``);
+        ALLGATHER: (flat array of the dtype's storage type, every rank's first dimension); ALLTOALL:
+        (flat array, rows received from each rank); REDUCESCATTER: flat array with this rank's rows;
+        JOIN: the rank that joined last; ALLOCATE: the memory. Raises RequestError for requests that
+        are wrong by themselves or have a name that is in use, HorovodInternalError when the engine
+        has ended; nothing is queued then.
+        """
+        handle = self._enqueue(entries, told)
+        if self._parked:
+            if not soon:
+                self._wake()
+        elif not self._posted and len(self._queue) <= len(entries):
+            self.transport.board.wake()
+        return handle
+
+    def run(self, entries: Sequence[Entry]) -> list[Any]:
+        """Like ``submit(entries).wait()``, without waking another thread when the engine is
+        idle.
+        """
+        repeated = self._repeat(entries[0]) if len(entries) == 1 else None
+        return (repeated or self._enqueue(entries)).wait()
+
+    def drive(self, wait: Wait) -> None:
+        """Run rounds until ``wait`` is done, or have it sleep if another thread does."""
+        if not wait.done():
+            self._drive(wait)
+
+    def allocate(self, nbytes: int, name: str = "") -> Any:
+        """Memory that is reduced where it stands (uint8). Collective: the same size on all ranks.
+
+        The ranks agree by ``name``; without one, calls must come in the same order on all of them.
+        """
+        name = f"allocate.{name or self.numbers.next_allocation()}"
+        none = np.empty(0, dtype=np.uint8)
+        request = Request(name, Kind.ALLOCATE, DType.UINT8, (nbytes,))
+        return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
+
+    def shutdown(self) -> None:
+        """Leave. Collectives in flight fail, on this rank and, when they ask for more, on the
+        others.
+        """
+        with self._mutex:
+            if self._closing:
+                return
+            self._closing = True
+        self.transport.board.wake()
+        self._unpark.put(None)
+        self._thread.join()
+        self._devices.close()
+        self.transport.close()
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those in force, on all ranks since the same round."""
+        return self._rounds.sizes
+
+    @property
+    def ended(self) -> bool:
+        """Has it failed, or another rank left?"""
+        return self._ended is not None
+
+    def abort(self, why: str) -> None:
+        """End the engine on all ranks: waiting collectives raise HorovodInternalError with
+        ``why``.
+        """
+        self.transport.abort(why)
+
+    # For observers.
+
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
+        return self._rounds.missing()
+
+    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """See ``Negotiation.wanted``. To be asked in one of ``watches``."""
+        return self._rounds.wanted(waits, idle)
+
+    def propose(self, sizes: Sizes) -> None:
+        """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
+        with self._mutex:
+            self._proposed, self._noting = sizes, True
+
+    # Submission.
+
+    def _enqueue(self, entries: Sequence[Entry], told: Callable[[], None] | None = None) -> Handle:
+        handle = Handle(len(entries), self._drive)
+        if told is not None:
+            handle.when_done(told)
+        now = monotonic()
+        event = None
+        for entry in entries:
+            request = entry.request
+            plain = (
+                request.kind is Kind.ALLREDUCE
+                and request.dtype is not DType.BOOL
+                and not request.codec
+            )
+            if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
+                check(request, self.size)
+            if request.device != HOST and event is None:  # one behind all of them
+                event = self._devices.record_event(request.device)
+        items = [Item(entry, handle, place, now, event) for place, entry in enumerate(entries)]
+        with self._mutex:
+            self._raise_if_ended()
+            if self._closing:
+                raise ShutDownError
+            # and no call before the next: a handler may raise behind it
+            self._names |= unused(entries, self._names)
+            self._queue.extend(items)  # at one go: a group is posted in one round
+        return handle
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            self.failures[:] = [self._ended]
+            raise self._ended
+
+    # Driving.
+
+    def _drive(self, handle: Wait) -> None:
+        """Run rounds until ``handle`` is done, unless another thread already does."""
+        held: list[bool] = []
+        try:
+            if not self._driving.take(held):
+                self._driving.check()
+                if self._parked:  # a driver that is about to leave, perhaps
+                    self._wake()
+                # one that waits for others, and has not seen this handle's collective
+                elif not self._posted:
+                    self.transport.board.wake()
+                handle.sleep()
+                return
+            while not handle.done():
+                self._round(spin=True)
+        finally:
+            if True in held:
+                self._driving.owner = 0
+                self._driving.release()
+                self._leave_rest()
+
+    def _leave_rest(self) -> None:
+        """This thread has driven: what is left is the background's."""
+        if (self._queue or self._rounds.waiting or self._posted) and self._parked:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._mutex:
+            if self._parked:
+                self._parked = False
+                self._unpark.put(None)
+
+    def _background(self) -> None:
+        while True:
+            self._unpark.get()
+            self._gather()
+            with self._driving.lock:
+                while (self._queue or self._rounds.waiting or self._posted) and not self._closing:
+                    self._round(spin=False)
+                if self._closing:
+                    self._leave()
+                    return
+                with self._mutex:
+                    self._parked = not self._queue
+                    if not self._parked:
+                        self._unpark.put(None)
+
+    def _gather(self) -> None:
+        """Let a program that submits many tensors finish that, and drive itself if it waits for
+        them.
+        """
+        queued, until = -1, monotonic() + _GATHER_CYCLES * self._cycle
+        while len(self._queue) > queued and monotonic() < until and not self._closing:
+            queued = len(self._queue)
+            sleep(self._cycle)
+
+    def _round(self, *, spin: bool) -> None:
+        """Take the current round one step further; waits for at most a tick."""
+        self._guarded(self._advance, spin)
+
+    def _guarded(self, step: Callable[[Any], None], argument: Any) -> None:
+        """Take a step, whose failure is that of all that is under way."""
+        try:
+            step(argument)
+        except PeerLostError as error:
+            self._fail_all(self._explain(error))
+        except HorovodInternalError as error:
+            self._fail_all(error)
+        except BaseException as error:
+            interrupted, idle = interrupts(error), self._idle
+            self._idle = False
+            if not (interrupted and idle):  # broke off half-way: ranks are out of step
+                what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
+                error_text = f"{type(error).__name__}: {error}".rstrip(": ")
+                why = f"rank {self._name} {what} inside a collective: {error_text}{cure}"
+                self.transport.abort(why)
+                self._fail_all(HorovodInternalError(why))
+            if interrupted:
+                raise
+
+    def _advance(self, spin: bool) -> None:
+        board = self.transport.board
+        if not self._posted:
+            if not (self._queue or self._objection or board.started()):
+                self._wait(spin)
+                self._look()
+                return
+            self._post()
+        messages = board.collect()
+        if messages is None:
+            self._wait(spin)
+            self._look()
+            return
+        self._posted = False
+        self._settle(messages)
+
+    def _wait(self, spin: bool) -> None:
+        """For other ranks. Whoever is interrupted here leaves the round to the others of this
+        process.
+        """
+        self._idle = True
+        self.transport.board.wait(_TICK, spin=spin)
+        self._idle = False
+
+    def _post(self) -> None:
+        queue, batch = self._queue, self._batch
+        while queue:
+            batch.append(queue.popleft())
+        if not batch:
+            message = self._objection
+        else:
+            message = self._rounds.message(batch, self._note() if self._noting else None)
+        self.transport.board.post(message)
+        self._posted, self._objection = True, b""
+
+    def _repeat(self, entry: Entry) -> Handle | None:
+        """A round for ``entry`` alone, in few steps, if all ranks have had one before. None:
+        nothing was done.
+        """
+        held: list[bool] = []
+        try:
+            if (
+                not self._driving.take(held)
+                or (repeat := self._rounds.repeat(entry.request)) is None
+            ):
+                return None
+            if not self._take_alone(Item(entry, handle := Handle(1, self._drive), 0, monotonic())):
+                return None
+            self._guarded(self._ask, repeat)
+        finally:
+            if True in held:
+                self._driving.owner = 0
+                self._driving.release()
+                self._leave_rest()
+        return handle
+
+    def _take_alone(self, item: Item) -> bool:
+        """Queue ``item`` for the next round, unless there is anything else to do or to tell."""
+        entry = item.entry
+        with self._mutex:
+            busy = (
+                self._queue or self._batch or self._posted or self._noting or self.observers.running
+            )
+            if busy or self._closing or self._ended is not None:
+                return False
+            if not entry.serial:
+                self._names |= {entry.request.name}
+            self._queue.append(item)
+        return True
+
+    def _ask(self, repeat: Repeat) -> None:
+        """Post what is queued first. When others are late, or ask for more, its round goes on like
+        any other.
+        """
+        board, item = self.transport.board, self._queue.popleft()
+        self._batch.append(item)
+        board.post(repeat.message(item.entry))
+        self._posted, self._objection = True, b""
+        while (messages := board.collect()) is None:
+            if monotonic() - item.since > _TICK:
+                return
+            self._wait(True)
+        self._posted = False
+        if not wire.in_step(messages):
+            self._settle(messages)
+            return
+        if repeat.here is None:
+            self._run(repeat.unit, (item,), messages, None)
+        else:
+            (result,) = repeat.here(messages, (item.entry.buffer,))
+            self._names.discard(item.entry.request.name)
+            item.handle.finish(0, result)
+        self._batch.clear()
+        for watch in tuple(self.watches):
+            watch()
+
+    def _note(self) -> wire.Note:
+        with self._mutex:
+            sizes, self._proposed = self._proposed, None
+            self._noting = bool(self.observers.settled)
+        tracers = self.observers.settled
+        return wire.Note(
+            sizes, [item.since + tracers[0].clock for item in self._batch] if tracers else []
+        )
+
+    def _settle(self, messages: Sequence[bytes]) -> None:
+        """All have posted: decide, and run the decision."""
+        batch, self._batch = self._batch, []
+        decision = self._rounds.decide(messages, batch)
+        placed, items, came = decision.placed, decision.items, decision.attached
+        done = 0
+        try:
+            if decision.responses:
+                for observer in self.observers.agreed:
+                    observer.agreed(decision.responses)
+            if self.observers.settled:
+                self._tell(decision)
+            # used if it raises
+            for done, (unit, positions, here) in enumerate(placed):  # noqa: B007
+                self._run(
+                    unit,
+                    [items[position] for position in positions],
+                    messages,
+                    here if came else None,
+                )
+        except BaseException:  # these fail with the rest
+            left = (items[position] for after in placed[done:] for position in after.positions)
+            self._rounds.waiting.update((item.entry.name, item) for item in left)
+            raise
+        for watch in tuple(self.watches):
+            watch()
+
+    def _tell(self, decision: Decision) -> None:
+        """Tell the tracers of a round."""
+        asked = decision.asked
+        if asked is None:
+            asked = [[(item.entry.name, item.entry.request) for item in decision.items]] * self.size
+        agreed: list[str] = []
+        failed: list[str] = []
+        for placed in decision.placed:
+            names = failed if placed.unit.error else agreed
+            names += [decision.items[position].entry.name for position in placed.positions]
+        for observer in self.observers.settled:
+            observer.settled(asked, decision.since or [()] * self.size, agreed, failed)
+
+    def _stand_in(self, name: str, request: Request) -> Item:
+        """This rank has joined: it takes part in others' collectives, with data that changes
+        nothing.
+        """
+        entry = Entry(request._replace(name=name), nothing(request))
+        return Item(entry, Handle(1, self._drive), 0, monotonic())
+
+    def _run(
+        self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None
+    ) -> None:
+        """``here``: how, if all elements came with the messages."""
+        entries = [item.entry for item in items]
+        for item in items:
+            self._names.discard(item.entry.request.name)
+        if unit.error:
+            for item in items:
+                item.handle.fail(refused(unit.refusal, unit.error))
+            return
+        observers = self.observers.running
+        if observers:
+            # a remembered unit's may carry old serial numbers
+            names = [item.entry.name for item in items]
+            nbytes = sum(entry.buffer.data.nbytes for entry in entries)
+            for observer in observers:
+                observer.started(unit.kind, names, nbytes)
+        divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
+        device, after = unit.requests[0].device, None
+        self._waits.running = items
+        if here is not None:
+            results = here(messages, [entry.buffer for entry in entries])
+        elif device == HOST:
+            results = execute(unit, entries, self.transport, divisor)
+        else:
+            events = list(dict.fromkeys(item.event for item in items if item.event is not None))
+            try:
+                results, after = self._devices.run(
+                    device, events, lambda it: execute(unit, entries, it, divisor)
+                )
+            except RequestError as error:  # by all ranks alike
+                for item in items:
+                    item.handle.fail(error)
+                return
+        self._waits.running = ()
+        self.joins += unit.kind is Kind.JOIN
+        if observers:
+            for observer in observers:
+                observer.finished(unit.kind, names)
+        for item, result in zip(items, results, strict=True):
+            item.handle.finish(item.place, result, after)
+
+    # Endings.
+
+    def _look(self) -> None:
+        """Tell the observers about waiting collectives, about twice a second."""
+        now = monotonic()
+        if now - self._looked < _TICK / 2:
+            return
+        self._looked = now
+        waiting = self._rounds.waiting
+        if waiting and not self._posted:
+            stuck = [
+                name
+                for name, item in waiting.items()
+                if item.handle.waited and now - item.since > _PATIENCE
+            ]
+            self._objection = self._rounds.objection(stuck)
+        self._waits.tell(self._batch, now)
+
+    def _explain(self, error: PeerLostError) -> HorovodInternalError:
+        if error.left:
+            return ShutDownError(self._rounds.what_waited(error.rank, self._batch), error.rank)
+        names = self._rounds.names(self._batch)
+        what = f" (rank {self._name} was waiting for {listed(names)})" if names else ""
+        return type(error)(f"{error}{what}", error.rank)
+
+    def _end(self, error: HorovodInternalError) -> None:
+        """Take no more: a device transport has found that a peer is gone."""
+        with self._mutex:
+            if self._ended is None:
+                self._ended = error
+
+    def _fail_all(self, error: HorovodInternalError) -> None:
+        with self._mutex:
+            self._ended = error  # before anybody can see what a collective leaves that is given up
+        if not isinstance(error, ShutDownError):
+            self._devices.abort(str(error))
+        with self._mutex:
+            items = [*self._rounds.waiting.values(), *self._batch, *self._queue]
+            if items and not self._closing:
+                self.failures[:] = [error]
+            self._rounds.waiting.clear()
+            self._batch.clear()
+            self._queue.clear()
+            self._names.clear()
+            self._posted = False
+        for item in items:
+            item.handle.fail(error)
+
+    def _leave(self) -> None:
+        """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
+        if self._ended is None and not self._posted and self.size > 1:
+            with contextlib.suppress(HorovodInternalError):  # the others are gone already
+                self.transport.board.post(wire.encode([], [], shutdown=True))
+        self._fail_all(ShutDownError())

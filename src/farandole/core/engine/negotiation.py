@@ -1,0 +1,485 @@
+"""What may run now? A pure function of the requests of every rank so far.
+
+Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``; since
+all see the same, all decide the same. There is no coordinator. A collective is ready when all ranks
+have asked for it under one name (for a group: when all members are ready); the order in which the
+last rank completes names is the order of execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from farandole.base.types import Kind, ReduceOp, Refusal, Request, Response
+from farandole.core.engine.check import no_rows
+
+Named = tuple[str, Request]  # the name may carry a serial number that the request does not
+
+
+JOIN = "join"
+_NOT_WITH_JOIN = {
+    Kind.ALLGATHER: (
+        "Allgather is not supported with Join at this time. "
+        # Horovod names an argument that it does not have
+        "Specify sparse_as_dense=True if using DistributedOptimizer"
+    ),
+    Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
+    Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
+    Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
+    Kind.BARRIER: "Barrier is not supported with Join at this time.",
+    Kind.ALLOCATE: "Allocating shared buffers is not supported with Join at this time.",
+}
+
+
+class Negotiation:
+    """The state of agreement among ``size`` ranks, which messages call ``names``."""
+
+    def __init__(self, size: int, names: Sequence[int] = ()) -> None:
+        self.size, self._names = size, names or range(size)
+        self._asked: dict[str, list[Request | None]] = {}
+        self._groups: dict[str, list[str]] = {}
+        # given name -> ranks that wait under it (``conflicts``)
+        self._objected: dict[str, set[int]] = {}
+        self._joined: list[int] = []  # in the order in which they joined
+
+    @property
+    def idle(self) -> bool:
+        """True when nobody waits for anybody."""
+        return not self._asked
+
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """For each name that some ranks asked for: the ranks that have not, and will have to."""
+        return {
+            name: tuple(
+                rank
+                for rank, request in enumerate(asked)
+                if request is None and rank not in self._joined
+            )
+            for name, asked in self._asked.items()
+        }
+
+    def wanted(self, rank: int, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """Those of ``idle`` that ``rank`` has not asked for, but another has, which ``rank`` waits
+        for in ``waits``: while both wait, neither comes.
+        """
+        missing = self.missing()
+        away = {other for name in waits for other in missing.get(name, ())}
+        return [
+            name
+            for name in idle
+            if rank in missing.get(name, ())
+            and any(self._asked[name][other] is not None for other in away)
+        ]
+
+    def conflicts(self) -> dict[str, list[str]]:
+        """Names that the program gave, under which every rank asks for something, but not all for
+        the same kind of collective; and what they ask for.
+        """
+        names_of: dict[str, list[str]] = {}
+        for name, row in self._asked.items():
+            given = _verb_and_given(name, _one_of(row))[1]
+            if given:
+                names_of.setdefault(given, []).append(name)
+        return {
+            given: names
+            for given, names in names_of.items()
+            if len(self._verbs(names)) > 1 and self._all_in(names)
+        }
+
+    def objections(self, rank: int, stuck: Iterable[str]) -> list[str]:
+        """The conflicts that ``rank`` is in, whose program waits for ``stuck``, and has not
+        objected to yet.
+        """
+        waits = set(stuck)
+        return [
+            given
+            for given, names in self.conflicts().items()
+            if not waits.isdisjoint(names) and rank not in self._objected.get(given, ())
+        ]
+
+    def step(
+        self, messages: Sequence[Sequence[Named]], objections: Sequence[Sequence[str]] = ()
+    ) -> list[Response]:
+        """Take in each rank's requests of this round, and its objections; return the units that all
+        ranks run now, in order.
+        """
+        touched: dict[str, None] = {}
+        joined = len(self._joined)
+        for rank, asked in enumerate(messages):
+            for name, request in asked:
+                row = self._asked.get(name)
+                if row is None:
+                    row = self._asked[name] = [None] * self.size
+                row[rank] = request
+                touched.pop(name, None)  # the order is that in which the last rank asks
+                touched[name] = None
+                if request.kind is Kind.JOIN:
+                    self._joined.append(rank)
+        if len(self._joined) > joined:  # nobody waits for them any more
+            touched = dict.fromkeys([*touched, *self._asked])
+            touched[JOIN] = touched.pop(JOIN)  # units that can still run with some ranks come first
+        broken = self._torn_groups(touched)
+        released = [
+            response
+            for name in touched
+            if name in self._asked and self._complete(name)
+            for response in self._release(name)
+        ]
+        for rank, objected in enumerate(objections):
+            for given in objected:
+                self._objected.setdefault(given, set()).add(rank)
+        return broken + released + (self._hopeless() if self._objected else [])
+
+    def _hopeless(self) -> list[Response]:
+        """Conflicts in which every rank waits, and so cannot ask for what the others wait for."""
+        conflicts = self.conflicts()
+        self._objected = {
+            given: ranks for given, ranks in self._objected.items() if given in conflicts
+        }
+        return [
+            self._fail(conflicts[given], unlike_kinds(given, self._verbs(conflicts[given])))
+            for given, ranks in list(self._objected.items())
+            if len({*ranks, *self._joined}) == self.size
+        ]
+
+    def _verbs(self, names: Iterable[str]) -> list[str]:
+        return list(
+            dict.fromkeys(_verb_and_given(name, _one_of(self._asked[name]))[0] for name in names)
+        )
+
+    def _all_in(self, names: Iterable[str]) -> bool:
+        rows = [self._asked[name] for name in names]
+        return all(
+            rank in self._joined or any(row[rank] is not None for row in rows)
+            for rank in range(self.size)
+        )
+
+    def _torn_groups(self, touched: Iterable[str]) -> list[Response]:
+        """Groups to which ranks gave different numbers of tensors: members' names carry the number,
+        so they would wait for each other for ever. They fail once every rank has come with its own.
+        """
+        fresh = dict.fromkeys(
+            group_of(name, request)
+            for name in touched
+            for request in self._asked[name]
+            if request is not None and request.group
+        )
+        if not fresh:
+            return []
+        sizes: dict[str, dict[int, int]] = {group: {} for group in fresh}
+        for name, row in self._asked.items():
+            for rank, request in enumerate(row):
+                if request is not None and request.group:
+                    sizes.get(group_of(name, request), {})[rank] = request.group_size
+        return [
+            self._broken(
+                {group}, uneven(group, {self._names[rank]: size for rank, size in of_rank.items()})
+            )
+            for group, of_rank in sizes.items()
+            if len(set(of_rank.values())) > 1 and len({*of_rank, *self._joined}) == self.size
+        ]
+
+    def _complete(self, name: str) -> bool:
+        row = self._asked[name]
+        if None not in row:
+            return True
+        return name != JOIN and all(
+            row[rank] is not None or rank in self._joined for rank in range(self.size)
+        )
+
+    def _release(self, name: str) -> list[Response]:
+        """The answer for a name that is complete; for the last member of a group: for the whole
+        group.
+        """
+        requests = [request for request in self._asked[name] if request is not None]
+        first = requests[0]
+        groups = {group_of(name, request) for request in requests if request.group}
+        if len({(request.group, request.group_size) for request in requests}) > 1:
+            return [self._broken(groups, mismatch(self._asked[name]))]
+        if not first.group:
+            return [self._answer(name)]
+        group = group_of(name, first)
+        members = self._groups.setdefault(group, [])
+        members.append(name)
+        if len(members) < first.group_size:
+            return []
+        return self._release_group(self._groups.pop(group))
+
+    def _release_group(self, members: list[str]) -> list[Response]:
+        """If one member fails, all do."""
+        answers = [self._answer(name) for name in sorted(members, key=_member_order)]
+        names = tuple(name for answer in answers for name in answer.names)
+        requests = tuple(request for answer in answers for request in answer.requests)
+        parts = tuple(part for answer in answers for part in answer.parts)
+        first = next((answer for answer in answers if answer.error), answers[0])
+        return [
+            Response(
+                first.kind, names, requests, parts, first.error, answers[0].absent, first.refusal
+            )
+        ]
+
+    def _broken(self, groups: set[str], error: str) -> Response:
+        """Ranks disagree about who belongs together: all that any rank counts in fails, or it would
+        wait for ever.
+        """
+        names = [
+            name
+            for name, row in self._asked.items()
+            if any(
+                request and request.group and group_of(name, request) in groups for request in row
+            )
+        ]
+        for group in groups:
+            self._groups.pop(group, None)
+        return self._fail(names, error)
+
+    def _fail(self, names: Sequence[str], error: str) -> Response:
+        asked = tuple(_one_of(self._asked.pop(name)) for name in names)
+        return Response(asked[0].kind, tuple(names), asked, (), error)
+
+    def _answer(self, name: str) -> Response:
+        row = self._asked.pop(name)
+        requests = [request for request in row if request is not None]
+        absent = tuple(rank for rank, request in enumerate(row) if request is None)
+        kind = requests[0].kind
+        alike = len({request.codec for request in requests}) == 1
+        error = mismatch(row, self._names) if alike else unlike_codecs(row, self._names)
+        refusal = Refusal.MISMATCH
+        if absent and not error:
+            error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
+        parts: tuple[tuple[int, ...], ...] = ()
+        if not error and kind is Kind.ALLGATHER:
+            parts = (tuple(request.shape[0] for request in requests),)
+        elif not error and kind is Kind.ALLTOALL:
+            parts = tuple(tuple(splits_of(request, self.size)) for request in requests)
+        elif kind is Kind.JOIN:
+            parts = ((self._joined[-1],),)
+            self._joined.clear()
+        return Response(kind, (name,), (requests[0],), parts, error, absent, refusal)
+
+
+def group_of(name: str, request: Request) -> str:
+    """The group of a member that is called ``name``: unnamed groups are told apart by the serial
+    number behind it.
+    """
+    return request.group + name[len(request.name) :]
+
+
+def _one_of(row: Sequence[Request | None]) -> Request:
+    return next(request for request in row if request is not None)
+
+
+_VERBS = {
+    f"{prefix}{kind.name.lower()}{suffix}"
+    for prefix, suffix in (("", ""), ("grouped_", ""), ("", "_object"))
+    for kind in Kind
+    if kind not in (Kind.ALLOCATE, Kind.JOIN)
+}
+
+
+def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
+    """The function that the program called, and the name that it gave, or the number of its unnamed
+    call; empty for what the program did not call itself.
+    """
+    verb, _, given = (request.group or request.name).partition(".")
+    if verb not in _VERBS:
+        return verb, ""
+    if given.startswith("noname"):  # an object has several parts
+        given = "noname"
+    return verb, given + name[len(request.name) :]
+
+
+def unlike_kinds(given: str, verbs: Sequence[str]) -> str:
+    """The message about ranks that call different functions under one name, or as one of their
+    unnamed calls.
+    """
+    one, two = (verb.upper() for verb in verbs[:2])
+    cure = (
+        _UNNAMED
+        if given.startswith("noname.")
+        else f"(name: {given}; every rank must call the same under a name)"
+    )
+    return f"Mismatched operations: One rank did an {one}, but another rank did an {two}. {cure}"
+
+
+def uneven(group: str, sizes: Mapping[int, int]) -> str:
+    """The message about a group with so many members on each rank."""
+    ranks_of: dict[int, list[str]] = {}
+    for rank, size in sorted(sizes.items()):
+        ranks_of.setdefault(size, []).append(str(rank))
+    counts = " and ".join(
+        f"{size} tensor{'s' if size > 1 else ''} on rank{'s' if len(ranks) > 1 else ''}"
+        f" {', '.join(ranks)}"
+        for size, ranks in ranks_of.items()
+    )
+    return (
+        f"Mismatched groups: {group} has {counts}. Every rank must give as many tensors to a"
+        " grouped collective."
+    )
+
+
+def _member_order(name: str) -> tuple[int, str]:
+    """Members are called <base>_<i>of<n>: by number where they are, else by name."""
+    tail = name.rpartition("_")[2].partition("of")[0]
+    return (int(tail) if tail.isdigit() else 0, name)
+
+
+def splits_of(request: Request, size: int) -> Sequence[int]:
+    """How many rows of this rank's tensor go to each rank."""
+    return request.splits or [request.shape[0] // size] * size
+
+
+def unlike_codecs(row: Sequence[Request | None], names: Sequence[int]) -> str:
+    """The message about ranks that compress one tensor in different ways. ``row``: by rank; None
+    has joined.
+    """
+    ranks_of: dict[str, list[str]] = {}
+    for rank, request in zip(names, row, strict=True):
+        if request is not None:
+            ranks_of.setdefault(request.codec, []).append(str(rank))
+    told = " and ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {repr(codec) if codec else 'none'}"
+        for codec, ranks in ranks_of.items()
+    )
+    name = next(request.name for request in row if request is not None)
+    return f"Mismatched codecs: {told}. Give all ranks the same codec. (tensor: {name})"
+
+
+_SHOWN = 8  # ranks that are named
+_UNNAMED = (
+    "(The calls have no name, so they met by their number: ranks that make different calls, or in"
+    " another order, mix them up. Give them names.)"
+)
+
+
+def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
+    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts
+    are Horovod's, and which ranks these are. ``row``: by rank; None has joined. ``names``: what the
+    message calls the ranks.
+    """
+    called = names or range(len(row))
+    (one, first), *others = [
+        (rank, request) for rank, request in zip(called, row, strict=True) if request is not None
+    ]
+    if all(request is first or request == first for _, request in others) and not _gathers(
+        first.kind
+    ):
+        return ""
+    unlike = {rank: text for rank, other in others if (text := _disagreement(first, other))}
+    for text in unlike.values():
+        ranks = ", ".join(map(str, [*unlike][:_SHOWN])) + (
+            f" and {len(unlike) - _SHOWN} more" * (len(unlike) > _SHOWN)
+        )
+        who = (
+            f"rank {ranks} is unlike rank {one}"
+            if len(unlike) == 1
+            else f"ranks {ranks} are unlike rank {one}"
+        )
+        return (
+            f"{text} {_UNNAMED} ({who})"
+            if ".noname" in first.name
+            else f"{text} (tensor: {first.name}; {who})"
+        )
+    if _gathers(first.kind) and not first.shape:
+        return no_rows(first.kind, first.name)
+    return ""
+
+
+def _gathers(kind: Kind) -> bool:
+    return kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
+
+
+def _disagreement(first: Request, other: Request) -> str:
+    """The differences of ``other``, in the order in which Horovod looks."""
+    one, two = _Each(first), _Each(other)
+    if first.dtype != other.dtype:
+        return (
+            f"Mismatched data types: One rank had type {one.dtype}, but another rank had type"
+            f" {two.dtype}."
+        )
+    if first.kind != other.kind:
+        return (
+            f"Mismatched operations: One rank did an {one.kind}, but another rank did an"
+            f" {two.kind}."
+        )
+    if first.device != other.device:
+        return (
+            f"Mismatched {one.kind} CPU/GPU device selection: One rank specified device"
+            f" {first.device}, but another rank specified device {other.device}."
+        )
+    if first.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        if first.op != other.op:
+            return (
+                f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
+                f"but another rank sent reduction op {two.op}."
+            )
+        if (first.prescale, first.postscale) != (other.prescale, other.postscale):
+            return (
+                "Mismatched prescale and/or postscale factors: One rank sent factors"
+                f" ({first.prescale}, {first.postscale}), but another rank sent factors"
+                f" ({other.prescale}, {other.postscale})."
+            )
+    if first.kind is Kind.BROADCAST and first.root != other.root:
+        return (
+            f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+            f"but another rank specified root rank {other.root}."
+        )
+    if first.kind is Kind.ALLTOALL and first.root != other.root:
+        if -1 in (first.root, other.root):
+            one_did, two_did = (
+                "ALLTOALL" if request.root == -1 else "GATHER" for request in (first, other)
+            )
+            return (
+                f"Mismatched operations: One rank did an {one_did}, but another rank did an"
+                f" {two_did}."
+            )
+        return (
+            f"Mismatched GATHER root ranks: One rank specified root rank {first.root}, "
+            f"but another rank specified root rank {other.root}."
+        )
+    if (first.group, first.group_size) != (other.group, other.group_size):
+        return (
+            f"Mismatched groups: One rank sent the tensor in a group of {first.group_size}, "
+            f"but another rank sent it in a group of {other.group_size}."
+        )
+    if first.dense_shape and other.dense_shape and first.dense_shape != other.dense_shape:
+        return (
+            "Mismatched sparse tensor shapes: One rank sent rows of a tensor of shape"
+            f" {list(first.dense_shape)}, but another rank sent rows of a tensor of shape"
+            f" {list(other.dense_shape)}."
+        )
+    return _shape_disagreement(first, other)
+
+
+def _shape_disagreement(first: Request, other: Request) -> str:
+    kind = first.kind.name
+    if first.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+        if len(first.shape) != len(other.shape):
+            return (
+                f"Mismatched {kind} tensor shapes: One rank sent a tensor of rank"
+                f" {len(first.shape)}, but another rank sent a tensor of rank {len(other.shape)}."
+            )
+        for axis, (mine, theirs) in enumerate(
+            zip(first.shape[1:], other.shape[1:], strict=True), 1
+        ):
+            if mine != theirs:
+                return (
+                    f"Mismatched {kind} tensor shapes: One rank sent a tensor with dimension {axis}"
+                    f" equal to {mine}, but another rank sent a tensor with dimension {axis} equal"
+                    f" to {theirs}."
+                )
+    elif first.shape != other.shape:
+        return (
+            f"Mismatched {kind} tensor shapes: One rank sent a tensor of shape {list(first.shape)},"
+            f" but another rank sent a tensor of shape {list(other.shape)}."
+        )
+    return ""
+
+
+class _Each:
+    """Names as Horovod prints them."""
+
+    def __init__(self, request: Request) -> None:
+        self.dtype = request.dtype.value
+        self.kind = request.kind.name
+        self.op = ReduceOp(request.op).name

@@ -1,0 +1,218 @@
+"""What the ranks say in a round, and what they decide by it. Pure: messages in, units out.
+
+A round: every rank posts its new requests; when all have posted, every rank reads all and decides
+alike what runs now (``negotiation``), and what runs as one (``fusion``). If all ranks posted the
+same signatures and nobody waits from before, the decision is remembered: the same step after step
+(an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from farandole.base.types import Request, Response, Sizes
+from farandole.core.engine import attached, wire
+from farandole.core.engine.cache import SignatureCache
+from farandole.core.engine.devices import HOST
+from farandole.core.engine.fusion import Placed, Run, Unit, plan
+from farandole.core.engine.handle import Entry, Item
+from farandole.core.engine.negotiation import Named, Negotiation
+from farandole.core.observe.stall.names import listed
+from farandole.errors import ShutDownError
+from farandole.job.config import Settings
+
+_REMEMBERED = 1024  # decisions kept
+
+
+class Decision(NamedTuple):
+    """What all ranks run now, in this order. The positions of a unit point into ``items``.
+
+    ``attached``: everything that is needed came with the messages. ``responses``: those that are
+    new. ``asked``: what each rank asked for; None: all of them for ``items``. ``since``: per rank,
+    since when each of its requests waits, if it says so.
+    """
+
+    placed: Sequence[Placed]
+    items: Sequence[Item]
+    attached: bool
+    responses: Sequence[Response] = ()
+    asked: Sequence[Sequence[Named]] | None = None
+    since: Sequence[Sequence[float]] = ()
+
+
+class Repeat(NamedTuple):
+    """What all ranks have asked for before, and nothing else in that round: its number, and the
+    decision.
+    """
+
+    number: int
+    unit: Unit
+    here: Run | None
+
+    def message(self, entry: Entry) -> bytes:
+        """The message that asks for it again."""
+        elements = entry.buffer.data.tobytes() if self.here is not None else None
+        return wire.alone(self.number, entry.serial, elements)
+
+
+class Rounds:
+    """The rounds of one rank: what it asks for, what it waits for, and what was decided before.
+
+    ``sizes``: those in force, on all ranks since the same round. ``waiting``: what this rank asked
+    for in earlier rounds and is not agreed yet, by name. ``called``: what messages call the ranks:
+    ``names``, or 0, 1, 2, ... ``stand_in``: makes what takes part for a rank that has joined.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        settings: Settings,
+        stand_in: Callable[[str, Request], Item],
+        names: Sequence[int] = (),
+    ) -> None:
+        self.sizes = Sizes(settings.fusion_threshold, settings.bucket_bytes)
+        self.waiting: dict[str, Item] = {}
+        self._rank, self._size, self._stand_in = rank, size, stand_in
+        self.called = names or range(size)
+        self._negotiation = Negotiation(size, names)
+        self._cache = SignatureCache(settings.cache_capacity)
+        self._room = attached.room(size)
+        self._decisions: dict[bytes, list[Placed]] = {}
+        self._repeats: dict[Request, Repeat] = {}  # those of a single request
+        self._decided_in = 0  # the cache generation that the decisions belong to
+
+    def message(self, batch: list[Item], note: wire.Note | None = None) -> bytes:
+        """The message that asks for ``batch``, which gets the order that its requests have
+        there.
+        """
+        if note is None:
+            return self._cache.encode(batch, self._room)
+        return wire.with_note(self._cache.encode(batch), note)
+
+    def repeat(self, request: Request) -> Repeat | None:
+        """How ``request`` is asked for alone, without a note, if that was decided before, and
+        nobody waits for anything. If all ranks ask for it again (``wire.in_step``), that is the
+        decision.
+        """
+        if self._decided_in != self._cache.generation or not self._negotiation.idle:
+            return None
+        return self._repeats.get(request)
+
+    def objection(self, stuck: Sequence[str]) -> bytes:
+        """The message of a rank that waits in vain under the names ``stuck``."""
+        return wire.objection(self._negotiation.objections(self._rank, stuck) if stuck else ())
+
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """See ``Negotiation.missing``."""
+        return self._negotiation.missing()
+
+    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """See ``Negotiation.wanted``."""
+        return self._negotiation.wanted(self._rank, waits, idle)
+
+    def decide(self, messages: Sequence[bytes], batch: list[Item]) -> Decision:
+        """All ranks have posted ``messages``, this one to ask for ``batch``.
+
+        Raises ShutDownError if a rank has left; this rank waits for ``batch``, too, then.
+        """
+        if self._decided_in != self._cache.generation:
+            self._forget()
+            self._decided_in = self._cache.generation
+        key, placed = self._remembered(messages)
+        since: Sequence[Sequence[float]] = ()
+        if placed is None and any(map(wire.noted, messages)):
+            messages, since = self._read_notes(messages)
+            key, placed = self._remembered(messages)
+        came = wire.has_elements(messages[0])
+        if placed is not None:
+            return Decision(placed, batch, came, since=since)
+        found = self._negotiate(messages, batch, in_step=bool(key))
+        made = list(found.placed)
+        if key and found.items is batch:
+            made = attached.prepared(made, [item.entry.request for item in batch], self._size)
+        if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
+            self._remember(key, made, batch)
+        return found._replace(placed=made, attached=came, since=since)
+
+    def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
+        """What this rank, which posted ``batch``, waited for when the one that messages call
+        ``rank`` left; empty if there is nothing to say.
+        """
+        names = self.names(batch)
+        mine = self.called[self._rank]
+        if rank == mine or not names:
+            return ""
+        return f"(Rank {rank} shut down or ended while rank {mine} waited for {listed(names)}.)"
+
+    def names(self, batch: Sequence[Item]) -> list[str]:
+        """Of all that this rank, which posted ``batch``, waits for."""
+        return [*self.waiting, *(item.entry.name for item in batch)]
+
+    def _remember(self, key: bytes, made: list[Placed], batch: Sequence[Item]) -> None:
+        self._decisions[key] = made
+        if len(batch) == len(made) == 1:
+            request, placed = batch[0].entry.request, made[0]
+            number = self._cache.number(request)
+            if number is not None and request.device == HOST:
+                self._repeats[request] = Repeat(number, placed.unit, placed.here)
+
+    def _forget(self) -> None:
+        self._decisions.clear()
+        self._repeats.clear()
+
+    def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
+        """The requests of all ranks, if they are the same; and the earlier decision about them."""
+        first = messages[0]
+        if not first or not self._negotiation.idle or not wire.in_step(messages):
+            return None, None
+        key = wire.signatures(first)
+        return key, self._decisions.get(key) if key else None
+
+    def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
+        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank
+        0.
+        """
+        pairs = [wire.without_note(message) for message in messages]
+        sizes = pairs[0][1].sizes
+        if sizes is not None:
+            self.sizes = sizes
+            self._forget()
+        return [message for message, _ in pairs], [note.since for _, note in pairs]
+
+    def _negotiate(
+        self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
+    ) -> Decision:
+        """``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the
+        items are the batch.
+        """
+        decoded = [wire.decode(message) for message in messages]
+        named = [self._cache.named(message) for message in decoded]
+        self._cache.learn([request for message in decoded for request, _ in message.new])
+        waiting = self.waiting
+        for item in batch:
+            waiting[item.entry.name] = item
+        for rank, message in enumerate(decoded):
+            if message.shutdown:
+                raise ShutDownError(self.what_waited(self.called[rank]), self.called[rank])
+        responses = self._negotiation.step(named, [message.objections for message in decoded])
+        if in_step and len(batch) == sum(len(response.names) for response in responses):
+            items = batch
+        else:
+            items = [
+                waiting.get(name) or self._stand_in(name, request)
+                for response in responses
+                for name, request in zip(response.names, response.requests, strict=True)
+            ]
+        positions = {item.entry.name: position for position, item in enumerate(items)}
+        threshold = self.sizes.fusion_threshold
+        units = plan(
+            responses,
+            lambda name: waiting[name].entry.request if name in waiting else None,
+            threshold,
+        )
+        for item in items:
+            waiting.pop(item.entry.name, None)
+        placed = [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units]
+        return Decision(placed, items, False, responses, named)

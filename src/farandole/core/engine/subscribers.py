@@ -1,0 +1,55 @@
+"""Subscribers: for each event of the engine, the observers that override its method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.base.contracts import Observer, Transport
+
+
+class Subscribers:
+    """The observers of one engine, by event; an event that nobody hears costs a look at an empty
+    list.
+
+    ``running``: ``started`` and ``finished``.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.all: tuple[Observer, ...] = ()
+        self._set(tuple(observers))
+
+    def add(self, observer: Observer) -> None:
+        self._set((*self.all, observer))
+
+    def remove(self, observer: Observer) -> None:
+        """Raises ValueError if it is not among them."""
+        if observer not in self.all:
+            raise ValueError(f"{observer!r} does not observe this engine")
+        self._set(tuple(other for other in self.all if other is not observer))
+
+    def hear_parts_of(self, transport: Transport) -> None:
+        """Have the parts of its collectives told, if they have any and somebody hears it."""
+        if self.part:
+            transport.report_parts(self._tell_part)
+
+    def _tell_part(self, name: str, begin: float, end: float) -> None:
+        for observer in self.part:
+            observer.part(name, begin, end)
+
+    def _set(self, observers: tuple[Observer, ...]) -> None:
+        self.all = observers
+        self.agreed = self._overriding("agreed")
+        self.settled = self._overriding("settled")
+        self.running = self._overriding("started", "finished")
+        self.part = self._overriding("part")
+        self.transferred = self._overriding("transferred")
+        self.waiting = self._overriding("waiting")
+
+    def _overriding(self, *events: str) -> tuple[Observer, ...]:
+        return tuple(
+            observer
+            for observer in self.all
+            if any(
+                getattr(type(observer), event) is not getattr(Observer, event) for event in events
+            )
+        )

@@ -1,0 +1,55 @@
+"""Who waits for what is told to the observers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.base.contracts import Transport, Waiting
+from farandole.base.types import Kind
+from farandole.core.engine.handle import Item
+from farandole.core.engine.rounds import Rounds
+from farandole.core.engine.subscribers import Subscribers
+from farandole.errors import StalledError
+
+
+class Waits:
+    """Of one engine. ``running``: what has begun, and may wait for others inside the transport."""
+
+    def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:
+        self.running: Sequence[Item] = ()
+        self._transport, self._rounds, self._observers = transport, rounds, observers
+        if observers.waiting:
+            transport.report_waits(self._held_up)
+
+    def tell(self, batch: Sequence[Item], now: float) -> None:
+        """What is posted, as ``batch``, and what is not agreed yet. Raises StalledError if an
+        observer ends the job.
+        """
+        items = [
+            (item.entry.name, item)
+            for item in (*self._rounds.waiting.values(), *batch)
+            if item.entry.request.kind is not Kind.JOIN  # a rank that joins means to wait
+        ]
+        if not items or not self._observers.waiting:
+            return
+        absent = self._rounds.missing()
+        silent = tuple(
+            rank for rank in self._transport.board.missing() if rank != self._transport.rank
+        )
+        self._tell(
+            [
+                Waiting(name, now - item.since, absent.get(name, silent) or silent)
+                for name, item in items
+            ]
+        )
+
+    def _held_up(self, ranks: Sequence[int], seconds: float) -> None:
+        self._tell([Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self.running])
+
+    def _tell(self, waiting: Sequence[Waiting]) -> None:
+        for observer in self._observers.waiting:
+            why = observer.waiting(waiting)
+            if why:
+                self._transport.abort(why)
+                missing = (rank for wait in waiting for rank in wait.missing)
+                raise StalledError(why, next((self._rounds.called[rank] for rank in missing), -1))

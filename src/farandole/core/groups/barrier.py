@@ -1,0 +1,107 @@
+"""A barrier that names who does not come to it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from farandole.core.groups.group import Group
+from farandole.core.groups.messages import Message, told
+from farandole.errors import PeerLostError, StalledError
+
+_TAG = -(1 << 40)  # programs have others
+_TEXT = 1 << 10
+
+
+def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
+    """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it
+    names one that did not come, or all of them with ``everybody``. The others hear of that, and of
+    an exception of a signal's handler on 0.
+    """
+    group.barriers += 1
+    tag = _TAG - group.barriers
+    if group.rank:
+        _report(group, tag, seconds)
+        return
+    unanswered, notes = list(range(1, group.size)), dict[int, Message]()
+    try:
+        for rank in unanswered:
+            notes[rank] = group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf)
+        missing = _missing(group, notes, seconds, everybody)
+        lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
+        text = _reproach(group, missing, seconds, lost) if missing else ""
+        _answer(group, tag, text, notes, unanswered)
+    except BaseException as error:  # a signal's handler has raised: the others would wait in vain
+        _answer(group, tag, f"it left the barrier: {told(error)}", notes, unanswered)
+        raise
+    if lost is not None:
+        raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
+    if missing:
+        stopped = (
+            f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+        )
+        raise StalledError(stopped, missing[0])
+
+
+def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseException | None) -> str:
+    """``lost``: why nobody waits any longer for one of them."""
+    who = (
+        f"Rank{'s' if len(missing) > 1 else ''}"
+        f" {', '.join(str(group.ranks[rank]) for rank in missing)}"
+    )
+    if lost is not None:
+        return f"{who} failed to pass monitoredBarrier: {told(lost)}"
+    mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
+    return f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+
+
+def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody: bool) -> list[int]:
+    """The members that have not come when the time is over; the first one, unless ``everybody`` is
+    asked for.
+    """
+    missing: list[int] = []
+    end = time.monotonic() + seconds
+    for rank, note in notes.items():
+        left = max(0.0, end - time.monotonic()) if everybody or not missing else 0.0
+        if not group.messages.wait(note, left) or note.error is not None:
+            missing.append(rank)
+    return missing if everybody else missing[:1]
+
+
+def _answer(
+    group: Group, tag: int, text: str, notes: dict[int, Message], unanswered: list[int]
+) -> None:
+    """Tell these members ``text``, also those that come later, but for those that have gone."""
+    answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
+    while unanswered:
+        note = notes.get(unanswered[-1])
+        if note is None or note.error is None:
+            group.messages.send(unanswered[-1], tag, answer, 0, math.inf)
+        unanswered.pop()
+        if note is not None and not note.done:
+            group.messages.cancel(note)
+
+
+def _report(group: Group, tag: int, seconds: float) -> None:
+    """On the members but 0: come, and hear from 0 whether all have."""
+    answer = np.empty(_TEXT, np.uint8)
+    group.messages.send(0, tag, np.zeros(1, np.uint8), 0, math.inf)
+    heard = group.messages.receive(0, tag, answer, 0, math.inf)
+    me = group.ranks[group.rank]
+    reached = (
+        f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for"
+        " send/recv from "
+    )
+    zero = f"rank {group.ranks[0]}"
+    if not group.messages.wait(heard, 2 * seconds + 1.0):
+        group.messages.cancel(heard)
+        raise StalledError(
+            f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0
+        )
+    if heard.error is not None:
+        raise PeerLostError(f"{reached}{zero}: {heard.error}", 0) from heard.error
+    text = answer.tobytes().decode(errors="replace").rstrip()
+    if text:
+        raise StalledError(f"{reached}{zero}: {text} ({group.name})", 0)

@@ -1,0 +1,313 @@
+"""Collectives that first look whether all ranks ask for the same, and raise MismatchError on all of
+them if not.
+
+Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory,
+words are shown together with the elements of a small call, which is then done: one wait. Else they
+cost a small message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from farandole.base.contracts import Keeper, Showing, Transport
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.kernels import halves, quiet, reducer, scaled_halves
+from farandole.errors import MismatchError
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+_TEXT = 1024  # bytes by which a rank says what it asked for
+_MASK = (1 << 64) - 1
+Describe = Callable[[], str]
+
+
+class Checked:
+    """The collectives of one group, over a transport that nothing else uses.
+
+    ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe``
+    tells them in words. Arrays of bytes are uint8 and flat. ``name_of`` gives the name of a rank
+    for messages.
+    """
+
+    def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._transport, self._name, self._name_of = transport, name, name_of
+        self._showing = cast(Showing, transport) if isinstance(transport, Showing) else None
+        self.shown = self._showing.shown if self._showing is not None else 0
+        # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no
+        # more than that: where it is larger, each reduces a part, at the cost of further waits,
+        # which are long where ranks share cores.
+        self._reduced = min(self.shown, 2 * self.shown // self.size)
+        # see ``Showing``
+        self.least = self._showing.least if self._showing is not None and self.size > 1 else None
+        self.calls = 0  # that ranks have begun to compare
+
+    def allreduce(
+        self,
+        buffers: Sequence[Buffer],
+        op: ReduceOp,
+        scale: float,
+        wants: tuple[int, ...],
+        describe: Describe,
+        root: int = -1,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked
+        at; -1: all are. ``keeper``: of the memory of one that is reduced in its place.
+        """
+        # an average, which may fit where the sum does not
+        if scale != 1.0 and buffers[0].dtype is DType.INT64:
+            pairs = [halves(data) for data, _, _ in buffers]
+            apart = [high for high, _ in pairs] + [low for _, low in pairs]
+            self.allreduce(
+                [Buffer(part, part, DType.INT64) for part in apart], op, 1.0, wants, describe, root
+            )
+            for buffer, high, low in zip(buffers, apart, apart[len(buffers) :], strict=False):
+                buffer.out[:] = scaled_halves(high, low, scale)
+            return
+        nbytes = sum([buffer.data.nbytes for buffer in buffers])
+        small = nbytes <= (self._reduced if root < 0 else self.shown)
+        if self._showing is not None and root < 0 and self._is_offered(len(buffers), nbytes):
+            (buffer,) = buffers
+            with self._showing.offer(buffer.data, keeper) as offer:
+                offers = self._agree(wants, describe, [offer.shown])
+                if offers is None or not offer.allreduce(buffer, offers, op, scale):
+                    self._transport.allreduce(buffers, op, scale)
+            return
+        places = self._agree(wants, describe, [buffer.data for buffer in buffers] if small else ())
+        if not nbytes:
+            return
+        if places is None or not small:
+            self._transport.allreduce(buffers, op, scale)
+            return
+        if root not in (-1, self.rank):
+            return
+        reduce, begin = reducer(op, buffers[0].dtype, scale), 0
+        with quiet():
+            for data, out, _ in buffers:
+                end = begin + data.nbytes
+                reduce(out, [place[begin:end].view(data.dtype) for place in places])
+                begin = end
+
+    def reducescatter(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float,
+        wants: tuple[int, ...],
+        describe: Describe,
+    ) -> None:
+        """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
+        if scale != 1.0 and dtype is DType.INT64:  # as above
+            sums = [np.empty_like(out), np.empty_like(out)]
+            for some, into in zip(zip(*map(halves, parts), strict=True), sums, strict=True):
+                self.reducescatter(some, into, dtype, op, 1.0, wants, describe)
+            out[:] = scaled_halves(sums[0], sums[1], scale)
+            return
+        counts = [len(part) for part in parts]
+        nbytes = sum(counts) * out.itemsize
+        small = nbytes <= self.shown
+        places = self._agree(wants, describe, parts if small else ())
+        if not nbytes:
+            return
+        if places is None or not small:
+            whole = _joined(parts)
+            into = out if _may_stand(out, whole, sum(counts[: self.rank])) else np.empty_like(out)
+            self._transport.reducescatter(Buffer(whole, into, dtype), counts, op, scale)
+            if into is not out:
+                out[:] = into
+            return
+        begin = sum(counts[: self.rank]) * out.itemsize
+        if len(out):
+            with quiet():
+                given = [place[begin : begin + out.nbytes].view(out.dtype) for place in places]
+                reducer(op, dtype, scale)(out, given)
+
+    def broadcast(
+        self,
+        arrays: Sequence[Array],
+        root: int,
+        wants: tuple[int, ...],
+        describe: Describe,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """``root``'s bytes on every rank. ``keeper``: of their memory, if that is one array."""
+        nbytes = sum([len(array) for array in arrays])
+        if self._showing is not None and self._is_offered(len(arrays), nbytes):
+            with self._showing.offer(arrays[0], keeper) as offer:
+                offers = self._agree(wants, describe, [offer.shown])
+                if offers is None or not offer.broadcast(root, offers):
+                    self._transport.broadcast(arrays[0], root)
+            return
+        small = nbytes <= self.shown
+        places = self._agree(wants, describe, arrays if small and self.rank == root else ())
+        if places is None or not small:
+            for array in arrays:
+                self._transport.broadcast(array, root)
+        elif self.rank != root:
+            begin = 0
+            for array in arrays:
+                array[:] = places[root][begin : begin + len(array)]
+                begin += len(array)
+
+    def allgather(
+        self, send: Array, receives: Sequence[Array], wants: tuple[int, ...], describe: Describe
+    ) -> None:
+        """Every rank's bytes into ``receives``, which stand one behind the other or anywhere."""
+        counts = [len(receive) for receive in receives]
+        small = max(counts) <= self.shown
+        places = self._agree(wants, describe, [send] if small else ())
+        if places is not None and small:
+            for receive, place, count in zip(receives, places, counts, strict=True):
+                receive[:] = place[:count]
+            return
+        whole = _neighbours(receives)
+        into = np.empty(sum(counts), np.uint8) if whole is None else whole
+        given = send if _may_stand(send, into, sum(counts[: self.rank])) else send.copy()
+        self._transport.allgather(given, into, counts)
+        if whole is None:
+            _deal_out(into, receives)
+
+    def exchange(
+        self,
+        sends: Sequence[Array],
+        receives: Sequence[Array],
+        wants: tuple[int, ...],
+        describe: Describe,
+    ) -> None:
+        """``sends[i]`` to rank i, ``receives[i]`` from rank i."""
+        send_counts, receive_counts = (
+            [len(part) for part in sends],
+            [len(part) for part in receives],
+        )
+        plan = np.array([*send_counts, *receive_counts], np.int64)
+        small = plan.nbytes + sum(send_counts) <= self.shown
+        places = self._agree(
+            wants,
+            describe,
+            [plan, *sends] if small else [plan] if plan.nbytes <= self.shown else (),
+        )
+        table = self._plans(plan, places)
+        if not np.array_equal(table[:, 0, :], table[:, 1, :].T):
+            self._refuse(describe)
+        if places is not None and plan.nbytes + int(table[:, 0, :].sum(axis=1).max()) <= self.shown:
+            for peer, receive in enumerate(receives):
+                begin = plan.nbytes + int(table[peer, 0, : self.rank].sum())
+                receive[:] = places[peer][begin : begin + len(receive)]
+            return
+        if any(np.may_share_memory(send, receive) for send in sends for receive in receives):
+            sends = [send.copy() for send in sends]
+        if self._showing is not None:
+            self._showing.exchange(sends, receives, int(table.max()))
+            return
+        whole = _neighbours(receives)
+        into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
+        self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
+        if whole is None:
+            _deal_out(into, receives)
+
+    def _is_offered(self, count: int, nbytes: int) -> bool:
+        return self.least is not None and count == 1 and nbytes >= self.least
+
+    def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
+        """Returns when all have come."""
+        self._agree(wants, describe)
+
+    def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
+        """By rank: what it sends to each, and what it receives from each."""
+        if places is not None and plan.nbytes <= self.shown:
+            found = np.stack([place[: plan.nbytes].view(np.int64) for place in places])
+        else:
+            found = np.empty((self.size, len(plan)), np.int64)
+            into = found.reshape(-1).view(np.uint8)
+            self._transport.allgather(plan.view(np.uint8), into, [plan.nbytes] * self.size)
+        return found.reshape(self.size, 2, self.size)
+
+    def _agree(
+        self, wants: tuple[int, ...], describe: Describe, pieces: Sequence[Array] = ()
+    ) -> Sequence[Array] | None:
+        """What everybody shows; None where ranks cannot."""
+        self.calls += 1
+        word = hash((self.calls, *wants)) & _MASK
+        if self._showing is not None:
+            words, places = self._showing.show(word, pieces)
+            for other in words:
+                if other != word:
+                    self._refuse(describe)
+            return places
+        mine, all_words = np.array([word], np.uint64), np.empty(self.size, np.uint64)
+        self._transport.allgather(mine.view(np.uint8), all_words.view(np.uint8), [8] * self.size)
+        if (all_words != mine[0]).any():
+            self._refuse(describe)
+        return None
+
+    def _refuse(self, describe: Describe) -> None:
+        """All ranks have seen that they differ. Raises what each of them asked for."""
+        mine = np.zeros(_TEXT, np.uint8)
+        text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
+        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        if self._showing is not None:
+            texts = [bytes(place[:_TEXT]) for place in self._showing.show(0, [mine])[1]]
+        else:
+            found = np.empty((self.size, _TEXT), np.uint8)
+            self._transport.allgather(mine, found.reshape(-1), [_TEXT] * self.size)
+            texts = [bytes(row) for row in found]
+        lines = [
+            f"  {self._name_of(rank)}: {text.rstrip(bytes(1)).decode(errors='replace')}"
+            for rank, text in enumerate(texts)
+        ]
+        raise MismatchError(
+            f"the ranks of {self._name} do not call the same:\n"
+            + "\n".join(lines)
+            + "\nAll ranks of a group must "
+            "make the same calls on it, in one order, with the same operations, dtypes and shapes."
+        )
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """The parts as one array: themselves, if they stand one behind the other."""
+    whole = _neighbours(parts)
+    return np.concatenate(parts) if whole is None else whole
+
+
+class _Whole:
+    """Memory of several arrays, as numpy asks for it; it keeps them."""
+
+    __slots__ = ("__array_interface__", "parts")
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self.parts, first = parts, parts[0].__array_interface__
+        self.__array_interface__ = {**first, "shape": (sum(map(len, parts)),), "strides": None}
+
+
+def _neighbours(parts: Sequence[Array]) -> Array | None:
+    """The memory of flat parts that stand one behind the other; None if they do not."""
+    full = [part for part in parts if len(part)]
+    if len(full) <= 1:
+        return full[0] if full else parts[0]
+    begins = [part.ctypes.data for part in full]
+    ends = list(accumulate((part.nbytes for part in full), initial=begins[0]))
+    return np.asarray(_Whole(full)) if begins == ends[:-1] else None
+
+
+def _may_stand(part: Array, whole: Array, place: int) -> bool:
+    """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no
+    copy of it between? Not where it overlaps others' parts: results would come where something is
+    still to be read.
+    """
+    return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)
+
+
+def _deal_out(whole: Array, receives: Sequence[Array]) -> None:
+    begin = 0
+    for receive in receives:
+        receive[:] = whole[begin : begin + len(receive)]
+        begin += len(receive)

@@ -1,0 +1,52 @@
+"""Who of those that are to make a group together has left already: nobody waits for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from farandole.core.groups.group import Group
+from farandole.core.groups.messages import Message
+from farandole.errors import PeerLostError
+
+_TAG = -(1 << 41)  # nobody sends it; programs have others
+
+
+class Leavers:
+    """``ranks``: the members of the new group, as ``group`` numbers them. Nothing is done before
+    the first ``look``.
+    """
+
+    def __init__(self, group: Group, ranks: Sequence[int]) -> None:
+        self._group, self._ranks = group, ranks
+        self._notes: dict[int, Message] = {}
+
+    def look(self) -> list[int]:
+        """The places in ``ranks`` of those that have left ``group``, or died. It is known soon
+        after the first look.
+        """
+        group = self._group
+        if not self._notes:
+            for place, rank in enumerate(self._ranks):
+                if rank != group.rank:
+                    self._notes[place] = group.messages.receive(
+                        rank, _TAG, np.empty(1, np.uint8), 0, math.inf
+                    )
+        # for another reason, which all its members hear of: they may come all the same
+        if group.messages.failed:
+            return []
+        return [place for place, note in self._notes.items() if self._has_left(place, note)]
+
+    def close(self) -> None:
+        for note in self._notes.values():
+            if not note.done:
+                self._group.messages.cancel(note)
+
+    def _has_left(self, place: int, note: Message) -> bool:
+        return (
+            note.done
+            and isinstance(note.error, PeerLostError)
+            and note.error.rank == self._ranks[place]
+        )

@@ -1,0 +1,552 @@
+"""Messages from one rank to another, past the collectives of their group.
+
+A message has a tag; of one sender and tag, messages arrive in the order in which they were sent.
+Who waits for a message moves what there is to move, of all messages; while nobody waits, a thread
+does. What came for nobody waits in its stream, unless a message behind it is wanted: then it is put
+aside.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.base.contracts import Streams
+from farandole.core.groups.calls import Call
+from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+# tag, bytes, dtype; as long as a cache line, so that what follows is aligned
+_HEADER = struct.Struct("<qQq40x")
+# bytes of a message that go with its header: two writes, and reads of each, would take longer
+_JOINED = 8 << 10
+_LOOK = 0.05  # seconds between two looks at peers and deadlines
+_GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
+_LOOKS = 6  # in vain, before the thread sleeps until it is called
+_HANDOVER = 5e-3  # seconds in which the thread yields
+
+
+class Message(Call):
+    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None:
+    from anybody.
+
+    ``source``: from whom it comes, once that is known.
+    """
+
+    __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
+
+    def __init__(
+        self,
+        peer: int | None,
+        tag: int,
+        data: Array,
+        dtype: int,
+        timeout: float,
+        last: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(lambda: None, last)
+        self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
+        self.begin = time.monotonic()
+        self.source = -1
+        self.ended = False  # nothing moves any more, and somebody is about to finish it
+        # the part of its header that has not gone; None: it has not begun
+        self.head: Array | None = None
+
+
+class _Inbox:
+    """What comes from one rank."""
+
+    def __init__(self, overhead: int) -> None:
+        self.header = np.empty(_HEADER.size + overhead, np.uint8)
+        self.filled = 0  # bytes of the header, then of what it announces
+        self.into: Array | None = None
+        self.tag = self.dtype = 0
+        self.message: Message | None = None  # whose memory is filled; None: it is put aside
+        self.aside: deque[tuple[int, int, Array]] = deque()  # tag, dtype, data
+
+
+class Messages:
+    """All messages of one rank in a group. Any thread."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        name_of: Callable[[int], str],
+        where: Callable[[Sequence[int]], str] = lambda ranks: "",
+    ) -> None:
+        self._streams, self._name_of, self._where = streams, name_of, where
+        self._changing = threading.Lock()
+        self._driving = threading.Lock()
+        self._outbox: dict[int, deque[Message]] = {}
+        self._inboxes = [_Inbox(streams.overhead) for _ in range(streams.size)]
+        self._wanted: list[Message] = []
+        self._ended: deque[Message] = deque()  # to be told so, once nothing is locked
+        self._failure: BaseException | None = None
+        self._news = threading.Event()
+        self._looked = 0.0  # at peers and deadlines
+        self._waiting: list[Message] = []  # whose waiters drive, or are about to
+        self._serving = False  # does the thread drive?
+        self._thread: threading.Thread | None = None
+        self._closed = self._aborted = False
+
+    def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Message:
+        """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in
+        seconds.
+        """
+        message = Message(dst, tag, data, dtype, timeout)
+        return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
+
+    def receive(
+        self,
+        src: int | None,
+        tag: int,
+        data: Array,
+        dtype: int,
+        timeout: float,
+        last: Callable[[], None] | None = None,
+    ) -> Message:
+        """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is
+        done.
+        """
+        message = Message(src, tag, data, dtype, timeout, last)
+        return self._begin(message, lambda: self._want(message))
+
+    def wait(self, message: Message, seconds: float | None = None) -> bool:
+        """Until it is done. False if the time is over first."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not message.done:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if message.ended:
+                self._tell()
+                message.sleep(left)
+            elif not self._drive_for(message, end):
+                message.sleep(_LOOK if left is None else min(_LOOK, left))
+        return True
+
+    def _drive_for(self, message: Message, end: float | None) -> bool:
+        """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if
+        somebody else drives.
+        """
+        self._waiting.append(message)
+        try:
+            if not (self._driving.acquire(blocking=False) or self._take_over()):
+                return False
+            try:
+                self._drive(message, end)
+            finally:
+                self._driving.release()
+            return True
+        finally:
+            self._waiting.remove(message)
+            self._call_thread()
+            self._tell()
+
+    def _take_over(self) -> bool:
+        """From the thread, if it drives: it yields to who waits."""
+        if not self._serving:
+            return False
+        self._streams.wake()
+        return self._driving.acquire(timeout=_HANDOVER)
+
+    def cancel(self, message: Message) -> None:
+        """Nobody waits for it any more."""
+        with self._changing:
+            if not message.ended:
+                message.error = HorovodInternalError("it was given up")
+                self._drop(message)
+        self._tell()
+
+    @property
+    def failed(self) -> bool:
+        """Was it aborted here, or has it failed for all peers?"""
+        return self._aborted or self._failure is not None
+
+    def abort(self, why: str) -> None:
+        self._aborted = True
+        self._streams.abort(why)
+        self._streams.wake()
+
+    def disown(self, error: BaseException) -> None:
+        """This process is a fork: nothing is sent or received here, and whoever tries hears
+        ``error``.
+        """
+        # threads of the parent may have held them
+        self._changing, self._driving = threading.Lock(), threading.Lock()
+        self._outbox, self._wanted, self._failure = {}, [], error
+
+    def close(self, seconds: float) -> None:
+        """When what is to be sent has gone, or these seconds are over."""
+        end = time.monotonic() + seconds
+        for queue in list(self._outbox.values()):
+            for message in list(queue):
+                self.wait(message, max(0.0, end - time.monotonic()))
+        self._closed = True
+        self._news.set()
+        self._streams.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._changing:
+            self._fail_all(HorovodInternalError("the process group was shut down"))
+        self._tell()
+        self._streams.close()
+
+    def _begin(self, message: Message, enqueue: Callable[[], None]) -> Message:
+        with self._changing:
+            if self._failure is not None:
+                message.error = _anew(self._failure)
+                self._end(message)
+            else:
+                try:
+                    enqueue()
+                except MismatchError as error:  # with one that was put aside
+                    self._fail_here(error)
+                    message.error = message.error or error
+                    self._end(message)
+        self._tell()
+        if message.done:
+            return message
+        if self._driving.acquire(blocking=False):  # it may be done at once
+            try:
+                self._step()
+            finally:
+                self._driving.release()
+                self._tell()
+        else:
+            self._streams.wake()
+        self._call_thread()
+        return message
+
+    def _call_thread(self) -> None:
+        """Have it move what nobody waits for."""
+        if not self._is_needed():
+            return
+        if self._thread is None:
+            with self._changing:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._serve, name="farandole-messages", daemon=True
+                    )
+                    self._thread.start()
+        if not self._news.is_set():  # else it is awake
+            self._news.set()
+
+    def _serve(self) -> None:
+        """Move what nobody waits for. Waking this thread costs a waiter more than a small message
+        does: so it looks by itself for a while, and sleeps until it is called only after some looks
+        in vain.
+        """
+        looks = 0
+        while not self._closed:
+            if looks == _LOOKS:
+                self._news.clear()
+                if not (self._is_needed() or self._closed):
+                    self._news.wait()
+                looks = 0
+            time.sleep(min(_GRACE * 2**looks, _LONGEST_GRACE))
+            looks += 1
+            while self._is_needed() and not self._closed:
+                looks = 0
+                with self._driving:
+                    self._serving = True
+                    self._drive(None, time.monotonic() + _LOOK)
+                    self._serving = False
+                self._tell()
+
+    def _is_needed(self) -> bool:
+        return not self._waiting and self._pending()
+
+    def _pending(self) -> bool:
+        return bool(self._wanted) or any(self._outbox.values())
+
+    def _drive(self, message: Message | None, end: float | None) -> None:
+        """Move messages until ``message`` or any other has ended, or none is left, or the time is
+        over; without ``message`` also until somebody waits for one. Called with ``_driving`` held,
+        and ``_tell`` after it.
+        """
+        while self._pending() and not (self._closed or self._ended):
+            if self._waiting if message is None else message.ended:
+                return
+            moved = self._step()
+            now = time.monotonic()
+            try:
+                if not (moved or self._ended or (end is not None and now >= end)):
+                    sources, targets = self._interests()
+                    left = _LOOK if end is None else min(_LOOK, end - now)
+                    self._streams.wait(left, sources, targets, spin=message is not None)
+                if now - self._looked >= _LOOK:
+                    self._looked = now
+                    self._look(now)
+            except HorovodInternalError as error:
+                with self._changing:
+                    self._fail_all(error)
+            if end is not None and now >= end:
+                return
+
+    def _end(self, message: Message) -> None:
+        """Called with ``_changing`` held."""
+        message.ended = True
+        self._ended.append(message)
+
+    def _tell(self) -> None:
+        """Finish what has ended. With no lock held: those who hear of it may send and receive, and
+        wait for it.
+        """
+        while True:
+            try:
+                message = self._ended.popleft()  # several threads may be here
+            except IndexError:
+                return
+            message.finish()
+
+    def _interests(self) -> tuple[list[int], list[int]]:
+        with self._changing:
+            return self._sources(), [dst for dst, queue in self._outbox.items() if queue]
+
+    def _sources(self) -> list[int]:
+        """From whom messages are wanted."""
+        if len(self._wanted) == 1 and self._wanted[0].peer is not None:
+            return [self._wanted[0].peer]
+        return [src for src in range(len(self._inboxes)) if self._is_wanted(src)]
+
+    def _is_wanted(self, src: int) -> bool:
+        if src == self._streams.rank:
+            return False
+        return any(
+            message.peer in (None, src) and message.source in (-1, src) for message in self._wanted
+        )
+
+    def _step(self) -> bool:
+        """Move what can be moved now. Was there anything?"""
+        with self._changing:
+            try:
+                moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
+                moved += [self._receive_on(src) for src in self._sources()]
+            except HorovodInternalError as error:
+                self._fail_here(error)
+                moved = [True]
+            # a signal, no memory: bytes may have gone, or come, that are not counted
+            except BaseException as error:
+                why = (
+                    "a message broke off half-way, so this group can send and receive no more:"
+                    f" {told(error)}"
+                )
+                self._fail_here(HorovodInternalError(why))
+                raise
+        return any(moved)
+
+    def _send_on(self, queue: deque[Message]) -> bool:
+        moved, streams = False, self._streams
+        while queue:
+            message = queue[0]
+            dst = message.peer
+            assert dst is not None
+            if message.head is None:
+                content = streams.seal(
+                    dst, _HEADER.pack(message.tag, len(message.data), message.dtype)
+                )
+                if len(message.data) <= _JOINED:
+                    content, message.data = content + message.data.tobytes(), message.data[:0]
+                message.head = np.frombuffer(content, np.uint8)
+            if len(message.head):
+                count = streams.write(dst, message.head)
+                message.head = message.head[count:]
+            elif len(message.data):
+                count = streams.write(dst, message.data)
+                message.data = message.data[count:]
+            else:
+                self._end(queue.popleft())
+                continue
+            if not count:
+                return moved
+            moved = True
+        return moved
+
+    def _receive_on(self, src: int) -> bool:
+        moved, inbox, streams = False, self._inboxes[src], self._streams
+        while True:
+            target = inbox.header if inbox.into is None else inbox.into
+            if inbox.filled < len(target):
+                count = streams.read(src, target[inbox.filled :])
+                if not count:
+                    return moved
+                moved = True
+                inbox.filled += count
+            elif inbox.into is None:
+                self._begin_receiving(src, inbox)
+            else:
+                self._end_receiving(src, inbox)
+                if not self._is_wanted(src):
+                    return moved
+
+    def _begin_receiving(self, src: int, inbox: _Inbox) -> None:
+        inbox.tag, nbytes, inbox.dtype = _HEADER.unpack(
+            self._streams.open(src, inbox.header.tobytes())
+        )
+        inbox.message = self._matching(src, inbox.tag)
+        if inbox.message is None:
+            inbox.into = np.empty(nbytes, np.uint8)
+        else:
+            inbox.message.source = src
+            self._check(inbox.message, src, nbytes, inbox.dtype)
+            inbox.into = inbox.message.data
+        inbox.filled = 0
+
+    def _end_receiving(self, src: int, inbox: _Inbox) -> None:
+        message, into = inbox.message, inbox.into
+        assert into is not None
+        if message is None:  # somebody may have come for it meanwhile
+            message = self._matching(src, inbox.tag)
+            if message is None:
+                inbox.aside.append((inbox.tag, inbox.dtype, into))
+            else:
+                self._take(message, src, inbox.dtype, into)
+        if message is not None:
+            self._wanted.remove(message)
+            self._end(message)
+        inbox.into, inbox.message, inbox.filled = None, None, 0
+
+    def _want(self, message: Message) -> None:
+        for src, inbox in enumerate(self._inboxes):
+            if message.peer not in (None, src):
+                continue
+            for index, (tag, dtype, data) in enumerate(inbox.aside):
+                if tag == message.tag:
+                    del inbox.aside[index]
+                    self._take(message, src, dtype, data)
+                    self._end(message)
+                    return
+        self._wanted.append(message)
+
+    def _take(self, message: Message, src: int, dtype: int, data: Array) -> None:
+        message.source = src
+        self._check(message, src, len(data), dtype)
+        message.data[:] = data
+
+    def _matching(self, src: int, tag: int) -> Message | None:
+        for message in self._wanted:
+            if message.tag == tag and message.peer in (None, src) and message.source < 0:
+                return message
+        return None
+
+    def _check(self, message: Message, src: int, nbytes: int, dtype: int) -> None:
+        if nbytes == len(message.data) and dtype == message.dtype:
+            return
+        what = f"{nbytes} bytes, where {len(message.data)} are to be received"
+        if nbytes == len(message.data):
+            what = f"{nbytes} bytes of another dtype than is to be received"
+        message.error = MismatchError(
+            f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag"
+            f" {message.tag}) of {what}: both must give tensors of one dtype and as many elements"
+        )
+        raise message.error
+
+    def _look(self, now: float) -> None:
+        """End what waits in vain: its time is over, or its peer has gone."""
+        stalled: list[tuple[Message, StalledError]] = []
+        with self._changing:
+            for message in self._all():
+                error = self._why_not(message, now)
+                if isinstance(error, StalledError):
+                    stalled.append((message, error))
+                    self._take_out(message)
+                elif error is not None:
+                    message.error = error
+                    self._drop(message)
+        if stalled:
+            self._stall(stalled)
+
+    def _stall(self, stalled: list[tuple[Message, StalledError]]) -> None:
+        """End these, and the group. The peer of one is asked where it stands: with no lock held,
+        for it takes seconds; whoever drives waits meanwhile.
+        """
+        message, error = stalled[0]
+        if message.peer is not None:
+            error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
+            stalled[0] = message, error
+        with self._changing:
+            self._failure = self._failure or error
+            if not self._closed:
+                self._streams.abort(str(error))
+            for message, why in stalled:
+                if not message.ended:  # it was not given up meanwhile
+                    message.error = why
+                    self._end(message)
+
+    def _all(self) -> list[Message]:
+        return [*self._wanted, *[message for queue in self._outbox.values() for message in queue]]
+
+    def _drop(self, message: Message) -> None:
+        self._take_out(message)
+        self._end(message)
+
+    def _take_out(self, message: Message) -> None:
+        if message in self._wanted:
+            self._wanted.remove(message)
+        for queue in self._outbox.values():
+            if message in queue:
+                queue.remove(message)
+        for inbox in self._inboxes:
+            if inbox.message is message:
+                inbox.message = None
+
+    def _why_not(self, message: Message, now: float) -> BaseException | None:
+        streams, peer = self._streams, message.peer
+        others = [rank for rank in range(streams.size) if rank != streams.rank]
+        gone = [streams.gone(other) for other in (others if peer is None else [peer])]
+        lost = gone[0] if gone and all(gone) else None
+        if isinstance(lost, PeerLostError) and lost.rank in streams.names:
+            name = self._name_of(streams.names.index(lost.rank))
+            return type(lost)(f"{lost} ({name})", lost.rank, left=lost.left)
+        if lost is not None:
+            return lost
+        if now - message.begin < message.timeout:
+            return None
+        receives, who = message in self._wanted, "any rank" if peer is None else self._name_of(peer)
+        what = f"did not receive from {who}" if receives else f"could not send to {who}"
+        return StalledError(
+            f"{self._name_of(streams.rank)} {what} (tag {message.tag}) within {message.timeout:g}"
+            f" s: {'nothing was sent' if receives else 'it does not receive'}",
+            -1 if peer is None else streams.names[peer],
+        )
+
+    def _fail_here(self, error: BaseException) -> None:
+        """As ``_fail_all``; the others hear of it."""
+        self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
+        self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Called with ``_changing`` held: nothing is sent or received any more."""
+        self._failure = self._failure or error
+        for message in self._all():
+            message.error = message.error or error
+            self._drop(message)
+
+
+def told(error: BaseException) -> str:
+    """An error, for messages."""
+    return (
+        str(error)
+        if isinstance(error, HorovodInternalError)
+        else f"{type(error).__name__}: {error}".rstrip(": ")
+    )
+
+
+def _anew(failure: BaseException) -> BaseException:
+    """For who comes later. A message that did not fit is no fault of the one that is asked
+    for now.
+    """
+    if not isinstance(failure, MismatchError):
+        return failure
+    error = HorovodInternalError(f"messages of this group have failed before: {failure}")
+    error.__cause__ = failure
+    return error

@@ -1,0 +1,226 @@
+"""The arithmetic that every wire shares: reduce some parts, elementwise, in a fixed order.
+
+Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit
+floats are widened to float32, summed there and rounded once; integers that are scaled are summed in
+int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.base.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+_UFUNCS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+
+def quiet() -> np.errstate:
+    """Gradients that overflow become infinite without a word from numpy: to see that is the
+    optimizer's business.
+    """
+    return np.errstate(all="ignore")
+
+
+def reduce_into(
+    out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0
+) -> None:
+    """``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
+
+    Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts,
+    no other.
+    """
+    with quiet():
+        reducer(op, dtype, scale)(out, parts)
+
+
+def reducer(
+    op: ReduceOp, dtype: DType, scale: float = 1.0
+) -> Callable[[Array, Sequence[Array]], None]:
+    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk
+    after chunk.
+
+    The caller sees to it that numpy is ``quiet()``: once, rather than for each chunk.
+    """
+    ufunc = _UFUNCS[op]
+    if dtype.is_half:
+        return partial(_reduce_half, ufunc=ufunc, dtype=dtype, scale=scale)
+    if scale == 1.0:
+        return partial(_reduce_plain, ufunc=ufunc, factor=None)
+    if dtype.is_float:
+        # numpy is quicker with an array of the type than with a number whose type it has to find
+        # out
+        with quiet():
+            return partial(_reduce_plain, ufunc=ufunc, factor=np.array(scale, dtype.storage))
+    return partial(_reduce_wide, ufunc=ufunc, scale=scale)
+
+
+def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, factor: Array | None) -> None:
+    if len(parts) == 1 and out is not parts[0]:
+        out[:] = parts[0]
+    elif len(parts) > 1:
+        ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            ufunc(out, part, out=out)
+    if factor is not None:
+        np.multiply(out, factor, out)
+
+
+def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
+    total = parts[0].astype(np.int64)
+    for part in parts[1:]:
+        ufunc(total, part, out=total)
+    scale_into(out, total, scale)
+
+
+def scale_into(out: Array, values: Array, scale: float) -> None:
+    """``out = scale * values``; into integers it is truncated toward zero (Horovod's rule), exactly
+    where possible.
+    """
+    if out.dtype.kind == "f":
+        np.multiply(values, scale, out=out, casting="unsafe")
+        return
+    divisor = divisor_of(scale)
+    if divisor:  # an average: int64 division keeps all 64 bits
+        quotient, remainder = np.divmod(values.astype(np.int64), divisor)
+        quotient += (remainder != 0) & (quotient < 0)  # divmod rounds down
+        np.copyto(out, quotient, casting="unsafe")
+    else:
+        np.copyto(out, np.trunc(values * scale), casting="unsafe")
+
+
+def divisor_of(scale: float) -> int:
+    """The number by which one divides to multiply with ``scale``; 0 if there is none."""
+    divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
+    return divisor if divisor and 1.0 / divisor == scale else 0
+
+
+def halves(values: Any) -> tuple[Any, Any]:
+    """The upper and the lower 32 bits of int64 ``values``: sums of them fit where the sum of the
+    values does not.
+    """
+    return values >> 32, values & 0xFFFFFFFF
+
+
+def average_of_halves(high: Any, low: Any, count: int) -> Any:
+    """The sum, given as sums of ``halves``, by ``count``; truncated toward zero. Arrays, or tensors
+    of PyTorch.
+    """
+    quotient = high // count
+    rest = ((high - quotient * count) << 32) + low
+    carried = rest // count
+    total = (quotient << 32) + carried
+    total += (rest != carried * count) & (total < 0)  # // rounds down
+    return total
+
+
+def scaled_halves(high: Any, low: Any, scale: float) -> Any:
+    """``scale`` times the sum, given as sums of ``halves``: integers, exact, for a scale of 1/n;
+    else float64. Arrays, or tensors of PyTorch.
+    """
+    divisor = divisor_of(scale)
+    if divisor:
+        return average_of_halves(high, low, divisor)
+    wide, rest = (
+        half.astype(float) if isinstance(half, np.ndarray) else half.double()
+        for half in (high, low)
+    )
+    return (wide * 2.0**32 + rest) * scale
+
+
+def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
+    """The type of partial results of a reduction, so that there is one rounding at the end."""
+    if dtype.is_half:
+        return np.dtype(np.float32)
+    if scale != 1.0 and not dtype.is_float:
+        return np.dtype(np.int64)
+    return np.dtype(dtype.storage)
+
+
+def opened(values: Array, dtype: DType, scale: float) -> Array:
+    """``values`` as a partial result: themselves where no wider type is needed."""
+    if dtype.is_half:
+        return widen(values, dtype)
+    return values.astype(accumulator(dtype, scale), copy=False)
+
+
+def combine_into(out: Array, left: Array, right: Array, op: ReduceOp) -> None:
+    """``out = left op right``, all of them partial results."""
+    with quiet():
+        _UFUNCS[op](left, right, out=out)
+
+
+def close_into(out: Array, total: Array, dtype: DType, scale: float) -> None:
+    """Scale the last partial result and round it into ``out``. ``total`` may be ``out``, and may be
+    overwritten.
+    """
+    if dtype.is_half:
+        if scale != 1.0:
+            with quiet():
+                np.multiply(total, np.float32(scale), out=total)
+        narrow_into(out, total, dtype)
+    elif scale == 1.0:
+        if out is not total:
+            out[:] = total
+    elif dtype.is_float:
+        with quiet():
+            np.multiply(total, out.dtype.type(scale), out=out)
+    else:
+        scale_into(out, total, scale)
+
+
+def widen(values: Array, dtype: DType) -> Array:
+    """The values of a 16-bit float array (bits, for bfloat16) as float32."""
+    if dtype is DType.FLOAT16:
+        return values.astype(np.float32)
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow_into(out: Array, values: Array, dtype: DType) -> None:
+    """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN
+    stays NaN.
+    """
+    if dtype is DType.FLOAT16:
+        with quiet():
+            np.copyto(out, values, casting="unsafe")
+        return
+    bits = values.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    np.copyto(out, rounded, casting="unsafe")
+    nan = np.isnan(values)
+    if nan.any():
+        out[nan] = ((bits[nan] >> 16) | 0x40).astype(np.uint16)
+
+
+def _reduce_half(
+    out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, scale: float
+) -> None:
+    total = widen(parts[0], dtype)
+    with quiet():
+        for part in parts[1:]:
+            ufunc(total, widen(part, dtype), out=total)
+        if scale != 1.0:
+            np.multiply(total, np.float32(scale), out=total)
+    narrow_into(out, total, dtype)
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """``total`` rows dealt to ``parts`` ranks: the remainder goes one each to the first ranks
+    (Horovod's rule).
+    """
+    base, extra = divmod(total, parts)
+    return [base + (rank < extra) for rank in range(parts)]

@@ -1,0 +1,112 @@
+"""Whether the ranks call unnamed collectives in one order: a pure function from the places of their
+calls.
+
+Unnamed collectives pair by count: the third of one rank belongs to the third of every other. Two of
+the same shape that a rank calls the other way round are mixed without an error. Their lines tell:
+at one number the ranks stand at different lines, and each of these ranks comes by both of them.
+Lines that one rank alone comes by are a branch (``if rank() == 0: a() else: b()``), and no mistake;
+so are lines of one function with no way from one to the other.
+"""
+
+from __future__ import annotations
+
+import dis
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from types import CodeType
+from typing import NamedTuple
+
+from farandole.core.observe.replicas import Finding, ranks_named
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+# the next instruction does not run after these
+_AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+
+class Called(NamedTuple):
+    """The lines from which one rank called unnamed collectives.
+
+    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call.
+    ``exclusive``: pairs of indexes of places of which a pass through their function takes one at
+    most. ``last``: the highest number so far.
+    """
+
+    places: Sequence[str] = ()
+    calls: Mapping[int, int] = {}
+    exclusive: Sequence[Sequence[int]] = ()
+    last: int = 0
+
+
+def swapped(reports: Sequence[Called | None]) -> Finding | None:
+    """``reports``: by rank; None for a rank that takes no part. The first pair of calls in another
+    order.
+    """
+    stands = {
+        rank: {number: report.places[index] for number, index in report.calls.items()}
+        for rank, report in enumerate(reports)
+        if report is not None
+    }
+    passed = {rank: set(places.values()) for rank, places in stands.items()}
+    branches = {
+        frozenset((report.places[first], report.places[second]))
+        for report in reports
+        if report is not None
+        for first, second in report.exclusive
+    }
+    for number in sorted(set[int]().union(*stands.values())):
+        there = {rank: places[number] for rank, places in stands.items() if number in places}
+        for one, other in combinations(there, 2):
+            pair = {there[one], there[other]}
+            if (
+                len(pair) == 2
+                and pair <= passed[one]
+                and pair <= passed[other]
+                and pair not in branches
+            ):
+                return _told(number, there, there[one], there[other])
+    return None
+
+
+def _told(number: int, there: Mapping[int, str], first: str, second: str) -> Finding:
+    ranks = [[rank for rank, place in there.items() if place == at] for at in (first, second)]
+    return Finding(
+        "order",
+        "the ranks call collectives without names in another order, and mix what does not belong"
+        f" together: as call {number % (1 << 40)}, {ranks_named(ranks[0])} came to {first}, and"
+        f" {ranks_named(ranks[1])} to {second}. Without names the ranks pair calls by their count."
+        " Give each a name, as in hvd.allreduce(loss, name='loss'), or make these calls in the"
+        " same order on all ranks",
+    )
+
+
+def alternatives(code: CodeType, one: int, other: int) -> bool:
+    """Does a pass through ``code``, without going back in a loop, come by one at most of two
+    instructions?
+
+    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
+    is).
+    """
+    instructions = list(dis.get_instructions(code))
+    offsets = [instruction.offset for instruction in instructions]
+    places = [bisect(offsets, offset) - 1 for offset in (one, other)]
+    first, second = min(places), max(places)
+    return second not in _reached(instructions, first)
+
+
+def _reached(instructions: Sequence[dis.Instruction], begin: int) -> set[int]:
+    """The indexes of the instructions that may run from that at index ``begin`` on, forward."""
+    index = {instruction.offset: number for number, instruction in enumerate(instructions)}
+    found: set[int] = set()
+    left = [begin]
+    while left:
+        here = left.pop()
+        if here in found or here == len(instructions):
+            continue
+        found.add(here)
+        instruction = instructions[here]
+        if instruction.opcode in _JUMPS and index.get(instruction.argval, 0) > here:
+            left.append(index[instruction.argval])
+        if not instruction.opname.startswith(_AWAY):
+            left.append(here + 1)
+    return found

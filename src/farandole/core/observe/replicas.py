@@ -1,0 +1,378 @@
+"""Whether the ranks train one model: a pure function from what they tell of their replicas to what
+is wrong.
+
+Each rank tells digests of its parameters, its optimizer's settings and its number of steps, at the
+first step and then ever more rarely (``Schedule``). Ranks that exchange gradients, begin alike and
+step alike hold the same bits after each step, so any difference has a cause in the program.
+``findings`` names the ranks, the parameter, the likely cause and the cure. Nothing here knows how
+ranks exchange what they tell.
+"""
+
+from __future__ import annotations
+
+from _blake2 import blake2b  # hashlib loads OpenSSL: milliseconds at the start of each rank
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+SAMPLE = 1024  # elements of a parameter that are looked at
+_RAREST = 1024  # steps between two looks, at most
+_BITS = 62  # of a digest: it and its negative are int64
+_NAMED = 8  # ranks that a message counts up
+# names of settings that are told in words of their own
+KIND, FROZEN = "the optimizer", "number of frozen parameters"
+
+
+class Cures(NamedTuple):
+    """The cure of each mistake, in a framework's own names."""
+
+    broadcast: str  # makes all ranks begin alike
+    share: str  # gives each rank its part of the data
+    certain: str = ""  # why ranks must differ, if that is known
+    state: str = ""  # gives all ranks one optimizer's state, where ``broadcast`` does not
+    # what gives gradients of all ranks, which are the same on all, to an optimizer that reduces
+    # them
+    reduced: str = ""
+
+
+class Report(NamedTuple):
+    """One rank's report.
+
+    ``weights``: a digest per parameter, 0 where the parameter is this rank's own affair; empty if
+    unknown. ``settings``: numbers that the optimizer steps with, as text, by name. ``steps``: how
+    often it has stepped since the ranks were alike; -1 if unknown. ``broadcast``: were parameters
+    broadcast before?
+    """
+
+    weights: tuple[int, ...] = ()
+    settings: Mapping[str, str] = {}
+    steps: int = -1
+    broadcast: bool = False
+
+
+class Finding(NamedTuple):
+    """``kind``: start, drift, settings or data. Each kind is said once."""
+
+    kind: str
+    text: str
+
+
+class History:
+    """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients.
+    ``patient``: the first step may come before the broadcast, with frameworks that make variables
+    late.
+    """
+
+    def __init__(
+        self, *, patient: bool = False, alike_at: int = 0, told: Iterable[str] = ()
+    ) -> None:
+        self.patient = patient
+        self.alike_at = alike_at  # the last step at which all ranks held the same weights; 0: never
+        self.alike = 0  # how many parameters these were
+        self.different = 0  # looks that found different weights
+        self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
+        self.compared = 0  # looks that compared the gradients of each with those of each
+        # in all of these: pairs of ranks with the same gradients
+        self.same_as: list[tuple[int, int]] = []
+        self.told = set(told)
+
+
+class Schedule:
+    """Steps 1, 2, 4, 8, ... 1024, and then every 1024th."""
+
+    def __init__(self) -> None:
+        self._count, self._next = 0, 1
+
+    def soon(self) -> bool:
+        """Is the step that comes now one to look at?"""
+        return self._count + 1 == self._next
+
+    def due(self) -> bool:
+        """Count a step; is it one to look at?"""
+        self._count += 1
+        if self._count < self._next:
+            return False
+        self._next += min(self._next, _RAREST)
+        return True
+
+
+def digest(array: Array) -> int:
+    """A number from 1 to 2**62 for an array's type, shape and bits: of at most ``SAMPLE`` elements
+    spread over it.
+
+    ``array``: of any type, in any layout. Two arrays that differ in all elements (of other seeds,
+    or a step apart) have different digests; the bits count, so that NaN equals itself.
+    """
+    flat = sampled(array.reshape(-1))
+    return digest_of_bytes(
+        f"{array.dtype}{array.shape}".encode(), np.ascontiguousarray(flat).view(np.uint8).data
+    )
+
+
+def gradient_digest(array: Array) -> int:
+    """``digest``, or 0 for an array that tells nothing about data: all zeros, or NaN or infinite
+    somewhere.
+    """
+    seen = np.ascontiguousarray(sampled(array.reshape(-1)))
+    return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
+
+
+def sampled(flat: Array) -> Array:
+    """At most ``SAMPLE`` elements of a 1-D array, over its whole length."""
+    return flat[:: stride(len(flat))]
+
+
+def stride(count: int) -> int:
+    """The distance of the elements to look at, of so many. It is odd, so that no matrix has them in
+    one column.
+    """
+    return 1 if count <= SAMPLE else -(-count // SAMPLE) | 1
+
+
+def digest_of_bytes(*parts: bytes | memoryview) -> int:
+    found = blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return (int.from_bytes(found.digest(), "little") >> (64 - _BITS)) + 1
+
+
+def digest_of_text(text: str) -> int:
+    return digest_of_bytes(text.encode())
+
+
+def combined(digests: Sequence[int]) -> int:
+    """One digest for several."""
+    return digest_of_bytes(np.array(digests, dtype=np.int64).tobytes())
+
+
+def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The numbers of a configuration as text, by name; those of one inside it by both names."""
+    found: dict[str, str] = {}
+    for name, value in sorted(config.items(), key=lambda pair: str(pair[0])):
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, (bool, int, float, np.number, np.bool_)):
+            found[f"{prefix}{name}"] = f"{value}"
+    return found
+
+
+def findings(
+    reports: Sequence[Report | None],
+    names: Sequence[str],
+    history: History,
+    step: int,
+    cures: Cures,
+) -> list[Finding]:
+    """The mistake, when ranks were found to differ in weights or settings; one that was told before
+    is left out.
+
+    ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: of the
+    parameters. ``step``: the exchange of gradients after which this is. Changes ``history``.
+    """
+    present = {rank: report for rank, report in enumerate(reports) if report is not None}
+    found = _settings(present)
+    new = [] if found is None or "settings" in history.told else [found]
+    weights = (
+        _weights(present, names, history, step, cures)
+        if "settings" not in history.told and not new
+        else None
+    )
+    if weights is not None and not {"start", "drift"} & history.told:
+        new.append(weights)
+    history.told.update(finding.kind for finding in new)
+    return new
+
+
+def same_gradients(history: History, same: bool | None, size: int, cures: Cures) -> list[Finding]:
+    """The gradients of all ranks' own data are the same (None: nobody knows). Twice in a row is no
+    accident.
+    """
+    if same is not None:
+        history.same_gradients = history.same_gradients + 1 if same else 0
+    if history.same_gradients < 2 or "data" in history.told:
+        return []
+    history.told.add("data")
+    kind, text = same_data(size, "computed the same gradients", cures)
+    if cures.reduced:
+        text += (
+            f". Or is it that these were reduced before? With {cures.reduced} give them to the"
+            " plain optimizer"
+        )
+    return [Finding(kind, text)]
+
+
+def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cures) -> list[Finding]:
+    """Ranks that share their data with some of the others, as where parts are dealt out by
+    ``local_rank()``. Believed when two looks find the same ranks. ``digests``: by rank, of
+    gradients of its own data; 0 if unknown.
+    """
+    first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
+    pairs = [
+        (first[digest], rank)
+        for rank, digest in enumerate(digests)
+        if digest and first[digest] < rank
+    ]
+    history.compared += 1
+    history.same_as = (
+        pairs if history.compared == 1 else [pair for pair in history.same_as if pair in pairs]
+    )
+    if history.compared < 2 or not history.same_as or "data" in history.told:
+        return []
+    history.told.add("data")
+    one, other = history.same_as[0]
+    several = len(history.same_as)
+    and_so = f", and so did {several - 1} more of {len(digests)}" if several > 1 else ""
+    text = (
+        f"rank {other} computed the same gradients as rank {one}{and_so}: it seems that they read"
+        " the same data. Give each rank of the job its part, by rank() and size(), not by"
+        f" local_rank(): {cures.share}"
+    )
+    return [Finding("data", text)]
+
+
+def same_data(size: int, how: str, cures: Cures) -> Finding:
+    """``how``: what all ranks did alike."""
+    text = (
+        f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
+        f"the work of one. Give each its part: {cures.share}"
+    )
+    return Finding("data", text)
+
+
+def _settings(present: Mapping[int, Report]) -> Finding | None:
+    reports = list(present.values())
+    for name in sorted(
+        {name for report in reports for name in report.settings},
+        key=lambda name: (name != KIND, name),
+    ):
+        values: dict[str, list[int]] = {}
+        for rank, report in present.items():
+            if report.settings:
+                values.setdefault(report.settings.get(name, "not there"), []).append(rank)
+        if len(values) > 1:
+            told = ", ".join(f"{value} on {ranks_named(ranks)}" for value, ranks in values.items())
+            if name == FROZEN:
+                return Finding(
+                    "settings",
+                    f"the ranks train different parameters: the {name} is {told}. The gradient of"
+                    " one that some ranks have frozen is the mean of the others' and of zeros."
+                    " Freeze the same ones on all ranks",
+                )
+            return Finding(
+                "settings",
+                f"the ranks step with different settings: {name} is {told}. So their weights drift"
+                " apart although they share gradients. Give all ranks the same; a rate that"
+                " follows a metric must follow the mean of all ranks",
+            )
+    return None
+
+
+def _weights(
+    present: Mapping[int, Report], names: Sequence[str], history: History, step: int, cures: Cures
+) -> Finding | None:
+    known = {rank: report.weights for rank, report in present.items() if report.weights}
+    columns = list(zip(*known.values(), strict=False))
+    different = [
+        number for number, column in enumerate(columns) if 0 not in column and len(set(column)) > 1
+    ]
+    if not different:
+        if columns:
+            history.alike_at, history.alike = step, len(columns)
+        return None
+    history.different += 1
+    if history.different == 1 and history.patient and not history.alike_at:
+        return None
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, weights in known.items():
+        groups.setdefault(tuple(weights[number] for number in different), []).append(rank)
+    count = (
+        f"{len(different)} of {len(columns)} parameters" if len(columns) > 1 else "its parameter"
+    )
+    where = f"{_odd(list(groups.values()))} in {count}, first in {names[different[0]]}"
+    if not history.alike_at:
+        return Finding("start", _never_alike(present, where, cures))
+    if history.alike and different[0] >= history.alike:  # those of a group that was added
+        text = (
+            f"the ranks hold different weights, and train different models from now on: {where}."
+            f" These parameters came after step {history.alike_at}, and ranks began to train them"
+            " with different weights. When they are made, before the next step, call"
+            f" {cures.broadcast}"
+        )
+        return Finding("drift", text)
+    return Finding("drift", _alike_no_more(present, where, history, step, cures))
+
+
+def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str:
+    text = f"the ranks began to train with different weights, and train different models: {where}. "
+    if cures.certain:
+        return text + cures.certain
+    if all(report.broadcast for report in present.values()):
+        return (
+            text
+            + "There was a broadcast: of another model's weights, or something changed these since"
+            " on some ranks only, such as a checkpoint that rank 0 alone loaded. Broadcast after"
+            f" that, {cures.broadcast}"
+        )
+    return text + f"Nothing was broadcast: before the first step call {cures.broadcast}"
+
+
+def _alike_no_more(
+    present: Mapping[int, Report], where: str, history: History, step: int, cures: Cures
+) -> str:
+    text = (
+        f"the ranks hold different weights, and train different models from now on: {where}. They"
+        f" were alike at step {history.alike_at}, and are not at step {step}. "
+    )
+    if cures.certain:
+        return text + cures.certain
+    steps = {rank: report.steps for rank, report in present.items() if report.steps >= 0}
+    if len(set(steps.values())) > 1:
+        groups: dict[int, list[int]] = {}
+        for rank, count in steps.items():
+            groups.setdefault(count, []).append(rank)
+        told = ", ".join(
+            f"{count} on {ranks_named(ranks)}" for count, ranks in sorted(groups.items())
+        )
+        return (
+            text
+            + f"The likely cause: some ranks skipped optimizer.step() (steps since then: {told})."
+            " Decide on all ranks alike whether to step, by a value that was reduced over them."
+            f" To go on from one rank's weights: {cures.broadcast}"
+        )
+    causes = [
+        "a checkpoint that some ranks loaded after the broadcast",
+        "weights or gradients that the program changes on some ranks only",
+    ]
+    if len(steps) < len(present):
+        causes.append("a step that some ranks skipped")
+    if not all(report.settings for report in present.values()):
+        causes.append("another learning rate")
+    again = cures.broadcast
+    if cures.state:
+        causes.append("an optimizer's state that some ranks have alone (a checkpoint's momentum)")
+        again += f" and {cures.state}"
+    return text + f"The likely cause: {' or '.join(causes)}. To make them alike again: {again}"
+
+
+def _odd(groups: Sequence[Sequence[int]]) -> str:
+    """The ranks that differ, and from whom."""
+    majority, *others = sorted(groups, key=lambda ranks: (-len(ranks), ranks[0]))
+    if len(majority) == 1 and len(others) > 1:
+        return f"all {len(groups)} ranks differ from each other"
+    odd = sorted(rank for ranks in others for rank in ranks)
+    return (
+        f"{ranks_named(odd)} {'differ' if len(odd) > 1 else 'differs'} from {ranks_named(majority)}"
+    )
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 1 and 5``, ``ranks 0, 1, ... (17 of them)``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _NAMED:
+        return f"ranks {', '.join(map(str, ranks[:_NAMED]))}, ... ({len(ranks)} of them)"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

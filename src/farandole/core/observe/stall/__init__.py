@@ -1,0 +1,8 @@
+"""The stall check: says which ranks stay away from which tensors and where they are, and ends the
+job when told to.
+"""
+
+from farandole.core.observe.stall.check import StallCheck
+from farandole.core.observe.stall.inquiry import Inquiry
+
+__all__ = ["Inquiry", "StallCheck"]

@@ -1,0 +1,159 @@
+"""The texts of the stall check. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farandole.base.contracts import Waiting
+from farandole.core.observe.stall.inquiry import Answer
+from farandole.core.observe.stall.names import MOST, listed, shown
+from farandole.core.observe.stall.stacks import Frame
+from farandole.errors import counted
+
+_RANKS_SHOWN = 16
+_FLAG = "--stall-check-shutdown-time-seconds"
+
+
+def report(
+    stalled: Sequence[Waiting],
+    warning: float,
+    limit: float,
+    answers: Mapping[int, Answer],
+    *,
+    detailed: bool = False,
+) -> str:
+    """The warning about these collectives; ``detailed``: with the user's whole stack of every
+    rank.
+    """
+    agreeing = [wait for wait in stalled if not wait.inside]
+    begun = [wait for wait in stalled if wait.inside]
+    lines = (_agreeing(agreeing, warning, limit) if agreeing else []) + (
+        _begun(begun, warning) if begun else []
+    )
+    lines += _doing(answers, detailed)
+    if not any(limit and wait.seconds >= limit for wait in stalled):
+        until = f"after {limit:g} s" if limit else "never: the job waits for ever"
+        lines.append(
+            f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) says when a stalled job ends; now"
+            f" {until}."
+        )
+    return "\n".join(lines)
+
+
+def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer]) -> str:
+    """Why the job ends."""
+    names = _names(over)
+    silent = {rank: answer.silent for rank, answer in answers.items() if answer.silent}
+    if any(wait.inside for wait in over):
+        ranks = sorted(silent) or _missing(over)
+        text = f"{_ranks(ranks)} stopped inside {names}"
+    else:
+        ranks = _culprits(_missing(over), answers)
+        text = f"{_ranks(ranks)} stayed away from {names}"
+    told = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
+    return f"{text} for more than {limit:g} s ({_FLAG})" + (f"; {'; '.join(told)}" if told else "")
+
+
+def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[str]:
+    """Horovod's warning."""
+    lines = [
+        (
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset"
+            f" of ranks and are waiting for remainder of ranks for more than {warning:g} seconds."
+            " This may indicate that different ranks are trying to submit different tensors or"
+            " that only subset of ranks is submitting tensors, which will cause deadlock. "
+        ),
+        "Missing ranks:",
+    ]
+    over = False
+    for rank in _missing(stalled):
+        theirs = [wait for wait in stalled if rank in wait.missing]
+        late = bool(limit) and any(wait.seconds >= limit for wait in theirs)
+        over = over or late
+        lines.append(f"{rank}{'!' if late else ''}: [{_names(theirs)}]")
+    if over:
+        lines.append(
+            f'One or more rank (marked by "!") is stalled for longer than {limit:g} seconds. Will'
+            " shutdown."
+        )
+    return lines
+
+
+def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
+    return [
+        f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds:"
+        f" [{_names(stalled)}] waits for {_ranks(_missing(stalled))}."
+    ]
+
+
+def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
+    if not answers:
+        return []
+    order = sorted(
+        answers, key=lambda rank: (not answers[rank].silent, bool(answers[rank].waits), rank)
+    )
+    lines = ["Where the ranks are:"]
+    for rank in order[:_RANKS_SHOWN]:
+        answer = answers[rank]
+        if detailed and not answer.silent:
+            lines.append(f"{_what(rank, answer)} at:")
+            lines += [f"    {_at(frame)}" for frame in answer.stack]
+        else:
+            lines.append(_place(rank, answer))
+    if len(order) > _RANKS_SHOWN:
+        lines.append(f"and {counted(len(order) - _RANKS_SHOWN, 'more rank')}")
+    return lines
+
+
+def _place(rank: int, answer: Answer) -> str:
+    """One rank in one line."""
+    if answer.silent or not answer.stack:
+        return _what(rank, answer)
+    return f"{_what(rank, answer)} at {_at(answer.stack[-1])}"
+
+
+def _what(rank: int, answer: Answer) -> str:
+    if answer.silent:
+        return f"rank {rank} does not answer: {answer.silent}"
+    if answer.stuck:
+        return (
+            f"rank {rank} is inside [{_joined(answer.stuck)}] and waits for"
+            f" {_ranks(answer.awaited)}"
+        )
+    if answer.waits:
+        return f"rank {rank} waits with [{_joined(answer.waits)}]"
+    return f"rank {rank} is"
+
+
+def _at(frame: Frame) -> str:
+    return f"{frame.file}, line {frame.line}, in {frame.function}" + (
+        f": {frame.code}" if frame.code else ""
+    )
+
+
+def _names(stalled: Sequence[Waiting]) -> str:
+    return _joined([wait.name for wait in stalled])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return listed(names) + (" ..." if len(set(map(shown, names))) > MOST else "")
+
+
+def _missing(stalled: Sequence[Waiting]) -> list[int]:
+    return sorted({rank for wait in stalled for rank in wait.missing})
+
+
+def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
+    """Those missing, without the ranks that another missing one still holds in an earlier
+    collective.
+    """
+    held = {
+        rank
+        for rank in missing
+        if rank in answers and set(answers[rank].awaited) & (set(missing) - {rank})
+    }
+    return [rank for rank in missing if rank not in held] or list(missing)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,53 @@
+"""The lines at which the user's program is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from functools import cache
+from typing import NamedTuple
+
+from farandole.base.package import FOLDER
+
+_OURS = FOLDER + os.sep
+_MOST = 30  # frames
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+def users() -> list[Frame]:
+    """The frames of the main thread that are the user's own, the innermost last; those of libraries
+    if there are no others.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return []
+    every = [
+        Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
+        for entry in traceback.extract_stack(frame)
+    ]
+    return ([entry for entry in every if is_users(entry.file)] or every)[-_MOST:]
+
+
+def is_users(file: str) -> bool:
+    """Is this file neither ours nor of an installed library?"""
+    return not file.startswith((_OURS, *_libraries(), "<frozen"))
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    import sysconfig  # it takes milliseconds, which no job should lose at its start
+
+    return tuple(
+        {
+            sysconfig.get_path(name) + os.sep
+            for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        }
+    )

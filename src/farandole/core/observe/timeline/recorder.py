@@ -1,0 +1,178 @@
+"""The observer: records events on the engine's thread, in less than a microsecond each, and writes
+them on its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from farandole.base import threads
+from farandole.base.contracts import Observer
+from farandole.base.log import logger
+from farandole.base.types import Kind
+from farandole.core.observe.timeline.earlier import earlier
+from farandole.core.observe.timeline.file import ArrayFile
+from farandole.core.observe.timeline.trace import (
+    Exchanged,
+    Finished,
+    Named,
+    Part,
+    Record,
+    Scope,
+    Settled,
+    Started,
+    Trace,
+)
+
+ROOM = 100_000  # records that may wait to be written
+_PAUSE = 0.04  # seconds between two looks at the records
+_SLICE = 8  # records between two writes; a write lets other threads run
+
+
+class Timeline:
+    """From ``init`` to ``shutdown``; writes between ``start`` and ``stop``. ``of`` gives the
+    observer of an engine.
+    """
+
+    def __init__(self, rank: int, size: int, clock: float = 0.0) -> None:
+        """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
+        self.rank, self.size, self.clock = rank, size, clock
+        self._changing = threading.Lock()
+        self._writer: _Writer | None = None
+
+    def start(self, path: str, *, mark_cycles: bool = False, on: bool = False) -> None:
+        """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if
+        that cannot be; what was written before is ended first, for it may be the same file.
+        """
+        with self._changing:
+            self._stop()
+            found = earlier(path) if on else None
+            begin, tensors, end = (
+                (found.head["begin"] / 1e6, found.tensors, found.end)
+                if found
+                else (self.now(), {}, 0)
+            )
+            trace = Trace(
+                self.rank, self.size, begin, time.time(), tensors, mark_cycles=mark_cycles
+            )
+            self._writer = _Writer(ArrayFile(path, end), trace, [] if found else trace.opening())
+
+    def stop(self) -> None:
+        """End the file; it is complete when this returns. Does nothing when nothing is written."""
+        with self._changing:
+            self._stop()
+
+    def _stop(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def of(self, wire: str, ranks: Sequence[int] = (), prefix: str = "") -> EngineTracer:
+        """The observer of an engine over ``wire`` (a word for activities). ``ranks``: its ranks'
+        numbers in the job (default: all); ``prefix``: before every name, to tell engines apart.
+        """
+        return EngineTracer(self, Scope(prefix, wire.upper(), ranks or range(self.size)))
+
+    def now(self) -> float:
+        return monotonic() + self.clock
+
+    def record(self, record: Record) -> None:
+        writer = self._writer
+        if writer is not None:
+            writer.put(record)
+
+
+class EngineTracer(Observer):
+    """Records every event of one engine."""
+
+    def __init__(self, timeline: Timeline, scope: Scope) -> None:
+        self.clock = timeline.clock
+        self._timeline, self._scope = timeline, scope
+        self._running: Sequence[str] = ()
+
+    def settled(
+        self,
+        asked: Sequence[Sequence[Named]],
+        since: Sequence[Sequence[float]],
+        agreed: Sequence[str],
+        failed: Sequence[str],
+    ) -> None:
+        self._timeline.record(
+            (self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed))
+        )
+
+    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        self._running = names
+        self._timeline.record((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
+
+    def part(self, name: str, begin: float, end: float) -> None:
+        part = Part(end + self.clock, begin + self.clock, name, self._running[0])
+        self._timeline.record((self._scope, part))
+
+    def transferred(self, name: str, what: str, begin: float, end: float) -> None:
+        self._timeline.record(
+            (self._scope, Exchanged(end + self.clock, begin + self.clock, what, name))
+        )
+
+    def finished(self, kind: Kind, names: Sequence[str]) -> None:
+        self._timeline.record((self._scope, Finished(monotonic() + self.clock, kind, names)))
+
+
+class _Writer:
+    """One file and the thread that writes it."""
+
+    def __init__(self, file: ArrayFile, trace: Trace, opening: Sequence[str]) -> None:
+        self._file, self._trace = file, trace
+        self._records: deque[Record] = deque()
+        self._lost = 0
+        self._end = threading.Event()
+        self._dead = False
+        self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+        self._write(opening)
+        threads.start(self._thread)
+
+    def put(self, record: Record) -> None:
+        if len(self._records) < ROOM:
+            self._records.append(record)
+        else:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._end.set()
+        self._thread.join()
+        self._file.close()
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE):
+            self._drain()
+        self._drain()
+        self._write(self._trace.closing())
+
+    def _drain(self) -> None:
+        records, trace = self._records, self._trace
+        while records:
+            events: list[str] = []
+            for _ in range(min(_SLICE, len(records))):
+                events += trace.events(records.popleft())
+            self._write(events)
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self._write(trace.lost(lost))
+
+    def _write(self, events: Sequence[str]) -> None:
+        if self._dead:
+            return
+        try:
+            self._file.append(events)
+        except OSError as error:
+            self._dead = True  # training goes on
+            logger.warning(
+                "the timeline ends here: %s cannot be written any more: %s",
+                self._file.path,
+                error.strerror,
+            )

@@ -1,0 +1,60 @@
+"""``python -m farandole.core.ps``: a server process of a job, which its driver starts. It ends when
+it is told to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+
+from farandole.base import log
+from farandole.core.ps.server import ParameterServer, stored_end
+from farandole.job.config import Connection, Settings
+from farandole.job.report import keys
+from farandole.net import interfaces
+from farandole.net.store import StoreClient
+
+
+def main() -> int:
+    connection, settings = Connection.from_env(), Settings.from_env()
+    if not connection.store or "FARANDOLE_SERVER" not in os.environ:
+        sys.stderr.write(
+            "farandole.core.ps is started by farandole run --strategy ps, not by hand\n"
+        )
+        return 2
+    index, beside = (
+        int(os.environ["FARANDOLE_SERVER"]),
+        os.environ.get("FARANDOLE_SERVER_INTERFACE"),
+    )
+    log.configure(settings.log_level, who=f"server {index}", hide_time=settings.log_hide_time)
+    store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
+    # servers with their replicas, one after the other
+    last = (index // settings.replicas + 1) * settings.replicas
+
+    def others() -> list[str]:
+        return [
+            store.get(keys.server("", other), settings.start_timeout).decode()
+            for other in range(index + 1, last)
+        ]
+
+    speaks = not index and not settings.stall_check_disable  # one of all
+    warning = settings.stall_warning_seconds if speaks else math.inf
+    listening = [beside] if beside is not None else _own(store, settings)
+    server = ParameterServer(connection.secret, listening, stored_end(store), others, warning)
+    address = {**json.loads(server.address), "beside_driver": beside is not None}
+    store.set(keys.server("", index), json.dumps(address).encode())
+    while True:
+        signal.pause()
+
+
+def _own(store: StoreClient, settings: Settings) -> list[str]:
+    """The addresses of this host, which is not the driver's, for ranks to try."""
+    at = interfaces.offered(store.host, settings.network_interfaces)
+    return [interfaces.parted(address)[0] for address in at.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

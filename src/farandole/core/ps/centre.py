@@ -1,0 +1,128 @@
+"""The numbers of a centre: a server's share of the weights, of what its optimizer keeps, and of the
+statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.core.ps.clocks import Clocks, Decision, Fate
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+BETA, EPSILON = 0.999, 1e-8  # of Adam; EPSILON of Adagrad, too
+
+
+class Centre:
+    """``values``: flat arrays, which it may keep; the last ``statistics`` of them are values that
+    nobody trains: of those, ranks push what they have, not by how much it has changed. ``clocks``:
+    the decisions.
+    """
+
+    def __init__(self, clocks: Clocks, values: Sequence[Array], statistics: int = 0) -> None:
+        self.clocks, self.rule, self.values = clocks, clocks.rule, list(values)
+        rule = clocks.rule
+        self._trained = len(self.values) - statistics
+        self._sums = [np.zeros_like(value) for value in self.values] if rule.sync else []
+        kept = {"momentum": 1, "adagrad": 1, "adam": 2}.get(rule.optimizer, 0)
+        self._kept = [
+            [np.zeros_like(value) for value in self.values[: self._trained]] for _ in range(kept)
+        ]
+        self._steps = 0
+
+    def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> Decision:
+        """``changes``: of the weights since the pull of version ``pulled``, and the statistics;
+        they may be written to. See ``Clocks.push``.
+        """
+        decision = self.clocks.push(rank, number, pulled)
+        if decision.fate is Fate.APPLY:
+            self._apply(
+                changes,
+                1.0 / max(decision.staleness, 1) if self.rule.damp else 1.0,
+                1.0 / len(self.clocks.ranks),
+            )
+        elif decision.fate is Fate.COLLECT:
+            for total, change in zip(self._sums, changes, strict=True):
+                total += change
+            self._finish(decision.complete)
+        return decision
+
+    def leave(self, rank: int, *, for_good: bool) -> None:
+        """See ``Clocks.leave``."""
+        self._finish(self.clocks.leave(rank, for_good=for_good))
+
+    def flush(self, rank: int, number: int, changes: Sequence[Array]) -> None:
+        """Take what a rank has done since its last pull, outside of the count of steps: it is
+        added, times the learning rate, and is no step of the servers' optimizer. So is what has
+        become of its statistics since: ``changes`` of those, too. The rank has joined, then.
+        """
+        if not self.clocks.seen(rank, number):
+            share = 1.0 / len(self.clocks.ranks)
+            scale = (share if self.rule.sync else 1.0) * (
+                1.0 if self.rule.optimizer == "add" else self.rule.lr
+            )
+            for place, (value, change) in enumerate(zip(self.values, changes, strict=True)):
+                value += (scale if place < self._trained else share) * change
+        self.clocks.settled.add(rank)
+        # also if it bears the number of a push that was interrupted
+        self.leave(rank, for_good=False)
+
+    def _finish(self, count: int) -> None:
+        if count:
+            self._apply(self._sums, 1.0 / count, 1.0 / count, mean=True)
+            for total in self._sums:
+                total[:] = 0
+
+    def _apply(
+        self, changes: Sequence[Array], factor: float, share: float, mean: bool = False
+    ) -> None:
+        """A step of the optimizer. ``share``, ``mean``: see ``_take_in``."""
+        self._take_in(changes, share, mean=mean)
+        self._steps += 1
+        for place, (value, change) in enumerate(
+            zip(self.values, changes[: self._trained], strict=False)
+        ):
+            if factor != 1.0:
+                change *= factor
+            self._update(value, change, [kept[place] for kept in self._kept])
+
+    def _take_in(self, changes: Sequence[Array], share: float, *, mean: bool) -> None:
+        """The statistics, which count by ``share``; with ``mean`` they replace those that are
+        there.
+        """
+        for value, change in zip(
+            self.values[self._trained :], changes[self._trained :], strict=True
+        ):
+            if not mean:
+                change -= value
+            else:
+                value[:] = 0
+            change *= share
+            value += change
+
+    def _update(self, value: Array, change: Array, kept: Sequence[Array]) -> None:
+        """One step of the optimizer, whose gradient is ``-change``."""
+        rule = self.rule
+        if rule.optimizer == "add":
+            value += change
+        elif rule.optimizer == "sgd":
+            value += rule.lr * change
+        elif rule.optimizer == "momentum":
+            (velocity,) = kept
+            velocity *= rule.momentum
+            velocity += change
+            value += rule.lr * velocity
+        elif rule.optimizer == "adagrad":
+            (squares,) = kept
+            squares += change * change
+            value += rule.lr * change / (np.sqrt(squares) + EPSILON)
+        else:
+            mean, squares = kept
+            mean += (1 - rule.momentum) * (change - mean)
+            squares += (1 - BETA) * (change * change - squares)
+            rate = rule.lr * np.sqrt(1 - BETA**self._steps) / (1 - rule.momentum**self._steps)
+            value += rate * mean / (np.sqrt(squares) + EPSILON)

@@ -1,0 +1,67 @@
+"""A connection to a parameter server: a Unix socket on its host, TCP from others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from farandole.core.ps.wire import PURPOSE
+from farandole.errors import HorovodInternalError
+from farandole.net import liveness
+from farandole.net.handshake import Session, authenticate, derive
+
+SECONDS = 10.0
+ROOM = 1 << 20  # bytes on their way over a Unix socket
+
+
+def unix_name(secret: str, token: str) -> str:
+    """The Unix socket of a server; only who knows the secret can compute it."""
+    return "\0farandole-" + derive(secret, f"ps|{token}")
+
+
+def dial(
+    address: dict[str, Any],
+    host: str,
+    secret: str,
+    seconds: float = SECONDS,
+    purpose: str = PURPOSE,
+) -> Session:
+    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches
+    the servers, too; ``seconds``: for each of the connection and its proof.
+
+    Raises OSError and AuthenticationError.
+    """
+    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(
+        host, int(address["port"]), seconds
+    )
+    try:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            liveness.probe(sock)
+        return authenticate(sock, secret, purpose, server=False, seconds=seconds)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
+    """A parameter server, beside the driver (``host``: of the job's store) or on a host of its own,
+    whose addresses are tried in turn. Raises as ``dial`` does.
+    """
+    at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
+    for name, port in at[:-1]:
+        with contextlib.suppress(OSError, HorovodInternalError):
+            return dial({**address, "port": port}, name, secret, seconds)
+    return dial({**address, "port": at[-1][1]}, at[-1][0], secret, seconds)
+
+
+def _near(name: str) -> socket.socket | None:
+    """A connection on this host; None if the server is on another."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+        sock.connect(name)
+        return sock
+    sock.close()
+    return None

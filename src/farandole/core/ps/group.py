@@ -1,0 +1,247 @@
+"""One optimizer's weights at one server: who takes part, whether they agree, and the centre."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.base.contracts import PushCodec
+from farandole.core.kernels import quiet
+from farandole.core.ps.centre import Centre
+from farandole.core.ps.clocks import Clocks, Rule
+from farandole.core.ps.wire import TYPES, Message
+from farandole.errors import SettingsError, WireError
+from farandole.job.plugins import registry
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+MOST = 1 << 44  # bytes of one server's share, at most
+# bytes by which a payload may be longer than what it stands for, which small blocks are
+ROOM = 1 << 12
+Facts = dict[str, Any]
+
+
+class Failure(NamedTuple):
+    """What all ranks of a group are told. ``lost``: the rank that went away; -1: they differ."""
+
+    text: str
+    lost: int = -1
+
+
+class Group:
+    """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts
+    (type, count) of this server's share, of which the last ``statistics`` are no weights, codec (of
+    pushes; empty: none).
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        try:
+            ranks, self.statistics = (
+                [int(rank) for rank in facts["ranks"]],
+                int(facts["statistics"]),
+            )
+            self._parts = [(str(kind), int(count)) for kind, count in facts["parts"]]
+            self._tensors = [
+                (str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]
+            ]
+            self._spec = str(facts["spec"])
+            self.rule = Rule.told(facts["rule"])
+            self._codec = codec_of_pushes(str(facts["codec"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"what a rank says of its weights cannot be read: {error!r}") from None
+        wrong = [kind for kind, count in self._parts if kind not in TYPES or count < 0]
+        size = 0 if wrong else sum(np.dtype(kind).itemsize * count for kind, count in self._parts)
+        if wrong or size > MOST or not ranks or len({*ranks}) < len(ranks):
+            raise WireError(
+                f"a rank says that its weights are {self._parts} of ranks {ranks}, which cannot be"
+            )
+        self.clocks = Clocks(ranks, self.rule)
+        self.centre: Centre | None = None
+        self.failure: Failure | None = None
+        self.known: set[int] = set()  # ranks that have said hello
+        self._later: Group | None = None  # of the same optimizer, with other weights
+        self._moved = 0.0  # when the first rank went on to that
+        self._answering: list[int] = []  # ranks whose pushes have no answer yet
+
+    def arrays(self) -> list[Array]:
+        """New memory for this server's share. Pages of it come into being when they are
+        written to.
+        """
+        return [np.empty(count, dtype=kind) for kind, count in self._parts]
+
+    def payloads(self, sizes: Sequence[Any]) -> list[Array]:
+        """New memory for payloads of so many bytes, one for each part that is trained. Raises
+        WireError.
+        """
+        trained = self._parts[: len(self._parts) - self.statistics]
+        most = [ROOM + 2 * np.dtype(kind).itemsize * count for kind, count in trained]
+        fit = len(sizes) == len(most) and all(
+            type(size) is int and 0 <= size <= limit
+            for size, limit in zip(sizes, most, strict=True)
+        )
+        if self._codec is None or not fit:
+            raise WireError(
+                f"payloads of {list(sizes)[:8]} bytes came where at most {most[:8]} were expected"
+            )
+        return [np.empty(size, dtype=np.uint8) for size in sizes]
+
+    def unpack(self, payloads: Sequence[Array], into: Sequence[Array]) -> None:
+        """What a codec has made of pushed changes, as the changes. Raises WireError."""
+        assert self._codec is not None
+        try:
+            with quiet():
+                for payload, out in zip(payloads, into, strict=False):
+                    self._codec.unpack(payload, out)
+        except (ValueError, IndexError) as error:
+            raise WireError(f"a push cannot be unpacked by {self._codec.spec}: {error}") from None
+
+    def begin(self, values: Sequence[Array]) -> None:
+        """The first weights."""
+        if self.centre is None:
+            self.centre = Centre(self.clocks, values, self.statistics)
+
+    def first(self) -> int:
+        """The rank whose weights the centre begins with."""
+        return min(self.clocks.here(), default=0)
+
+    @contextlib.contextmanager
+    def answering(self, rank: int) -> Iterator[None]:
+        """While the rank waits for the centre that its push leads to."""
+        self._answering.append(rank)
+        try:
+            yield
+        finally:
+            self._answering.remove(rank)
+
+    def owes(self) -> bool:
+        """Is there a centre that a rank may have, and has not been given? A flush before that would
+        be in it, and ranks that stepped together would have other weights.
+        """
+        return any(self.clocks.ready(rank) for rank in self._answering)
+
+    def leave(self, rank: int, *, for_good: bool) -> None:
+        """See ``Clocks.leave``."""
+        if rank not in self.clocks.ranks:
+            return
+        if self.centre is None:
+            self.clocks.leave(rank, for_good=for_good)
+        else:
+            self.centre.leave(rank, for_good=for_good)
+
+    def move(self, rank: int, later: Group) -> None:
+        """The rank has other weights from now on, those of ``later``: nobody waits for it here."""
+        if self._later is None:
+            self._later, self._moved = later, time.monotonic()
+        if rank not in self.clocks.moved:
+            self.clocks.moved.add(rank)
+            self.compare()
+            self.leave(rank, for_good=True)
+
+    def late(self, seconds: float) -> bool:
+        """Has a rank gone on to other weights so long ago that the others should have?"""
+        return self._later is not None and time.monotonic() - self._moved > seconds
+
+    def compare(self, *, late: bool = False) -> None:
+        """All ranks fail, if one goes on with weights that another does not have any more.
+        ``late``: see ``Clocks.stray``.
+        """
+        stray, later = self.clocks.stray(late=late), self._later
+        if stray is None or later is None or self.failure is not None:
+            return
+        (one, other), clocks = stray, self.clocks.clocks
+        failure = Failure(
+            f"all ranks must train the same weights, but rank {other}"
+            f" {_changed(self._tensors, later._tensors)} after exchange {clocks[other]}, and rank"
+            f" {one} has gone on without that, to exchange {clocks[one]}. Add, freeze and unfreeze"
+            " parameters on all ranks in the same step; where ranks do not take as many steps,"
+            " call average_weights() before"
+        )
+        group: Group | None = self
+        while group is not None:
+            group.failure, group = group.failure or failure, group._later
+
+    def difference(self, rank: int, other: Group, known: int) -> str:
+        """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty
+        if nowhere.
+        """
+        if (other._spec, other.rule, other.clocks.ranks) != (
+            self._spec,
+            self.rule,
+            self.clocks.ranks,
+        ):
+            return (
+                f"all ranks must use the same strategy, but rank {rank} has {other._spec!r} and"
+                f" rank {known} has {self._spec!r}. Give one strategy to all of them"
+            )
+        for mine, theirs in zip(other._tensors, self._tensors, strict=False):
+            if mine != theirs:
+                return (
+                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} where"
+                    f" rank {known} has {_shown(theirs)}"
+                )
+        if len(other._tensors) != len(self._tensors):
+            return (
+                f"all ranks must train the same model, but rank {rank} has {len(other._tensors)}"
+                f" weights, and rank {known} has {len(self._tensors)}"
+            )
+        return (
+            ""
+            if other._parts == self._parts
+            else f"ranks {rank} and {known} have other numbers of servers"
+        )
+
+
+def codec_of_pushes(spec: str) -> PushCodec | None:
+    """That of a server; None if ``spec`` is empty. Raises SettingsError for one that servers cannot
+    make.
+    """
+    made = registry.make("codec", spec) if spec else None
+    if made is not None and not isinstance(made, PushCodec):
+        raise SettingsError(f"codec={spec!r} does not compress pushes to parameter servers")
+    return made
+
+
+def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """What a rank does that trains other tensors than before."""
+    names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
+    told = [
+        f"{what} {', '.join(list(found)[:4])}{' ...' * (len(found) > 4)}"
+        for what, found in (
+            ("has frozen or left out", names[0] - names[1]),
+            ("has added", names[1] - names[0]),
+        )
+        if found
+    ]
+    return " and ".join(told) or "has other parameters of the same names"
+
+
+def _shown(tensor: tuple[str, list[int], str]) -> str:
+    name, shape, dtype = tensor
+    return f"{name} of shape {tuple(shape)} and type {dtype}"
+
+
+def facts(
+    ranks: Sequence[int],
+    rule: Rule,
+    spec: str,
+    tensors: Sequence[Any],
+    parts: Sequence[Any],
+    statistics: int,
+    codec: str,
+) -> Message:
+    """What a rank says in its ``hello``."""
+    return {
+        "ranks": list(ranks),
+        "rule": list(rule),
+        "spec": spec,
+        "tensors": list(tensors),
+        "parts": list(parts),
+        "statistics": statistics,
+        "codec": codec,
+    }

@@ -1,0 +1,428 @@
+"""One parameter server: connections of ranks, a thread for each, and its replicas, which are told
+of every event before the rank that caused it gets its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.base.log import logger
+from farandole.core.ps.clocks import Decision, Fate
+from farandole.core.ps.group import Failure, Group
+from farandole.core.ps.listener import Listener
+from farandole.core.ps.replicas import DISMISSED, Replicas
+from farandole.core.ps.wire import PURPOSE, Message, receive, receive_into, send
+from farandole.errors import HorovodInternalError, WireError
+from farandole.job.report import keys
+from farandole.net.handshake import Session, hang_up
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+LOOK = 0.5  # seconds between looks whether ranks that others wait for have left
+GRACE = 1.0  # seconds for a rank whose connection has ended to come back, here or to a replica
+ASK = 0.1  # seconds between questions whether it has gone to a replica
+Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
+
+
+class ParameterServer(Listener):
+    """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket;
+    ``ended(scope, rank)``: of a rank that was never seen here, "bye" if it has ended, "leave" if it
+    has joined, else empty. ``others``: addresses of its replicas, asked for when needed.
+    ``warning``: seconds for which a rank waits for others until they are named, and again whenever
+    that has doubled.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        interfaces: Sequence[str],
+        ended: Callable[[str, int], str],
+        others: Callable[[], list[str]] = list,
+        warning: float = math.inf,
+    ) -> None:
+        self._ended, self._warning = ended, warning
+        self._groups: dict[Name, Group] = {}
+        self._gone: set[tuple[str, int]] = set()  # ranks that said bye
+        self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
+        self._ranks = 0  # connections of ranks
+        self._promoted = False
+        self._replicas = Replicas(secret, others)
+        super().__init__("a parameter server", secret, PURPOSE, interfaces)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be
+        called twice.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ranks, seconds)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._hang_up()
+        self._replicas.close()
+        self._join()
+
+    # ---- connections ----
+
+    def _converse(self, session: Session) -> None:
+        first = receive(session)
+        if first is not None and first["do"] == "replica":
+            self._follow(session)
+        elif first is not None:
+            self._attend(session, str(first["scope"]), int(first["rank"]))
+
+    def _attend(self, session: Session, scope: str, rank: int) -> None:
+        """A rank, until it says bye or is lost."""
+        session.peer = f"rank {rank}"
+        client = Client(self, session, scope, rank)
+        with self._changed:
+            self._promoted = True
+            self._ranks += 1
+            self._attended[scope, rank] = client
+            self._changed.notify_all()
+        try:
+            while (message := receive(session)) is not None and not client.answer(message):
+                pass
+        finally:
+            hang_up(session.sock)
+            with self._changed:
+                self._await_return(client, scope, rank)
+                if self.attends(client):
+                    del self._attended[scope, rank]
+                self._ranks -= 1
+                self._changed.notify_all()
+
+    def _await_return(self, client: Client, scope: str, rank: int) -> None:
+        """The connection has ended. A rank that has not said bye may come back, or have gone to a
+        replica.
+        """
+
+        def settled() -> bool:
+            return self._closed or (scope, rank) in self._gone or not self.attends(client)
+
+        end = time.monotonic() + GRACE
+        with contextlib.suppress(WireError):  # a replica has taken this one's place
+            while not self._changed.wait_for(settled, min(ASK, GRACE)):
+                late = time.monotonic() >= end
+                self.event((scope, ""), {"do": "lost" if late else "missed", "rank": rank})
+                if late:
+                    return
+
+    def attends(self, client: Client) -> bool:
+        """(Holding the lock.) Has the rank no newer connection?"""
+        return self._attended.get((client.scope, client.rank)) is client
+
+    def _lose(self, scope: str, rank: int) -> None:
+        for (of, _), group in self._groups.items():
+            if of == scope and group.failure is None and rank in group.known:
+                group.failure = Failure(
+                    f"rank {rank} hung up on the parameter servers in the middle of training", rank
+                )
+
+    # ---- events, holding the lock ----
+
+    def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
+        """Do what a rank asks, here and before that at the replicas: they hear all events in the
+        same order.
+        """
+        if not self._replicas.tell({**message, "name": list(name)}, arrays):
+            logger.warning("another parameter server has taken this one's place")
+            self._retire()
+            raise WireError("another parameter server has taken this one's place")
+        return self._happen(name, message, arrays)
+
+    def _retire(self) -> None:
+        self._closed = True  # before any other thread takes ranks that go elsewhere for lost ones
+        self._changed.notify_all()
+        threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
+
+    def _happen(self, name: Name, message: Message, arrays: list[Array] | None) -> Any:
+        what, rank = message["do"], int(message["rank"])
+        found: Any = None
+        if what == "hello":
+            found = self._greet(name, message, rank)
+        elif what in ("leave", "bye"):
+            self._leave(name[0], rank, what == "bye")
+        elif what == "lost":
+            self._lose(name[0], rank)
+        elif what != "missed":  # that is said only to hear whether a replica has taken over
+            found = self._count(name, message, rank, arrays or [])
+        self._changed.notify_all()
+        return found
+
+    def _count(self, name: Name, message: Message, rank: int, arrays: list[Array]) -> Any:
+        group, what = self._groups[name], message["do"]
+        if what == "begin":
+            group.begin(arrays)
+            return None
+        if group.centre is None:
+            raise WireError(f"rank {rank} sent a {what} before there was a centre")
+        if what == "push":
+            found = group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays)
+            group.compare(late=bool(message.get("late")))
+            return found
+        group.centre.flush(rank, int(message["number"]), arrays)
+        group.compare()
+        return None
+
+    def _greet(self, name: Name, message: Message, rank: int) -> Group:
+        mine = Group(message)
+        group = self._groups.setdefault(name, mine)
+        if rank not in group.clocks.ranks:
+            raise WireError(f"rank {rank} says hello to a group of ranks {group.clocks.ranks}")
+        if (
+            group.known
+            and group.failure is None
+            and (why := group.difference(rank, mine, min(group.known)))
+        ):
+            group.failure = Failure(why)
+        group.known.add(rank)
+        before = self._groups.get((name[0], str(message.get("after", ""))))
+        if before is not None and before is not group:
+            before.move(rank, group)
+        for scope, left in self._gone:
+            if scope == name[0]:
+                group.leave(left, for_good=True)
+        return group
+
+    def _leave(self, scope: str, rank: int, for_good: bool) -> None:
+        if for_good:
+            self._gone.add((scope, rank))
+        for (of, _), group in self._groups.items():
+            if of == scope:
+                group.leave(rank, for_good=for_good)
+
+    def until(self, true: Callable[[], object], name: Name, client: Client) -> bool:
+        """Wait for it; False if this server closes, or the rank has connected anew. Ranks that
+        never came, and have left, are let go.
+        """
+        begin, told = time.monotonic(), 0
+        look = begin + LOOK  # not from the last change: other groups may make some without a pause
+        while self.attends(client) and not self._closed:
+            if true():
+                return True
+            if (left := look - time.monotonic()) > 0:
+                self._changed.wait(left)
+            else:
+                self._look_for(name, client.rank)
+                told += self._told_of(name, client.rank, time.monotonic() - begin, told)
+                look = time.monotonic() + LOOK
+        return False
+
+    def _awaited(self, name: Name, rank: int) -> list[int]:
+        group = self._groups[name]
+        return [group.first()] if group.centre is None else group.clocks.awaited(rank)
+
+    def _told_of(self, name: Name, rank: int, seconds: float, told: int) -> bool:
+        """Is it time to name those for which a rank waits? The first of those that wait for the
+        same ones speaks.
+        """
+        awaited = self._awaited(name, rank)
+        if not awaited or seconds < self._warning * 2**told:
+            return False
+        clocks = self._groups[name].clocks
+        if not any(
+            other < rank and other not in awaited and not clocks.ready(other)
+            for other in clocks.here()
+        ):
+            who = ", ".join(map(str, awaited[:8])) + (" ..." if len(awaited) > 8 else "")
+            why = "slower than the others, or they hang"
+            if self._groups[name].centre is None:
+                why = (
+                    "its weights begin this centre. It is slower, or hangs, or has other parameters"
+                    " by now: add, freeze and unfreeze parameters on all ranks in the same step"
+                )
+            logger.warning(
+                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push"
+                " there: %s",
+                rank,
+                seconds,
+                name[1].partition("/")[0],
+                who,
+                why,
+            )
+        return True
+
+    def _look_for(self, name: Name, rank: int) -> None:
+        group = self._groups[name]
+        for other in self._awaited(name, rank):
+            if other not in group.known and (how := self._ended(name[0], other)):
+                self.event(name, {"do": how, "rank": other})
+
+    def is_late(self, name: Name) -> bool:
+        """Should ranks that push there have gone on to other weights by now?"""
+        return self._groups[name].late(self._warning)
+
+    def group(self, name: Name) -> Group:
+        return self._groups[name]
+
+    @property
+    def changed(self) -> threading.Condition:
+        return self._changed
+
+    # ---- the other side of ``Replicas`` ----
+
+    def _follow(self, session: Session) -> None:
+        """Do what the primary did, until it goes or a rank comes here: then this one is the
+        primary.
+        """
+        session.peer = "the primary of a parameter server"
+        while (message := receive(session)) is not None:
+            if message == DISMISSED:
+                self._dismissed()
+                return
+            name, arrays = (str(message["name"][0]), str(message["name"][1])), None
+            with self._changed:
+                group = self._groups.get(name)
+            if message.get("data"):
+                if group is None:
+                    raise WireError("the primary sent numbers of a group that nobody knows")
+                arrays = group.arrays()
+                receive_into(session, arrays)
+            with self._changed:
+                if not self._promoted:
+                    self._happen(name, message, arrays)
+                taken = self._promoted
+            with contextlib.suppress(OSError):  # a primary that waits no longer may have said so
+                send(session, {"promoted": taken})
+
+    def _dismissed(self) -> None:
+        """The primary went on without this replica, which did not answer: it was stopped,
+        perhaps.
+        """
+        with self._changed:
+            if not self._promoted:
+                logger.warning(
+                    "a replica of a parameter server has missed events while it was stopped, and"
+                    " ends"
+                )
+                self._retire()
+
+
+class Client:
+    """One rank's connection, at the server."""
+
+    def __init__(self, server: ParameterServer, session: Session, scope: str, rank: int) -> None:
+        self._server, self._session, self.scope, self.rank = server, session, scope, rank
+        # for what comes in and goes out
+        self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}
+
+    def answer(self, message: Message) -> bool:
+        """True after bye."""
+        what, message["rank"] = message["do"], self.rank
+        name = (self.scope, str(message.get("group", "")))
+        if what == "hello":
+            self._hello(name, message)
+        elif what in ("leave", "bye"):
+            with self._server.changed:
+                self._server.event(name, message)
+            send(self._session, {})
+        elif what in ("begin", "push", "flush", "pull"):
+            self._exchange(name, message)
+        else:
+            raise WireError(f"rank {self.rank} asked a parameter server for {what!r}")
+        return bool(what == "bye")
+
+    def _hello(self, name: Name, message: Message) -> None:
+        with self._server.changed:
+            group: Group = self._server.event(name, message)
+            answer = _refusal(group) or {
+                "give": group.centre is None and group.first() == self.rank
+            }
+        send(self._session, answer)
+
+    def _exchange(self, name: Name, message: Message) -> None:
+        with self._server.changed:
+            group = self._server.group(name)
+        if name not in self._memory:
+            self._memory[name] = group.arrays(), group.arrays()
+        incoming, outgoing = self._memory[name]
+        if message["do"] != "pull":
+            self._receive(group, message, incoming)
+        with self._server.changed:
+            answer = self._done(name, message, incoming)
+            if answer is None:
+                return
+            if answer.get("data"):
+                centre = group.centre
+                assert centre is not None
+                for copy, value in zip(outgoing, centre.values, strict=True):
+                    copy[:] = value
+        send(self._session, answer, outgoing if answer.get("data") else None)
+
+    def _receive(self, group: Group, message: Message, into: list[Array]) -> None:
+        """The arrays of a message. Those that a codec has compressed are unpacked here, so that
+        replicas, which are told of ``into``, add up the same.
+        """
+        coded = message.pop("coded", None)
+        payloads = [] if coded is None else group.payloads(coded)
+        receive_into(self._session, [*payloads, *into[len(payloads) :]])
+        if payloads:
+            group.unpack(payloads, into)
+
+    def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
+        """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any
+        more.
+        """
+        server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
+        if what == "begin":
+            server.event(name, {**message, "data": True}, incoming)
+            # the centre has kept the other memory
+            self._memory[name] = group.arrays(), self._memory[name][1]
+            return _refusal(group) or {}
+        there = functools.partial(_there, group, rank)
+        if not server.until(there, name, self):
+            return None
+        if group.failure is not None or group.centre is None:
+            return _refusal(group) or {"give": True}
+        decision = Decision(Fate.APPLY)
+        if what == "flush" and not server.until(
+            lambda: group.failure is not None or not group.owes(), name, self
+        ):
+            return None
+        if what == "push":
+            message["late"] = server.is_late(name)
+        if what != "pull":
+            found = server.event(name, {**message, "data": True}, incoming)
+        if what == "push":
+            decision = found
+            with group.answering(rank):
+                here = server.until(
+                    lambda: group.failure is not None or group.clocks.ready(rank), name, self
+                )
+            server.changed.notify_all()  # flushes hear of it when this thread has copied the centre
+            if not here:
+                return None
+        counted = {"dropped": decision.dropped, "staleness": decision.staleness}
+        return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
+
+
+def _there(group: Group, rank: int) -> bool:
+    """Is there a centre, or is this rank to bring it?"""
+    return group.failure is not None or group.centre is not None or group.first() == rank
+
+
+def _refusal(group: Group) -> Message | None:
+    return (
+        None if group.failure is None else {"error": group.failure.text, "lost": group.failure.lost}
+    )
+
+
+def stored_end(store: Any) -> Callable[[str, int], str]:
+    """``ended`` of a server that asks the job's store."""
+
+    def ended(scope: str, rank: int) -> str:
+        with contextlib.suppress(OSError, HorovodInternalError):
+            if store.try_get(keys.outcome(rank)) is not None:
+                return "bye"
+            return "leave" if store.try_get(keys.away(scope, rank)) == b"" else ""
+        return ""
+
+    return ended

@@ -1,0 +1,114 @@
+"""What goes between ranks and parameter servers: messages of JSON, and arrays after some of them.
+
+Messages are authenticated as a whole, arrays by their number, length and end, as between ranks. A
+receiver knows how long the arrays are before they come.
+"""
+
+from __future__ import annotations
+
+import json
+from _operator import _compare_digest as compare_digest
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.errors import PeerLostError, WireError
+from farandole.net.handshake import HEAD, TAG, Session
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+PURPOSE = "parameter-server"
+LIMIT = 64 << 20  # bytes of a message: the names and shapes of all tensors of a model may be in it
+TYPES = ("<f4", "<f8")
+PIECE = 1 << 18  # bytes that a socket with a time limit sends in that time, at least
+Message = dict[str, Any]
+
+
+def send(
+    session: Session,
+    message: Message,
+    arrays: Sequence[Array] | None = None,
+    stalled: Callable[[], None] | None = None,
+) -> None:
+    """Raises OSError. ``stalled`` is called when nothing goes for as long as the socket's time
+    limit, and may raise.
+    """
+    session.send(json.dumps(message).encode())
+    if arrays is not None:
+        parts = [as_bytes(array) for array in arrays]
+        head, tail = session.outgoing.envelope(sum(map(len, parts)))
+        for part in (memoryview(head), *filter(None, parts), memoryview(tail)):
+            if stalled is None:
+                session.stream.sendall(part)
+            else:
+                _send_all(session, part, stalled)
+
+
+def _send_all(session: Session, memory: memoryview, stalled: Callable[[], None]) -> None:
+    while memory:
+        try:
+            memory = memory[session.stream.send(memory[:PIECE]) :]
+        except TimeoutError:
+            stalled()
+
+
+def receive(session: Session) -> Message | None:
+    """None if the other end hung up. Raises WireError for what is no message, OSError,
+    PeerLostError.
+    """
+    data = session.receive(LIMIT)
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{session.peer} sent a message that cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise WireError(f"{session.peer} sent {str(found)[:100]} in place of a message")
+    return found
+
+
+def receive_into(
+    session: Session, arrays: Sequence[Array], stalled: Callable[[], None] | None = None
+) -> None:
+    """The arrays that follow a message. ``stalled``: see ``send``. Raises WireError, OSError,
+    PeerLostError.
+    """
+    parts = [as_bytes(array) for array in arrays]
+    expected = session.incoming.envelope(sum(map(len, parts)))
+    head, tail = (memoryview(bytearray(size)) for size in (HEAD, TAG))
+    fill(session, head, stalled)
+    if not compare_digest(head, expected[0]):
+        length = session.incoming.instead(head)
+        if length is None:
+            raise session.tampered()
+        raise WireError(
+            f"{session.peer} sent {length} bytes where {sum(map(len, parts))} were expected"
+        )
+    for part in parts:
+        fill(session, part, stalled)
+    fill(session, tail, stalled)
+    if not compare_digest(tail, expected[1]):
+        raise session.tampered()
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The array's own memory."""
+    view: Any = array.view(np.uint8)
+    return memoryview(view)
+
+
+def fill(session: Session, memory: memoryview, stalled: Callable[[], None] | None = None) -> None:
+    while memory:
+        try:
+            count = session.stream.recv_into(memory)
+        except TimeoutError:
+            if stalled is None:
+                raise
+            stalled()
+            continue
+        if not count:
+            raise PeerLostError(f"{session.peer} hung up in the middle of a message")
+        memory = memory[count:]

@@ -1,0 +1,77 @@
+"""Memory that several processes map: anonymous (memfd), so a killed process leaves nothing
+behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+PAGE = mmap.PAGESIZE
+NAME = "farandole"  # as it stands in /proc/self/maps
+
+
+def create(nbytes: int) -> int:
+    """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
+    try:
+        fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    except OSError as error:
+        forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
+        cure = (
+            "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without"
+            * forbidden
+        )
+        raise OSError(
+            error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}"
+        ) from None
+    try:
+        os.ftruncate(fd, round_up(nbytes))
+    except OSError as error:
+        os.close(fd)
+        limit = " (`ulimit -f` limits shared memory as it does files: unlimited is needed)"
+        cure = limit if error.errno == errno.EFBIG else ""
+        raise OSError(
+            error.errno, f"{nbytes} bytes of shared memory cannot be had: {error.strerror}{cure}"
+        ) from None
+    return fd
+
+
+def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
+    """Map ``fd`` (and close it): the bytes as a memoryview, for flags, and as a uint8 array, for
+    data.
+
+    The mapping lives as long as either is referred to.
+    """
+    size = round_up(nbytes)
+    try:
+        mapped = mmap.mmap(fd, size)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{size} bytes of shared memory cannot be mapped: {error.strerror}{_cure()}",
+        ) from None
+    finally:
+        os.close(fd)
+    return memoryview(mapped), np.frombuffer(mapped, dtype=np.uint8)[:nbytes]
+
+
+def _cure() -> str:
+    import resource  # here: a plain job needs it for nothing
+
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = (
+        f" (a process may map {space >> 20} MiB here; raise that limit, `ulimit -v`, or start fewer"
+        " ranks)"
+    )
+    return "" if space == resource.RLIM_INFINITY else limited
+
+
+def round_up(nbytes: int, unit: int = PAGE) -> int:
+    return max(unit, (nbytes + unit - 1) // unit * unit)

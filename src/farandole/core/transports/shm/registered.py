@@ -1,0 +1,120 @@
+"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced, or read, where
+it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.kernels import quiet, reducer
+from farandole.core.transports.shm import memory
+from farandole.core.transports.shm.segment import Segment
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+# in the control page: where the tensors of the current collective stand, as a hash; or 0
+PLACE = 7 * 64
+_MASK = (1 << 64) - 1
+_CHUNK = 256 << 10  # of every rank: they stay in the second-level cache while they are reduced
+
+
+class RegisteredBuffers:
+    """Memory that all ranks allocated together."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        # address here, bytes, everybody's mapping
+        self._registered: list[tuple[int, int, list[Array]]] = []
+
+    def allocate(self, nbytes: int) -> Array:
+        if self._segment.size == 1:
+            import numpy as np
+
+            return np.zeros(nbytes, dtype=np.uint8)
+        maps = [array for _, array in self._segment.share(nbytes)]
+        mine = maps[self._segment.rank]
+        self._registered.append((mine.ctypes.data, nbytes, maps))
+        return mine
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
+        """Reduce in place if every rank's tensors stand at the same places of registered buffers;
+        else do nothing.
+        """
+        if not self._registered:
+            return False
+        segment = self._segment
+        places = [
+            self._place(buffer.data) if buffer.data is buffer.out else None for buffer in buffers
+        ]
+        alike = self._agree(places)
+        if alike:
+            for buffer, place in zip(buffers, places, strict=True):
+                if place is not None:
+                    self._reduce(buffer, *place, op, scale)
+        segment.publish()  # everything is reduced; and the next collective may overwrite the mark
+        segment.await_all(segment.published)
+        return alike
+
+    def shown(self, array: Array) -> list[Array] | None:
+        """By rank, the registered memory from where ``array`` begins, if every rank's begins at the
+        same place; else None. Collective; returns when all ranks have come, and they end the
+        collective together.
+        """
+        place = self._place(array) if self._registered else None
+        if not self._agree([place]) or place is None:
+            return None
+        index, offset = place
+        return [mapped[offset:] for mapped in self._registered[index][2]]
+
+    def _agree(self, places: Sequence[tuple[int, int] | None]) -> bool:
+        """Are all these tensors at the same registered places on every rank?"""
+        segment = self._segment
+        mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
+        segment.words[segment.rank][PLACE // 8] = mark
+        segment.publish()
+        segment.await_all(segment.published)
+        return bool(mark) and all(
+            segment.words[peer][PLACE // 8] == mark for peer in segment.others
+        )
+
+    def _place(self, array: Array) -> tuple[int, int] | None:
+        """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
+        address = array.ctypes.data
+        for index, (start, nbytes, _) in enumerate(self._registered):
+            if start <= address and address + array.nbytes <= start + nbytes:
+                return index, address - start
+        return None
+
+    def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
+        dtype, nbytes = buffer.dtype, len(buffer.data) * buffer.dtype.itemsize
+        maps = [
+            mapped[offset : offset + nbytes].view(dtype.storage)
+            for mapped in self._registered[index][2]
+        ]
+        with quiet():
+            reduce_shares(self._segment, maps, op, dtype, scale)
+
+
+def reduce_shares(
+    segment: Segment, maps: Sequence[Array], op: ReduceOp, dtype: DType, scale: float
+) -> None:
+    """Each rank reduces its share of everybody's arrays, chunk by chunk while it is in cache, into
+    all of them: its own first.
+    """
+    me, count = segment.rank, len(maps[0])
+    share = memory.round_up(-(-count // segment.size), 64)
+    first, last = min(count, me * share), min(count, (me + 1) * share)
+    step = _CHUNK // dtype.itemsize
+    reduce = reducer(op, dtype, scale)
+    nearest = me if me < 2 else 0  # a reducer may write to one of the first two parts
+    for start in range(first, last, step):
+        stop = min(last, start + step)
+        parts = [mapped[start:stop] for mapped in maps]
+        result = parts[nearest]
+        reduce(result, parts)
+        for part in parts:
+            if part is not result:
+                part[:] = result

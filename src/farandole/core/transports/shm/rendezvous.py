@@ -1,0 +1,207 @@
+"""How ranks of one host find each other: abstract Unix sockets named by the job's secret.
+
+"Same host" means exactly this: the socket could be reached and memory could be handed over it. The
+connections stay open for the life of the transport; a peer that dies closes them, which is how its
+death is noticed.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from farandole.base import threads
+from farandole.base.log import logger
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    PeerLostError,
+    RendezvousError,
+)
+from farandole.net.handshake import Newcomers, authenticate, derive
+
+_RANK = struct.Struct("<I")
+_WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
+_ANSWER_SECONDS = 5.0
+# for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+_LOOK_SECONDS = 10.0
+_PENDING = 64  # connections, beyond those of the ranks, that may be in a handshake at one time
+
+
+def address(secret: str, scope: str, rank: int) -> str:
+    """The abstract socket name of ``rank``; only who knows the secret can compute it."""
+    return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
+
+
+class Rendezvous:
+    """Opens this rank's listener, then connects to every lower rank and accepts every higher
+    one.
+    """
+
+    def __init__(
+        self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()
+    ) -> None:
+        """``names``: what messages call the ranks, if not by their numbers here."""
+        self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
+        self.names = names or range(size)
+        self.peers: dict[int, socket.socket] = {}
+        self.trouble: dict[int, str] = {}  # why a rank was not reached
+        self._changed = threading.Condition()
+        self._newcomers = Newcomers(
+            f"rank {self.names[rank]}'s socket for shared memory", logger, size + _PENDING
+        )
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address(secret, scope, rank))
+        self._listener.listen(size + _PENDING)
+        self._open = True
+        self._acceptor = threading.Thread(
+            target=self._newcomers.accept_all,
+            args=(self._listener, self._greet, "farandole-shm-greet"),
+            name="farandole-shm-listener",
+            daemon=True,
+        )
+        threads.start(self._acceptor)
+
+    def found(self) -> dict[int, socket.socket]:
+        """The ranks met so far. A rank that has been welcomed by this one is among them."""
+        with self._changed:
+            return dict(self.peers)
+
+    def look_around(self) -> None:
+        """Connect to the lower ranks that are on this host, now that every rank's listener is known
+        to be open.
+        """
+        for peer in range(self.rank):
+            with contextlib.suppress(RendezvousError):
+                self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
+
+    def gather(self, timeout: float) -> dict[int, socket.socket]:
+        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in
+        time.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            for peer in range(self.rank):
+                self._dial(peer, deadline, timeout)
+            with self._changed:
+                everybody = self._changed.wait_for(
+                    lambda: len(self.peers) == self.size - 1, max(0.0, deadline - time.monotonic())
+                )
+            if not everybody:
+                raise RendezvousError.late(self._missing(), timeout)
+        except BaseException:
+            for sock in self.peers.values():
+                sock.close()
+            raise
+        finally:
+            self.close()
+        return dict(self.peers)
+
+    def close(self) -> None:
+        """Shut the listener. Connections that were made stay open."""
+        self._open = False
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(timeout=5)
+        self._listener.close()
+        self._newcomers.close()
+
+    def _missing(self) -> list[int]:
+        return [
+            self.names[rank]
+            for rank in range(self.size)
+            if rank != self.rank and rank not in self.peers
+        ]
+
+    def _dial(self, peer: int, deadline: float, timeout: float) -> None:
+        pause = 0.0005
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._introduce(sock, peer)
+                return
+            except (OSError, HorovodInternalError) as error:
+                sock.close()
+                self.trouble[peer] = str(error)
+                # and will not come
+                absent = not timeout and isinstance(error, ConnectionRefusedError)
+                if absent or time.monotonic() > deadline:
+                    raise RendezvousError.late(self._missing(), timeout) from None
+                time.sleep(pause)  # the peer is not there yet
+                pause = min(pause * 1.5, 0.02)
+
+    def _introduce(self, sock: socket.socket, peer: int) -> None:
+        sock.settimeout(_ANSWER_SECONDS)
+        sock.connect(address(self.secret, self.scope, peer))
+        session = authenticate(sock, self.secret, f"shm|{self.scope}|{peer}", server=False)
+        sock.settimeout(_ANSWER_SECONDS)
+        session.send(_RANK.pack(self.rank))
+        if session.receive(len(_WELCOME)) is None:
+            raise AuthenticationError(f"rank {self.names[peer]} did not answer")
+        sock.settimeout(None)
+        self._admit(peer, sock)
+
+    def _admit(
+        self, peer: int, sock: socket.socket, welcome: Callable[[bytes], None] | None = None
+    ) -> None:
+        with self._changed:  # nobody may use the socket before the answer is sent
+            if welcome is not None:
+                welcome(_WELCOME)
+            self.peers[peer] = sock
+            self._changed.notify_all()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            session = self._newcomers.admit(sock, self.secret, f"shm|{self.scope}|{self.rank}")
+            sock.settimeout(_ANSWER_SECONDS)
+            (peer,) = _RANK.unpack(session.receive(_RANK.size) or b"")
+            sock.settimeout(None)
+            if not self.rank < peer < self.size or peer in self.peers:
+                raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
+            self._admit(peer, sock, session.send)
+        except (OSError, HorovodInternalError, struct.error) as error:
+            sock.close()
+            if self._open:
+                self._newcomers.refuse("", error)
+
+
+def hand_over(sock: socket.socket, fd: int, said: bytes = b"m") -> None:
+    """Send a file descriptor, with a few bytes."""
+    sock.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+
+def receive(sock: socket.socket, peer: int, timeout: float) -> int:
+    """Receive a file descriptor from ``peer``, as messages call it."""
+    _, fd = receive_with(sock, peer, timeout, 1)
+    if fd is None:
+        raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
+    return fd
+
+
+def receive_with(
+    sock: socket.socket, peer: int, timeout: float, length: int
+) -> tuple[bytes, int | None]:
+    """Receive ``length`` bytes, which were sent at once, and the file descriptor that came with
+    them, if one did.
+    """
+    sock.settimeout(timeout)
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_WAITALL
+    try:
+        said, ancillary, _, _ = sock.recvmsg(length, socket.CMSG_SPACE(4), flags)
+    except OSError as error:
+        raise PeerLostError(
+            f"rank {peer} did not hand over its shared memory: {error}", peer
+        ) from error
+    finally:
+        sock.settimeout(None)
+    if len(said) < length:
+        raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
+    fds = array.array("i")
+    if ancillary:
+        fds.frombytes(ancillary[0][2][:4])
+    return said, fds[0] if fds else None

@@ -1,0 +1,314 @@
+"""One shared segment per rank: flags, a notice board, and staging room. Every rank maps all of
+them.
+
+Rules that make it safe without locks: a word is written by one rank only (its owner), counters only
+grow, and data is written before the counter that announces it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from farandole.base.contracts import Report
+from farandole.core.transports.shm import futex, memory, rendezvous
+from farandole.errors import PeerLostError
+
+# The control page: byte offsets, a cache line (64 bytes) apart.
+PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
+SHOWN = 8 * 64  # two words: see ``ShmTransport.show``; the line before is ``registered``'s
+REASON, REASON_MAX = 1024, 2048
+NOTICES = memory.PAGE  # two notices: length, more-to-come, text
+# a message with the elements that may come with it (``core/engine/attached``) fits
+NOTICE = 16 << 10
+NOTICE_HEADER = 16
+SMALLS = NOTICES + 2 * NOTICE  # two places for tensors that are exchanged whole
+SMALL = 256 << 10
+STAGING = SMALLS + 2 * SMALL
+
+_AT = PROGRESS // 8
+# Waiting: poll; then poll and let others run; then sleep. Sleeping at once would be worse than it
+# looks: a rank that is woken tends to be put on the core of the one that wakes it, and two ranks
+# that take turns on one core never look to the scheduler as if they needed two.
+# of about 50 ns; not where ranks outnumber cores: there polling steals the core of who is waited
+# for
+_SPINS = 400
+_YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
+_CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
+_LONGEST_SLEEP = 0.05
+_REPORT_SECONDS = 0.5
+
+
+class Segment:
+    """The segments of all ranks of one host, seen from one of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        peers: Mapping[int, socket.socket],
+        staging: int,
+        *,
+        crowded: bool,
+        patience: float,
+        parent: Segment | None = None,
+        names: Sequence[int] = (),
+    ) -> None:
+        """``parent``: the segment that this is a part of; when that one is aborted, so is this.
+        ``names``: what messages and errors call the ranks.
+        """
+        self.parent, self.names = parent, names or range(size)
+        self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
+        self._handing = threading.Lock()
+        views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
+        self.words = [view.cast("Q") for view in views]  # flags, 8 bytes each
+        self.chars = [view.cast("B") for view in views]
+        self._bells = [view[BELL : BELL + 4].cast("I") for view in views]
+        self._bell_addresses = [array.ctypes.data + BELL for array in self.bytes]
+        self.others = [peer for peer in range(size) if peer != rank]
+        self._poll = select.poll()
+        self._of_fd = {sock.fileno(): peer for peer, sock in self.peers.items()}
+        for fd in self._of_fd:
+            self._poll.register(fd, select.POLLIN | select.POLLHUP)
+        self._spins = range(1 if crowded else _SPINS)
+        self._yield_seconds = _YIELD_SECONDS_CROWDED if crowded else _YIELD_SECONDS
+        self._checked = time.monotonic()
+        self._published = 0
+        self.wakes = 0
+        self.report: Report | None = None
+
+    def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
+        """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order.
+        Collective.
+        """
+        with self._handing:
+            mine = memory.create(nbytes)
+            for peer, sock in self.peers.items():
+                try:
+                    rendezvous.hand_over(sock, mine)
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    name = self.names[peer]
+                    raise PeerLostError(
+                        f"rank {name} went away before it took shared memory", name
+                    ) from error
+            fds = {
+                peer: rendezvous.receive(sock, self.names[peer], self.patience)
+                for peer, sock in self.peers.items()
+            }
+            fds[self.rank] = mine
+            return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
+
+    # Progress: one counter per rank; the meaning of each value follows from the sequence of
+    # collectives, alike on all.
+
+    def publish(self) -> None:
+        """Announce that this rank's next stage is done."""
+        futex.publish_fence()
+        self._published += 1
+        self.words[self.rank][_AT] = self._published
+        self.wake_others()
+
+    @property
+    def published(self) -> int:
+        return self._published
+
+    def await_all(self, stage: int) -> None:
+        """Wait until every other rank has announced ``stage``."""
+        for peer in self.others:
+            self.await_one(peer, stage)
+
+    def await_one(self, peer: int, stage: int) -> None:
+        words = self.words[peer]
+        for _ in self._spins:
+            if words[_AT] >= stage:
+                return
+        self.wait_until(lambda: words[_AT] >= stage, self.patience, peer=peer, stage=stage)
+
+    # Waiting.
+
+    def wait_until(
+        self,
+        condition: Callable[[], bool],
+        seconds: float,
+        *,
+        spin: bool = True,
+        peer: int = -1,
+        stage: int = 0,
+    ) -> bool:
+        """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are
+        over.
+
+        Raises PeerLostError when a peer is gone or the segment was aborted; also, if ``peer`` is
+        given, when time is up: the wait inside a collective, until ``peer`` has come to ``stage``,
+        which is reported (``report_waits``).
+        """
+        began = reported = time.monotonic()
+        deadline = began + seconds
+        if spin:
+            until = time.monotonic() + min(seconds, self._yield_seconds)
+            while time.monotonic() < until:
+                if condition():
+                    return True
+                os.sched_yield()
+        words, bell = self.words[self.rank], self._bells[self.rank]
+        pause = 0.002
+        try:
+            while True:
+                heard = bell[0]
+                words[SLEEPING // 8] = 1
+                futex.fence()
+                if condition():
+                    return True
+                now = time.monotonic()
+                if now >= deadline:
+                    break
+                try:
+                    self._check(now)
+                except PeerLostError:
+                    if condition():  # it did its part before it left
+                        return True
+                    raise
+                if peer >= 0 and now - reported >= _REPORT_SECONDS and self.report is not None:
+                    reported = now
+                    behind = [other for other in self.others if self.words[other][_AT] < stage]
+                    self.report(behind or [peer], now - began)
+                futex.sleep_while(
+                    self._bell_addresses[self.rank], heard, min(pause, deadline - now)
+                )
+                pause = min(pause * 2, _LONGEST_SLEEP)
+        finally:
+            words[SLEEPING // 8] = 0
+        if peer >= 0:
+            name = self.names[peer]
+            raise PeerLostError(
+                f"rank {name} did not take part in a collective for {seconds:g} s", name
+            )
+        return False
+
+    def wake_others(self) -> None:
+        """Wake the ranks that sleep."""
+        futex.fence()
+        for peer in self.others:
+            if self.words[peer][SLEEPING // 8]:
+                self._wake(peer)
+
+    def wake_one(self, peer: int) -> None:
+        """Wake ``peer`` if it sleeps."""
+        futex.fence()
+        if self.words[peer][SLEEPING // 8]:
+            self._wake(peer)
+
+    def wake_self(self) -> None:
+        """Wake the thread of this rank that waits; counted, so that a call between two waits is not
+        lost.
+        """
+        self.wakes += 1
+        self._wake(self.rank)
+
+    def _wake(self, peer: int) -> None:
+        bell = self._bells[peer]
+        bell[0] = (bell[0] + 1) & 0xFFFFFFFF
+        futex.wake(self._bell_addresses[peer])
+
+    # Failure.
+
+    def _check(self, now: float) -> None:
+        if now - self._checked < _CHECK_SECONDS and not self._aborted_by():
+            return
+        self._checked = now
+        self.check()
+
+    def check(self) -> None:
+        """Raise PeerLostError if the segment was aborted or a peer is gone."""
+        self.check_abort()
+        gone = [self._of_fd[fd] for fd, _ in self._poll.poll(0)]
+        died = [peer for peer in gone if self._hung_up(peer) and not self.words[peer][LEFT // 8]]
+        if gone:
+            self.check_abort()  # who left meanwhile may have said why
+        for peer in died:
+            raise dead(self.names[peer])
+        for peer in gone:
+            if self.words[peer][LEFT // 8]:
+                raise left(self.names[peer])
+
+    def check_alive(self) -> None:
+        """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order.
+        Any thread.
+        """
+        self.check_abort()
+        for peer in self.others:
+            if (
+                not self.words[peer][LEFT // 8]
+                and self._hung_up(peer)
+                and not self.words[peer][LEFT // 8]
+            ):
+                raise dead(self.names[peer])
+
+    def check_abort(self) -> None:
+        """Raise PeerLostError if this segment or the one that it is a part of was aborted."""
+        for peer in self._aborted_by():
+            raise PeerLostError(self._reason(peer), self.names[peer])
+        if self.parent is not None:
+            self.parent.check_abort()
+
+    def _aborted_by(self) -> list[int]:
+        return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]
+
+    def gone(self, peer: int) -> PeerLostError | None:
+        """Why nothing more comes from ``peer``."""
+        if not self._hung_up(peer):
+            return None
+        if self.words[peer][LEFT // 8]:
+            return left(self.names[peer])
+        return dead(self.names[peer])
+
+    def _hung_up(self, peer: int) -> bool:
+        try:
+            return self.peers[peer].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _reason(self, peer: int) -> str:
+        length = self.words[peer][REASON_LENGTH // 8]
+        return bytes(self.chars[peer][REASON : REASON + length]).decode(errors="replace")
+
+    def abort(self, why: str) -> None:
+        """Make every wait of every rank raise PeerLostError with ``why``."""
+        if self.words[self.rank][ABORTED // 8]:
+            return
+        text = why.encode()[:REASON_MAX]
+        self.chars[self.rank][REASON : REASON + len(text)] = text
+        self.words[self.rank][REASON_LENGTH // 8] = len(text)
+        futex.publish_fence()
+        self.words[self.rank][ABORTED // 8] = 1
+        for peer in range(self.size):
+            self._wake(peer)
+
+    def close(self) -> None:
+        """Leave in order: peers that need this rank later learn that it left, rather than that it
+        died.
+        """
+        self.words[self.rank][LEFT // 8] = 1
+        futex.publish_fence()
+        for peer in self.others:
+            self._wake(peer)
+        for sock in self.peers.values():
+            sock.close()
+
+
+def dead(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} died", rank)
+
+
+def left(rank: int) -> PeerLostError:
+    return PeerLostError(
+        f"rank {rank} has left: it shut down or its program ended", rank, left=True
+    )

@@ -1,0 +1,321 @@
+"""All collectives over shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from math import frexp
+from typing import TYPE_CHECKING
+
+from numpy import multiply
+
+from farandole.base.contracts import Board, Parts, Report
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.kernels import quiet, reduce_into, reducer
+from farandole.core.transports.shm import pipeline
+from farandole.core.transports.shm.board import ShmBoard
+from farandole.core.transports.shm.registered import RegisteredBuffers
+from farandole.core.transports.shm.remapped import LEAST, RemappedBuffers
+from farandole.core.transports.shm.segment import SHOWN, SMALL, SMALLS, STAGING, Segment
+from farandole.core.transports.shm.streams import ShmStreams
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+_WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+
+
+class ShmTransport:
+    """See ``contracts.Transport``.
+
+    Staging room is divided anew by every collective. Moves begin and end with all ranks together.
+    Reductions do not end so: a slow rank may still be copying its last results out; the next
+    reduction overwrites them only after that rank has announced its first stage. The small exchange
+    alternates between two places of its own.
+    """
+
+    def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
+        self.rank, self.size = segment.rank, segment.size
+        self._segment, self._chunk, self._scope, self._secret = segment, chunk, scope, secret
+        self.shown = SMALL
+        self.board: Board = ShmBoard(segment)
+        self._slots: dict[str, pipeline.Slots] = {}
+        self._small: dict[str, list[list[Array]]] = {}
+        self._turn = 0
+        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is
+        # soon too much.
+        self._exchanged = SMALL if self.size == 2 else SMALL // 8
+        self._registered = RegisteredBuffers(segment)
+        self._remapped = RemappedBuffers(segment)
+        self.least, self.offer = LEAST, self._remapped.offer  # see ``contracts.Showing``
+        self._splits = 0
+        self._closed = False
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> Array:
+        return self._registered.allocate(nbytes)
+
+    # Reductions.
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        dtype = buffers[0].dtype
+        elements = (
+            len(buffers[0].data)
+            if len(buffers) == 1
+            else sum(len(buffer.data) for buffer in buffers)
+        )
+        if self.size == 1:
+            for buffer in buffers:
+                reduce_into(buffer.out, [buffer.data], op, dtype, scale)
+        elif elements * dtype.itemsize <= self._exchanged:
+            with quiet():
+                self._exchange(buffers, elements, op, dtype, scale)
+        elif not self._registered.allreduce(buffers, op, scale):
+            with quiet():
+                pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
+
+    def by_hosts(self, whole: Array, dtype: DType, between: object) -> None:
+        """See ``collectives.hierarchical``: there is one host, and so nothing between."""
+        self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)
+
+    def reducescatter(
+        self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
+    ) -> None:
+        if self.size == 1:
+            reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
+        elif len(buffer.data):
+            with quiet():
+                pipeline.reducescatter(
+                    self._segment, self._typed_slots(buffer.dtype), buffer, counts, op, scale
+                )
+
+    def _exchange(
+        self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float
+    ) -> None:
+        """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
+        if not elements:
+            return
+        places = self._small_places(dtype.storage)[self._turn]
+        self._turn ^= 1
+        mine = places[self.rank]
+        # A power of two only shifts exponents: it may as well be applied on the way in, where it
+        # costs nothing.
+        early = (
+            scale != 1.0
+            and op is ReduceOp.SUM
+            and dtype in _WIDE_FLOATS
+            and abs(frexp(scale)[0]) == 0.5
+        )
+        offset = 0
+        for buffer in buffers:
+            end = offset + len(buffer.data)
+            if early:
+                multiply(buffer.data, scale, mine[offset:end])
+            else:
+                mine[offset:end] = buffer.data
+            offset = end
+        segment = self._segment
+        segment.publish()
+        segment.await_all(segment.published)
+        reduce = reducer(op, dtype, 1.0 if early else scale)
+        if len(buffers) == 1:
+            reduce(buffers[0].out, [place[:elements] for place in places])
+            return
+        offset = 0
+        for buffer in buffers:
+            end = offset + len(buffer.out)
+            if end > offset:
+                reduce(buffer.out, [place[offset:end] for place in places])
+            offset = end
+
+    def _small_places(self, storage: str) -> list[list[Array]]:
+        places = self._small.get(storage)
+        if places is None:
+            places = [
+                [
+                    room[SMALLS + turn * SMALL : SMALLS + (turn + 1) * SMALL].view(storage)
+                    for room in self._segment.bytes
+                ]
+                for turn in (0, 1)
+            ]
+            self._small[storage] = places
+        return places
+
+    def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
+        """See ``contracts.Showing``."""
+        segment, turn = self._segment, self._turn
+        self._turn ^= 1
+        places = self._small_places("uint8")[turn]
+        mine, offset = places[self.rank], 0
+        for piece in pieces:
+            end = offset + piece.nbytes
+            mine[offset:end] = piece.view("uint8")
+            offset = end
+        at = SHOWN // 8 + turn
+        segment.words[self.rank][at] = word
+        segment.publish()
+        segment.await_all(segment.published)
+        return [words[at] for words in segment.words], places
+
+    def streams(self) -> ShmStreams:
+        """See ``contracts.Streaming``."""
+        return ShmStreams(self._segment)
+
+    def _typed_slots(self, dtype: DType) -> pipeline.Slots:
+        slots = self._slots.get(dtype.storage)
+        if slots is None:
+            slots = self._slots[dtype.storage] = pipeline.Slots(
+                self._segment, self._chunk, dtype.storage
+            )
+        return slots
+
+    # Moves.
+
+    def broadcast(self, data: Array, root: int) -> None:
+        """The root writes piece after piece into its staging room, half of it at a time; the others
+        copy it out.
+        """
+        if self.size == 1 or not len(data):
+            return
+        self.barrier()
+        segment = self._segment
+        half = pipeline.staging(self.size, self._chunk) // 2
+        base = segment.published
+        for turn, start in enumerate(range(0, len(data), half)):
+            first = STAGING + turn % 2 * half
+            piece = data[start : start + half]
+            room = segment.bytes[root][first : first + len(piece)]
+            if self.rank == root:
+                if turn >= 2:
+                    # the half is free: everybody has read its content
+                    segment.await_all(base + turn - 1)
+                room[:] = piece
+                segment.publish()
+            else:
+                segment.await_one(root, base + turn + 1)
+                piece[:] = room
+                segment.publish()
+        segment.await_all(segment.published)
+
+    def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
+        firsts = [sum(counts[:rank]) for rank in range(self.size)]
+        mine = firsts[self.rank]
+        place = receive[mine : mine + counts[self.rank]]
+        apart = place.ctypes.data != send.ctypes.data  # else it stands there already
+        if self.size == 1:
+            if apart:
+                place[:] = send
+            return
+        shown = self._registered.shown(send)
+        if shown is not None:
+            if apart:
+                place[:] = send
+            for peer in self._segment.others:
+                receive[firsts[peer] : firsts[peer] + counts[peer]] = shown[peer][: counts[peer]]
+            self.barrier()
+            return
+        half = pipeline.staging(self.size, self._chunk) // 2
+        segment = self._segment
+        base = segment.published
+        for turn in range(math.ceil(max(counts) / half)):
+            first, start = STAGING + turn % 2 * half, turn * half
+            piece = send[start : start + half]
+            segment.bytes[self.rank][first : first + len(piece)] = piece
+            segment.publish()
+            if apart:  # only now: the piece is in cache, and others copy theirs meanwhile
+                place[start : start + half] = piece
+            for peer in segment.others:
+                length = min(half, counts[peer] - start)
+                segment.await_one(peer, base + turn + 1)
+                if length > 0:
+                    to = firsts[peer] + start
+                    receive[to : to + length] = segment.bytes[peer][first : first + length]
+        self.barrier()
+
+    def alltoall(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> None:
+        sends, receives = _cut(send, send_counts), _cut(receive, receive_counts)
+        if self.size == 1:
+            receives[0][:] = sends[0]
+            return
+        self.exchange(sends, receives, self._largest(max(*send_counts, *receive_counts)))
+        self.barrier()
+
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
+        """See ``contracts.Showing``."""
+        me, segment = self.rank, self._segment
+        receives[me][:] = sends[me]
+        part = pipeline.staging(self.size, self._chunk) // (2 * self.size)
+        base = segment.published
+        for turn in range(math.ceil(largest / part)):
+            room, start = STAGING + turn % 2 * part * self.size, turn * part
+            for peer in segment.others:
+                piece = sends[peer][start : start + part]
+                if len(piece):
+                    to = room + peer * part
+                    segment.bytes[me][to : to + len(piece)] = piece
+            segment.publish()
+            for peer in segment.others:
+                piece = receives[peer][start : start + part]
+                segment.await_one(peer, base + turn + 1)
+                if len(piece):
+                    first = room + me * part
+                    piece[:] = segment.bytes[peer][first : first + len(piece)]
+
+    def _largest(self, value: int) -> int:
+        """The largest of everybody's values."""
+        import numpy as np
+
+        largest = np.array([value], dtype=np.int64)
+        self.allreduce([Buffer(largest, largest, DType.INT64)], ReduceOp.MAX)
+        return int(largest[0])
+
+    def barrier(self) -> None:
+        self._segment.publish()
+        self._segment.await_all(self._segment.published)
+
+    # Life.
+
+    def split(self, ranks: Sequence[int]) -> ShmTransport | None:
+        from farandole.core.transports.shm import connect
+
+        self._splits += 1
+        if self.rank not in ranks:
+            return None
+        members = sorted(ranks)
+        scope = f"{self._scope}/{self._splits}:{','.join(map(str, members))}"
+        segment = self._segment
+        index = members.index(self.rank)
+        names = [segment.names[member] for member in members]
+        return connect(
+            index,
+            len(members),
+            self._secret,
+            scope,
+            patience=segment.patience,
+            parent=segment,
+            names=names,
+        )
+
+    def report_waits(self, report: Report) -> None:
+        self._segment.report = report
+
+    def report_parts(self, report: Parts | None) -> None:
+        """There are none: one segment does everything."""
+
+    def abort(self, why: str) -> None:
+        self._segment.abort(why)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._remapped.close()
+            self._segment.close()
+
+
+def _cut(array: Array, counts: Sequence[int]) -> list[Array]:
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for count, end in zip(counts, ends, strict=True)]

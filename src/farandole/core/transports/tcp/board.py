@@ -1,0 +1,514 @@
+"""The notice board over one connection per neighbour, which also carries the reason of an abort and
+the goodbye.
+
+Few ranks are all neighbours; many are those of a tree (``overlay``), and pass on what they hear.
+Nothing here blocks except ``wait``: what a neighbour does not take at once waits in its outbox, and
+goes on its way whenever the board (or the link, which minds the board while it waits for data)
+looks at the connections. A round is collected only when its messages are out, so a rank may leave
+the board alone after ``collect``. A rank of a tree whose program computes has a thread that passes
+on, now and then: a round cannot end without that rank, but the others hear who is missing, and why
+the wire was aborted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from farandole.base import threads
+from farandole.core.transports.tcp.overlay import Overlay
+from farandole.core.transports.tcp.rounds import Onward, Rounds, Run, unpacked
+from farandole.errors import HorovodInternalError, PeerLostError, WireError
+from farandole.net import liveness
+from farandole.net.handshake import HEAD, TAG, Session, TamperedError
+
+_POST, _RUNS, _ABORT, _GOODBYE = b"p", b"r", b"a", b"g"  # the first byte of a frame
+_RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
+_LIMIT = 1 << 32  # bytes of a frame
+_READ = 1 << 18  # bytes of one system call
+_SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
+_UNREACHABLE = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+)
+_FAREWELL = 1.0  # seconds that a peer has to take our last words
+_RELAY = 0.25  # seconds between two looks of the thread that passes on
+
+
+class _Peer:
+    """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
+
+    def __init__(self, rank: int, name: int, session: Session) -> None:
+        self.rank, self.name = rank, name
+        self.session, self.sock, self.stream = session, session.sock, session.stream
+        self.unread = bytearray()  # the beginning of a frame
+        self.length = -1  # of that frame, once its head is there
+        self.outbox: deque[memoryview] = deque()
+        self.open = True
+        self.blocked = False  # it takes nothing more for the moment
+        # in a tree: what it is still to be sent of others' messages
+        self.onward: Onward | None = None
+        self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
+
+
+class TcpBoard:
+    """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do
+    not block.
+
+    ``parent``: the board of the wire that this one was split from; when that one is lost, so is
+    this one. ``names``: what messages and errors call the ranks.
+    """
+
+    def __init__(
+        self,
+        place: Overlay,
+        sessions: Sequence[Session | None],
+        parent: TcpBoard | None = None,
+        names: Sequence[int] = (),
+    ) -> None:
+        self.names = names or range(place.size)
+        self.rank, self.name = place.rank, self.names[place.rank]
+        self._overlay, self._parent = place, parent
+        self.lost: PeerLostError | WireError | None = None  # set once, for good
+        # the link's data connections, and with whom they are
+        self.data: Sequence[tuple[int, socket.socket]] = ()
+        self.connections = select.epoll()  # readable when a peer said something
+        # readable for good once the wire is lost
+        self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rounds = Rounds(place.rank, place.size)
+        self._gone: dict[int, None] = {}  # ranks that left in good order, the first one first
+        self._news = False
+        self._closed = False
+        self._lock = threading.RLock()
+        self._peers = {
+            peer: _Peer(peer, self.names[peer], session)
+            for peer, session in enumerate(sessions)
+            if session is not None
+        }
+        self._by_fd = {peer.sock.fileno(): peer for peer in self._peers.values()}
+        family = (parent.connections.fileno(), parent.stop) if parent is not None else ()
+        for fd in (*self._by_fd, *family):
+            self.connections.register(fd, select.EPOLLIN)
+        self._waiter = select.poll()
+        for fd in (self.connections.fileno(), self.stop, self._bell):
+            self._waiter.register(fd, select.POLLIN)
+        self._relays = [peer for peer in self._peers.values() if place.relays]
+        for peer in self._relays:
+            peer.onward = Onward(place.size - place.beyond[peer.rank])
+        self._relay = threading.Thread(
+            target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True
+        )
+        self._done = threading.Event()
+        for first in list(self._peers.values()):
+            # what came together with the handshake is in the stream: the connection tells no more
+            self._read(first)
+        if self._relays:
+            threads.start(self._relay)
+
+    def post(self, message: bytes) -> None:
+        with self._lock:
+            self.check()
+            if self._rounds.posted:
+                raise HorovodInternalError(
+                    f"rank {self.name} posted twice in one round of the board"
+                )
+            message = bytes(message)
+            self._rounds.put(self.rank, message)
+            if self._relays:
+                self._hand_on(Run(self.rank, 1, message))
+                self._forward()
+            else:
+                self._send_to_all(_POST, message)
+
+    def started(self) -> bool:
+        self.pump()
+        return self._rounds.started()
+
+    def missing(self) -> list[int]:
+        self.pump()
+        return self._rounds.missing(range(self._overlay.size))
+
+    def collect(self) -> list[bytes] | None:
+        with self._lock:
+            self.pump()
+            if not self._rounds.complete or any(peer.outbox for peer in self._peers.values()):
+                return None
+            return self._rounds.collect()
+
+    def wait(self, seconds: float, *, spin: bool) -> None:
+        now = time.monotonic()
+        deadline, spin_until = now + seconds, now + _SPIN if spin else 0.0
+        while True:
+            self.pump()
+            if self._news:
+                self._news = False
+                return
+            self.check()
+            self._check_needed()
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            if now < spin_until:
+                os.sched_yield()
+                continue
+            due = self._due()
+            ready = self._waiter.poll(math.ceil(max(0.0, min(deadline, due) - now) * 1000))
+            if not ready and due > deadline:
+                self.look_at_hosts()
+            if any(fd == self._bell for fd, _ in ready):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                return
+
+    def wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
+
+    def verify(self) -> None:
+        if self.pump():
+            self.wake()  # the thread that waits sees nothing on the connections any more
+        if not self._closed:
+            self.check()
+
+    def check(self) -> None:
+        """Raise if the wire is lost."""
+        if self.lost is not None:
+            raise type(self.lost)(str(self.lost), self.lost.rank)
+
+    def look_at_hosts(self, waited: float = math.inf) -> None:
+        """Raise PeerLostError if a host has vanished: all connections to a rank are silent.
+        ``waited``: seconds for which nothing has come over the data connections.
+        """
+        with self._lock:
+            own = [(peer.rank, peer.sock, math.inf) for peer in self._peers.values() if peer.open]
+            data = [(rank, sock, waited) for rank, sock in self.data]
+            silences: dict[int, list[tuple[bool, float]]] = {}
+            for rank, sock, most in (*own, *data) if not self._closed else ():
+                under_way, seconds = liveness.silence(sock)
+                silences.setdefault(rank, []).append((under_way, min(seconds, most)))
+            for rank, found in silences.items():
+                # An idle one is probed each second; one that sends again learns later that all is
+                # well.
+                if (
+                    any(busy for busy, _ in found)
+                    and min(seconds for _, seconds in found) > liveness.LOST_SECONDS
+                ):
+                    self._lose(vanished(self.names[rank]))
+        self.check()
+
+    def _check_needed(self) -> None:
+        """A rank that left in good order is missed only when its message is, or one that it would
+        have passed on.
+        """
+        if self._gone and self._rounds.posted:
+            for rank in list(self._gone):
+                if any(self._rounds.missing(ranks) for ranks in self._overlay.severed(rank)):
+                    raise left(self.names[rank])
+
+    def pump(self) -> bool:
+        """Read and send as much as possible without waiting. True if a waiting thread should look
+        again.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            before = self._news
+            try:
+                self._look_at_connections()
+            except HorovodInternalError:
+                raise
+            except BaseException as error:  # a signal's: what was read is lost, perhaps
+                self.fail(
+                    WireError(
+                        f"rank {self.name} was interrupted while it read messages:"
+                        f" {type(error).__name__}"
+                    )
+                )
+                raise
+            return self._news and not before
+
+    def _look_at_connections(self) -> None:
+        for fd, events in self.connections.poll(0):
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                self._ask_parent()
+                continue
+            if events & select.EPOLLOUT:
+                self._flush(peer)
+            if events & ~select.EPOLLOUT:
+                self._read(peer)
+        if self._relays:
+            self._forward()
+
+    def _pass_on(self) -> None:
+        """What the thread of a rank in a tree does."""
+        while not self._done.wait(_RELAY):
+            if self.pump():
+                self.wake()
+
+    def _hand_on(self, run: Run, source: _Peer | None = None) -> None:
+        """Keep messages for all neighbours but the one that sent them."""
+        now = time.monotonic()
+        for peer in self._relays:
+            if peer is not source and peer.onward is not None:
+                peer.onward.add(run, now)
+
+    def _due(self) -> float:
+        """When messages have to be passed on that wait for others."""
+        return min(
+            (peer.onward.due for peer in self._relays if peer.onward is not None), default=math.inf
+        )
+
+    def _forward(self, *, everything: bool = False) -> None:
+        now = math.inf if everything else time.monotonic()
+        for peer in self._relays:
+            onward = peer.onward
+            if onward is not None and onward.waiting and (onward.due <= now or peer.departures):
+                self._send(peer, _RUNS + onward.take())
+            if peer.departures:
+                self._send(peer, _GOODBYE + b"".join(map(_RANK.pack, peer.departures)))
+                peer.departures.clear()
+
+    def _ask_parent(self) -> None:
+        if self._parent is not None:
+            if self._parent.pump():
+                self._parent.wake()
+            if self._parent.lost is not None:
+                self._lose(type(self._parent.lost)(str(self._parent.lost), self._parent.lost.rank))
+
+    def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
+        """The data connection to ``rank`` ended: what does its board connection say about that?"""
+        end = time.monotonic() + seconds
+        neighbour = self._peers.get(rank)
+        while self.lost is None and rank not in self._gone and time.monotonic() < end:
+            if neighbour is not None and not neighbour.open:
+                break
+            self._waiter.poll(50)
+            self.pump()
+        if self.lost is None:
+            return (left if rank in self._gone else vanished)(self.names[rank])
+        return type(self.lost)(str(self.lost), self.lost.rank)
+
+    def fail(self, error: WireError) -> None:
+        """This wire cannot be trusted any more: tell everybody."""
+        with self._lock:
+            self._lose(error, told=f"rank {self.name} says: {error}")
+
+    def abort(self, why: str) -> None:
+        """Tell everybody, and let nobody here wait any more."""
+        with self._lock:
+            if self.lost is None and not self._closed:
+                self._lose(PeerLostError(why or "the wire was aborted", self.name), told=why)
+                self._finish_sending()
+
+    def close(self) -> None:
+        """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this
+        rank.
+        """
+        self._done.set()
+        with self._lock:
+            if self._closed:
+                return
+            if self.lost is None:
+                self._forward(everything=True)
+                self._send_to_all(_GOODBYE, _RANK.pack(self.rank))
+            else:
+                self._tell(str(self.lost), self.lost.rank)
+            self._finish_sending()
+            self._closed = True
+            self._lose(PeerLostError(f"rank {self.name} has closed its wire", self.name))
+            for peer in self._peers.values():
+                self._hang_up(peer)
+            self.connections.close()
+            os.close(self.stop)
+            os.close(self._bell)
+        if self._relays and self._relay is not threading.current_thread():
+            self._relay.join(_FAREWELL)
+
+    def _lose(self, error: PeerLostError | WireError, told: str | None = None) -> None:
+        """``told``: what all others are to hear about it. In a tree they hear of every loss: few
+        see it.
+        """
+        if self.lost is not None:
+            return
+        self.lost = error
+        os.eventfd_write(self.stop, 1)
+        if told is not None or (self._relays and not self._closed):
+            self._tell(str(error) if told is None else told, error.rank)
+
+    def _tell(self, why: str, rank: int) -> None:
+        self._send_to_all(_ABORT, _RANK.pack(rank) + why.encode())
+
+    def _send_to_all(self, kind: bytes, payload: bytes) -> None:
+        content = kind + payload
+        for peer in self._peers.values():
+            self._send(peer, content)
+
+    def _send(self, peer: _Peer, content: bytes) -> None:
+        if peer.open:
+            head, tail = peer.session.outgoing.seal(content)
+            peer.outbox.append(memoryview(b"".join((head, content, tail))))
+            if not peer.blocked:
+                self._flush(peer)
+
+    def _finish_sending(self) -> None:
+        """Give the outboxes a moment to empty."""
+        end = time.monotonic() + _FAREWELL
+        while any(peer.outbox for peer in self._peers.values()) and time.monotonic() < end:
+            self.connections.poll(0.05)
+            self.pump()
+
+    def _flush(self, peer: _Peer) -> None:
+        blocked = False
+        try:
+            while peer.outbox:
+                sent: list[int] = []
+                try:  # a signal's handler may raise behind each call: one both sends and notes it
+                    sent.extend(map(peer.stream.send, (peer.outbox[0],)))
+                finally:
+                    if sent and (rest := peer.outbox[0][sent[0] :]):
+                        peer.outbox[0] = rest
+                    elif sent:
+                        del peer.outbox[0]
+        except BlockingIOError:
+            blocked = True
+        except OSError as error:
+            peer.outbox.clear()  # it is gone; its last message is still to be read
+            self._broken(peer, error)
+        if blocked != peer.blocked:
+            peer.blocked = blocked
+            self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
+            self._news = self._news or not blocked  # the round may be complete now
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            while data := peer.stream.recv(_READ):
+                if self.lost is not None:
+                    return  # nothing counts any more
+                peer.unread += data
+                self._parse(peer)
+                if len(data) < _READ:
+                    return  # that was all
+        except BlockingIOError:
+            return
+        except TamperedError:
+            self.fail(peer.session.tampered(peer.name))
+            return
+        except OSError as error:
+            self._broken(peer, error)
+        self._hang_up(peer)
+
+    def _parse(self, peer: _Peer) -> None:
+        incoming, unread = peer.session.incoming, peer.unread
+        while len(unread) >= HEAD and self.lost is None:
+            if peer.length < 0:
+                length = incoming.length(unread[:HEAD])
+                if length is None:
+                    return self.fail(peer.session.tampered(peer.name))
+                if not 0 < length <= _LIMIT:
+                    return self.fail(
+                        WireError(
+                            f"rank {peer.name} announced a notice of {length} bytes", peer.name
+                        )
+                    )
+                peer.length = length
+            end = HEAD + peer.length
+            if len(unread) < end + TAG:
+                return None
+            content = bytes(memoryview(unread)[HEAD:end])
+            if not incoming.opens(content, unread[end : end + TAG]):
+                return self.fail(peer.session.tampered(peer.name))
+            del unread[: end + TAG]
+            peer.length = -1
+            self._take(peer, content[:1], content[1:])
+        return None
+
+    def _take(self, peer: _Peer, kind: bytes, payload: bytes) -> None:
+        if kind == _POST:
+            self._arrived(peer, peer.rank, payload)
+        elif kind == _RUNS:
+            try:
+                for run in unpacked(payload, self._overlay.size):
+                    self._arrived(peer, run.first, run.message, run.ranks)
+                    self._hand_on(run, peer)
+            except ValueError as error:
+                self.fail(
+                    WireError(
+                        f"rank {peer.name} sent messages of others that cannot be: {error}",
+                        peer.name,
+                    )
+                )
+        elif kind == _ABORT:
+            (rank,) = _RANK.unpack_from(payload)
+            self._lose(PeerLostError(payload[_RANK.size :].decode(errors="replace"), rank))
+        elif kind == _GOODBYE:
+            self._depart(peer, [rank for (rank,) in _RANK.iter_unpack(payload)])
+        else:
+            text = (
+                f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not"
+                " know"
+            )
+            self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
+
+    def _arrived(self, peer: _Peer, first: int, message: bytes, ranks: int = 1) -> None:
+        if self._rounds.put(first, message, ranks):
+            self._news = True
+        else:
+            text = (
+                f"rank {peer.name} brought a message of rank {self.names[first]} that is two rounds"
+                " early"
+            )
+            self.fail(WireError(text, peer.name))
+
+    def _depart(self, source: _Peer, ranks: Sequence[int]) -> None:
+        """These ranks have left in good order."""
+        self._gone.update(dict.fromkeys(ranks))
+        self._news = True  # who waits for one of them should look
+        for peer in self._relays:
+            if peer is not source:
+                peer.departures += ranks
+
+    def _broken(self, peer: _Peer, error: OSError) -> None:
+        """A connection tells only once why it broke: that its other end was silent for too long, or
+        anything else.
+        """
+        if error.errno in _UNREACHABLE and peer.rank not in self._gone:
+            self._lose(vanished(peer.name))
+
+    def _hang_up(self, peer: _Peer) -> None:
+        """The connection has ended, at either end."""
+        if not peer.open:
+            return
+        peer.open = False
+        peer.outbox.clear()
+        self.connections.unregister(peer.sock)
+        with contextlib.suppress(OSError):
+            peer.sock.shutdown(socket.SHUT_RDWR)
+        self._by_fd.pop(peer.sock.fileno())
+        peer.sock.close()
+        if peer.rank not in self._gone and not self._closed:
+            self._lose(PeerLostError(f"rank {peer.name} {PeerLostError.BROKE}", peer.name))
+
+
+def vanished(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} {PeerLostError.SILENT}", rank)
+
+
+def left(rank: int) -> PeerLostError:
+    return PeerLostError(
+        f"rank {rank} has left (it shut down) while it was still needed", rank, left=True
+    )

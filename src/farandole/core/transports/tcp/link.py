@@ -1,0 +1,439 @@
+"""Moving bytes over the data connections: full duplex, never stuck because everybody sends.
+
+Each message is a frame whose head and tail authenticate its place in the sequence and its length:
+bytes that the peer did not send, or too few, end the wire. Its content is not authenticated, which
+would halve the speed; with TLS it is.
+
+While a send has to wait, whatever arrives from any rank is read: into its place if that is known,
+else aside (up to a limit per peer), for the receive that will ask for it. So ranks may all send
+first and receive later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from _operator import _compare_digest as compare_digest  # see handshake
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.base.contracts import Report
+from farandole.core.transports.tcp.board import TcpBoard
+from farandole.core.transports.tcp.rendezvous import Rendezvous, Store
+from farandole.core.transports.tcp.streams import TcpStreams
+from farandole.core.transports.tcp.stripes import Stripes, front
+from farandole.errors import WireError
+from farandole.net.handshake import HEAD, TAG, Session, TamperedError
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+# bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
+PIECE = 1 << 20
+_REPORT_SECONDS = 0.5
+_SPIN = 200e-6  # seconds for which a short message is looked for before its receiver sleeps
+# bytes of a message up to which it is copied, with its head and tail, into one piece
+JOINED = 16 << 10
+# bytes that may be sent to a rank before it receives them, for each connection with it
+AHEAD = 1 << 20
+# bytes of one peer that are read before somebody asks for them, for each connection with it
+ASIDE = 4 << 20
+
+
+def connect(
+    rank: int,
+    size: int,
+    secret: str,
+    scope: str,
+    store: Store,
+    timeout: float,
+    host: str = "127.0.0.1",
+    streams: int = 1,
+    names: Sequence[int] = (),
+) -> TcpLink:
+    """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for
+    data; ``host`` is the interface to listen on; ``names``: what messages call the ranks, if not by
+    their numbers here.
+
+    ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError
+    that names who is missing after ``timeout`` seconds.
+    """
+    return _meet(
+        Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams, names=names),
+        None,
+    )
+
+
+def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
+    data, boards = rendezvous.run() if rendezvous.size > 1 else ([[]], [None])
+    return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent, rendezvous.names))
+
+
+class _Incoming:
+    """A message on its way to us: the memory still to be filled, in order, and its expected head
+    and tail.
+
+    A short one is received into ``room`` in one piece, with its head and tail, and then copied to
+    its place.
+    """
+
+    def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
+        self.session, self.content, self.length = session, content, len(content)
+        self.expected = session.incoming.envelope(self.length)
+        self.short = self.length <= JOINED
+        end = HEAD + self.length
+        if self.short:
+            self.head, self.body, self.tail = room[:HEAD], room[HEAD:end], room[end : end + TAG]
+            self.parts = [room[: end + TAG]]
+        else:
+            self.head, self.tail = memoryview(bytearray(HEAD)), memoryview(bytearray(TAG))
+            self.parts = [self.head, content, self.tail]
+        self.begun = False
+
+    def check(self, peer: int) -> None:
+        """Raise WireError for a head or a tail that is there and false. ``peer``: what messages
+        call who sent it.
+        """
+        if not self.begun and self._has_head():
+            self.begun = True
+            if not compare_digest(self.head, self.expected[0]):
+                raise self._false_head(peer)
+        if not self.parts:
+            if not compare_digest(self.tail, self.expected[1]):
+                raise self.session.tampered(peer)
+            if self.short:
+                self.content[:] = self.body
+
+    def _has_head(self) -> bool:
+        if self.short:
+            return not self.parts or len(self.parts[0]) <= self.length + TAG
+        return len(self.parts) < 3
+
+    def _false_head(self, peer: int) -> WireError:
+        length = self.session.incoming.instead(self.head)
+        if length is None:
+            return self.session.tampered(peer)
+        return WireError(
+            f"rank {peer} sent {length} bytes where {self.length} were expected: the ranks do not"
+            " run the same collective on the same shapes",
+            peer,
+        )
+
+
+def _some(parts: list[memoryview]) -> list[memoryview]:
+    """The bytes that one system call is to move."""
+    if len(parts) == 1 or len(parts[-2]) <= PIECE:
+        return parts
+    return front(parts, PIECE + HEAD + TAG)
+
+
+def _drop(parts: list[memoryview], count: int) -> None:
+    """Take ``count`` bytes off the front."""
+    while parts and count >= len(parts[0]):
+        count -= len(parts.pop(0))
+    if count:
+        parts[0] = parts[0][count:]
+
+
+class TcpLink:
+    """One rank's end of the mesh. ``sessions``: by rank, the connections for data."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
+    ) -> None:
+        self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
+        self.ahead = AHEAD * rendezvous.streams
+        self._rendezvous = rendezvous
+        self._sessions = [each[0] if each else None for each in sessions]
+        board.data = [
+            (peer, session.sock) for peer, each in enumerate(sessions) for session in each
+        ]
+        self._stripes = {peer: Stripes(each) for peer, each in enumerate(sessions) if len(each) > 1}
+        plain = [session.stream if session is not None else None for session in self._sessions]
+        self._streams = [self._stripes.get(peer, stream) for peer, stream in enumerate(plain)]
+        self._inlets = [session.sock if session is not None else None for session in self._sessions]
+        self._splits = 0
+        self._children: list[TcpLink] = []
+        self._closed = False
+        self._report: Report | None = None
+        # for the short message that is being received
+        self._room = memoryview(bytearray(HEAD + JOINED + TAG))
+        self._idle = 0.0  # seconds for which nothing has moved
+        self._aside = [bytearray() for _ in range(self.size)]
+        self._most_aside = ASIDE * rendezvous.streams
+        # peers that we do not read from: aside is full, or they hung up
+        self._paused: set[int] = set()
+        self._watched: dict[socket.socket, int] = {}
+        self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
+        self._epoll = select.epoll()
+        for fd in (board.connections.fileno(), board.stop):
+            self._epoll.register(fd, select.EPOLLIN)
+        for inlet in self._inlets:
+            if inlet is not None:
+                self._watch(inlet, select.EPOLLIN)
+
+    def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
+        skips that half.
+        """
+        self.board.check()
+        outgoing = self._framed(send.data, dst) if send is not None and len(send) else []
+        moved = self._send(outgoing, dst) if outgoing else 0
+        incoming = self._awaited(recv.data, src) if recv is not None and len(recv) else None
+        polled = False
+        while True:
+            if incoming is not None:
+                moved += self._receive(incoming, src)
+                if not incoming.parts:
+                    incoming = None
+            if not outgoing and incoming is None:
+                return
+            if (
+                not moved
+                and not outgoing
+                and incoming is not None
+                and incoming.short
+                and not polled
+            ):
+                polled, moved = True, self._poll(incoming, src)
+                if not incoming.parts:
+                    return
+            if not moved:
+                self._wait(dst if outgoing else -1, src if incoming is not None else -1)
+            moved = self._send(outgoing, dst) if outgoing else 0
+
+    def _poll(self, incoming: _Incoming, src: int) -> int:
+        """Look for a short message without sleeping: it is there before the kernel would have woken
+        us.
+        """
+        end = time.monotonic() + _SPIN
+        while time.monotonic() < end:
+            os.sched_yield()
+            if count := self._receive(incoming, src):
+                return count
+        return 0
+
+    def _framed(self, content: memoryview, dst: int) -> list[memoryview]:
+        session = self._sessions[dst]
+        assert session is not None
+        head, tail = session.outgoing.envelope(len(content))
+        if len(content) <= JOINED:
+            return [memoryview(b"".join((head, content, tail)))]
+        return [memoryview(head), content, memoryview(tail)]
+
+    def _awaited(self, content: memoryview, src: int) -> _Incoming:
+        session = self._sessions[src]
+        assert session is not None
+        return _Incoming(content, session, self._room)
+
+    def _send(self, outgoing: list[memoryview], dst: int) -> int:
+        """Send as much as the kernel takes, up to a piece; returns the number of bytes."""
+        stream = self._streams[dst]
+        assert stream is not None
+        try:
+            count = (
+                stream.send(outgoing[0]) if len(outgoing) == 1 else stream.sendmsg(_some(outgoing))
+            )
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self.board.hear_why(dst) from error
+        _drop(outgoing, count)
+        return count
+
+    def _receive(self, incoming: _Incoming, src: int) -> int:
+        """Receive the available bytes, up to a piece; returns their number."""
+        if self._aside[src]:
+            count = self._take_aside(incoming.parts, src)
+        else:
+            count = self._read(incoming.parts, src)
+        if count:
+            _drop(incoming.parts, count)
+            try:
+                incoming.check(self._rendezvous.names[src])
+            except WireError as error:
+                self.board.fail(error)
+                raise
+        return count
+
+    def _read(self, parts: list[memoryview], src: int) -> int:
+        stream = self._streams[src]
+        assert stream is not None
+        try:
+            count = (
+                stream.recv_into(parts[0])
+                if len(parts) == 1
+                else stream.recvmsg_into(_some(parts))[0]
+            )
+        except BlockingIOError:
+            return 0
+        except TamperedError as error:
+            session = self._sessions[src]
+            wrong = session.tampered(self._rendezvous.names[src])  # type: ignore[union-attr]
+            self.board.fail(wrong)
+            raise wrong from error
+        except OSError as error:
+            raise self.board.hear_why(src) from error
+        if not count:
+            raise self.board.hear_why(src)
+        if src in self._stripes:
+            self._turn_to(src)
+        return count
+
+    def _take_aside(self, parts: list[memoryview], src: int) -> int:
+        """Fill ``parts`` from bytes that were read before; returns their number."""
+        aside, taken = self._aside[src], 0
+        for part in parts:
+            count = min(len(aside) - taken, len(part))
+            part[:count] = aside[taken : taken + count]
+            taken += count
+        del aside[:taken]
+        if not aside and src in self._paused:
+            self._paused.remove(src)
+            self._hear(src, True)
+        return taken
+
+    def _turn_to(self, peer: int) -> None:
+        """Wait for the connection that brings the next byte of ``peer``."""
+        inlet = self._stripes[peer].inlet
+        if inlet is not self._inlets[peer]:
+            self._hear(peer, False)
+            self._inlets[peer] = inlet
+            self._hear(peer, peer not in self._paused)
+
+    def _hear(self, peer: int, hears: bool) -> None:
+        """Is the end of a wait what comes from ``peer``?"""
+        inlet = self._inlets[peer]
+        assert inlet is not None
+        self._watch(inlet, select.EPOLLIN if hears else 0)
+
+    def _watch(self, sock: socket.socket, events: int) -> None:
+        before = self._watched.get(sock, 0)
+        self._watched[sock] = events
+        if events and before:
+            self._epoll.modify(sock, events)
+        elif events:
+            self._epoll.register(sock, events)
+        elif before:
+            # with no events asked for, its end would still be reported
+            self._epoll.unregister(sock)
+
+    def _wait(self, dst: int, src: int) -> None:
+        """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others
+        meanwhile.
+        """
+        outlet = self._outlet(dst) if dst >= 0 else None
+        events = self._watched.get(outlet, 0) if outlet is not None else 0
+        if outlet is not None:
+            self._watch(outlet, events | select.EPOLLOUT)
+        try:
+            ready = self._epoll.poll(_REPORT_SECONDS)
+        finally:
+            if outlet is not None:
+                self._watch(outlet, events)
+        self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
+        if self._idle:
+            self.board.look_at_hosts(self._idle)
+        if self._idle and self._report is not None:
+            self._report([src if src >= 0 else dst], self._idle)
+        for fd, events in ready:
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                if self.board.pump():
+                    self.board.wake()
+                self.board.check()
+            elif peer != src and events & ~select.EPOLLOUT:
+                self._read_aside(peer)
+
+    def _outlet(self, peer: int) -> socket.socket | None:
+        """The connection that takes the next byte for ``peer``."""
+        stripes = self._stripes.get(peer)
+        return self._inlets[peer] if stripes is None else stripes.outlet
+
+    def _read_aside(self, peer: int) -> None:
+        stream, aside, striped = self._streams[peer], self._aside[peer], peer in self._stripes
+        assert stream is not None
+        while True:
+            try:
+                data = stream.recv(min(1 << 18, self._most_aside - len(aside)))
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            aside += data
+            if not data or len(aside) >= self._most_aside:
+                self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
+                self._hear(peer, False)
+                return
+            if not striped:
+                return
+            self._turn_to(peer)  # TLS may hold bytes of that one, which no epoll sees
+
+    def split(self, ranks: Sequence[int]) -> TcpLink | None:
+        """A link among ``ranks``, in that order, over connections of its own; None on a rank not
+        among them.
+        """
+        return self._split(ranks, self._rendezvous.streams)
+
+    def _split(self, ranks: Sequence[int], streams: int) -> TcpLink | None:
+        self._splits += 1
+        if self.rank not in ranks:
+            return None
+        was = self._rendezvous
+        scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
+        place = list(ranks).index(self.rank)
+        again = Rendezvous(
+            place,
+            len(ranks),
+            was.secret,
+            scope,
+            was.store,
+            was.timeout,
+            was.host,
+            self._check,
+            streams,
+            [was.names[rank] for rank in ranks],
+        )
+        child = _meet(again, self.board)
+        self._children.append(child)
+        return child
+
+    def _check(self) -> None:
+        self.board.pump()
+        self.board.check()
+
+    @property
+    def sessions(self) -> Sequence[Session | None]:
+        """By rank: the data connections, the first of each."""
+        return self._sessions
+
+    def streams(self) -> TcpStreams:
+        """See ``contracts.Streaming``."""
+        link = self._split(range(self.size), 1)
+        assert link is not None
+        return TcpStreams(link)
+
+    def report_waits(self, report: Report) -> None:
+        self._report = report
+
+    def abort(self, why: str) -> None:
+        """Wake every rank that waits, here and in the splits of this wire."""
+        for child in self._children:
+            child.abort(why)
+        self.board.abort(why)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for child in self._children:
+            child.close()
+        self.board.close()
+        self._epoll.close()
+        for _, sock in self.board.data:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()

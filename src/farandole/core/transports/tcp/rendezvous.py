@@ -1,0 +1,377 @@
+"""How the ranks of a TCP mesh find each other.
+
+Every rank listens on each of its interfaces and writes the addresses to the store under
+``tcp/<scope>/<rank>``; it dials all lower ranks and is dialled by all higher ones, for data (as
+often as ``streams`` says), and once more by its neighbours of the board. It takes the first of a
+peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
+believed. When everybody is there, nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from farandole.base import threads
+from farandole.base.log import logger
+from farandole.core.transports.tcp.overlay import overlay
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
+from farandole.net import interfaces, liveness
+from farandole.net.handshake import Newcomers, Session, authenticate
+
+DATA, BOARD, MORE = 0, 1, 2  # from there on: further connections for data
+SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
+PATIENCE = 5.0  # seconds that one handshake may take
+# seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
+FIRST = 0.5
+_HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
+_WELCOME = b"\1"
+_SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
+
+
+class Store(Protocol):
+    """The methods needed of ``farandole.net.store.StoreClient``."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str, timeout: float) -> bytes: ...
+    def try_get(self, key: str) -> bytes | None: ...
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
+
+
+_said: set[str] = set()  # the networks that this process has told of
+
+
+class Rendezvous:
+    """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the
+    board, or None.
+
+    ``host``: this host's addresses, with commas between, the one to try first in front; each with
+    its prefix, if known. ``streams``: connections for data between two ranks; the same on all.
+    SettingsError if it is not.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        secret: str,
+        scope: str,
+        store: Store,
+        timeout: float,
+        host: str,
+        check: Callable[[], None] = lambda: None,
+        streams: int = 1,
+        names: Sequence[int] = (),
+    ) -> None:
+        """``names``: what messages call the ranks: see ``contracts.End``."""
+        self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
+        self.store, self.timeout, self.host, self.check, self.streams = (
+            store,
+            timeout,
+            host,
+            check,
+            streams,
+        )
+        self.names = names or range(size)
+        self.overlay = overlay(rank, size)
+        self.deadline = time.monotonic() + timeout
+        self.sessions: dict[tuple[int, int], Session] = {}
+        self.changed = threading.Condition()
+        self.open = True
+        self.newcomers = Newcomers(f"rank {self.names[rank]}", logger, (1 + streams) * size + 64)
+        self.trouble = ""
+        self._heard = 0.0  # when the peer that is dialled last gave a sign that its host is there
+        self._silent = False  # none came from one of its addresses since
+        self._reached: set[str] = set()  # networks on which peers answered
+        self._failed: set[str] = set()  # and did not
+
+    def run(self) -> tuple[list[list[Session]], list[Session | None]]:
+        listeners = [(address, self._listen(address)) for address in self.host.split(",")]
+        acceptors = [
+            threading.Thread(
+                target=self.newcomers.accept_all,
+                args=(listener, self._greet, "farandole-tcp-greet"),
+                name="farandole-tcp-accept",
+                daemon=True,
+            )
+            for _, listener in listeners
+        ]
+        for acceptor in acceptors:
+            threads.start(acceptor)
+        try:
+            told = ",".join(
+                f"{address}|{listener.getsockname()[1]}" for address, listener in listeners
+            )
+            told += f";{self.streams}" if self.streams > 1 else ""
+            self.store.set(self._key(self.rank), told.encode())
+            addresses = self._all_addresses() if self.rank else []
+            for peer in range(self.rank):
+                for channel in self._channels(peer):
+                    self._dial(peer, channel, addresses[peer])
+            self._wait_for_the_higher()
+        except BaseException:
+            self._end(listeners, acceptors)
+            for session in self.sessions.values():
+                session.close()
+            raise
+        self._end(listeners, acceptors)
+        self._tell_networks()
+        data = [
+            [self.sessions[peer, channel] for channel in self._channels(peer) if channel != BOARD]
+            for peer in range(self.size)
+        ]
+        return data, [self.sessions.get((peer, BOARD)) for peer in range(self.size)]
+
+    def _channels(self, peer: int) -> tuple[int, ...]:
+        """The connections that this rank has with ``peer``."""
+        if peer == self.rank:
+            return ()
+        board = (BOARD,) if peer in self.overlay.beyond else ()
+        return (DATA, *board, *range(MORE, MORE + self.streams - 1))
+
+    def _listen(self, address: str) -> socket.socket:
+        host, _ = interfaces.parted(address)
+        room = max(128, 2 * (1 + self.streams) * self.size)
+        try:
+            return interfaces.listening(host, backlog=room)
+        except OSError as error:
+            raise RendezvousError(
+                f"rank {self.names[self.rank]} cannot listen on {host}: {error}"
+            ) from error
+
+    def _tell_networks(self) -> None:
+        """The first rank says, once, which of its networks the others took."""
+        taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
+        parts = [interfaces.parted(address) for address in self.host.split(",")]
+        used = ", ".join(
+            interfaces.network_of(host, prefix) for host, prefix in parts if host in taken
+        )
+        if not self.rank and used and used not in _said:
+            _said.add(used)
+            offered = self.host.replace(",", ", ")
+            logger.info(
+                "rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered
+            )
+
+    def _end(
+        self, listeners: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]
+    ) -> None:
+        with self.changed:
+            self.open = False
+        for (_, listener), acceptor in zip(listeners, acceptors, strict=True):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+            acceptor.join(2.0)
+            listener.close()
+        self.newcomers.close()
+
+    def _key(self, rank: int) -> str:
+        return f"tcp/{self.scope}/{rank}"
+
+    def _left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
+        """Connect to a lower rank. One that does not answer yet may have left an old address: look
+        again. It has told of itself, so a host that gives no sign at all is cut off from this one.
+        """
+        patience, self._heard = FIRST, time.monotonic()
+        while True:
+            told = self._address(peer) if known is None else known.decode()
+            known = None
+            told, _, streams = told.partition(";")
+            if int(streams or 1) != self.streams:
+                raise SettingsError(
+                    f"rank {self.names[self.rank]} was started with --tcp-streams {self.streams}"
+                    f" (FARANDOLE_TCP_STREAMS), rank {self.names[peer]} with {streams or 1}: set"
+                    " the same number for all ranks"
+                )
+            listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
+            addresses = (
+                interfaces.order(list(listeners), self._reached, self._failed)
+                if len(listeners) > 1
+                else list(listeners)
+            )
+            seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
+            self._silent = False
+            for address in addresses:
+                met = self._knock(
+                    peer, channel, interfaces.parted(address)[0], int(listeners[address]), seconds
+                )
+                if len(listeners) > 1:
+                    (self._reached if met else self._failed).add(
+                        interfaces.network_of(*interfaces.parted(address))
+                    )
+                if met:
+                    return
+            patience *= 2
+            if not self._silent:
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard >= liveness.LOST_SECONDS:
+                hosts = ", ".join(interfaces.parted(address)[0] for address in listeners)
+                raise RendezvousError(
+                    f"rank {self.names[self.rank]} does not reach rank {self.names[peer]}"
+                    f" ({hosts}): nothing answers there for {liveness.LOST_SECONDS:g} s. The"
+                    " network between the hosts is gone, or a firewall stands between them"
+                )
+            self._pause()
+
+    def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
+        """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says
+        why.
+        """
+        lost = self._heard + liveness.LOST_SECONDS - time.monotonic()
+        try:
+            sock = liveness.connected(
+                host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost)))
+            )
+        except OSError as error:
+            self.trouble = (
+                f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
+            )
+            self._silent |= isinstance(error, TimeoutError) or error.errno in _SILENT
+            return False
+        self._heard = time.monotonic()
+        try:
+            session = authenticate(
+                sock, self.secret, self._key(peer), server=False, seconds=PATIENCE
+            )
+            sock.settimeout(PATIENCE)
+            session.send(_HELLO.pack(self.rank, channel))
+            if session.receive(len(_WELCOME)) is None:
+                raise ConnectionError("it hung up")
+            self._add(peer, channel, session)
+        except (OSError, HorovodInternalError) as error:
+            self._silent |= liveness.silence(sock)[0]
+            sock.close()
+            self.trouble = (
+                f"rank {self.names[peer]} at {host}, port {port} did not welcome rank"
+                f" {self.names[self.rank]}: {error}"
+            )
+            return False
+        return True
+
+    def _pause(self) -> None:
+        if self._left() <= 0:
+            raise RendezvousError(self._who_is_missing())
+        self.check()
+        time.sleep(0.05)
+
+    def _all_addresses(self) -> list[bytes | None]:
+        """Every rank's, by one request for all: a request for each would be as many as there are
+        pairs of ranks.
+        """
+        while True:
+            found = self.store.gather(
+                f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._left()))
+            )
+            if None not in found or self._left() <= 0:
+                return found
+            self.check()
+
+    def _address(self, peer: int) -> str:
+        while True:
+            try:
+                return self.store.get(self._key(peer), max(0.0, min(1.0, self._left()))).decode()
+            except RendezvousError:
+                self._pause()
+
+    def _wait_for_the_higher(self) -> None:
+        wanted = {
+            (peer, channel)
+            for peer in range(self.rank + 1, self.size)
+            for channel in self._channels(peer)
+        }
+        while True:
+            with self.changed:
+                if wanted <= self.sessions.keys():
+                    return
+                self.changed.wait(max(0.01, min(1.0, self._left())))
+                if wanted <= self.sessions.keys():
+                    return
+            self.check()
+            if full := self.newcomers.full(PATIENCE):
+                raise RendezvousError(
+                    f"rank {self.names[self.rank]} cannot let other ranks in: {full}"
+                )
+            if self._left() <= 0:
+                raise RendezvousError(self._who_is_missing())
+
+    def _who_is_missing(self) -> str:
+        absent: list[int] = []
+        silent: list[str] = []
+        for peer in range(self.size):
+            if {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
+                continue
+            told = self.store.try_get(self._key(peer))
+            if told is None:
+                absent.append(self.names[peer])
+            else:
+                silent.append(f"{self.names[peer]} ({_hosts(told)})")
+        if absent:
+            return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
+        return (
+            f"rank {self.names[self.rank]} and {_ranks(silent)} did not connect within"
+            f" {self.timeout:g} s ({self.trouble or self._suspicion()})"
+        )
+
+    def _suspicion(self) -> str:
+        if not self.newcomers.refused:
+            return "is a firewall between them?"
+        return f"{self.newcomers.refused} connections of others came instead, and were refused"
+
+    def _add(self, peer: int, channel: int, session: Session) -> None:
+        session.peer, sock = f"rank {self.names[peer]}", session.sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # In a tree there are many data connections, and the board's tell of a lost host: those are
+        # asked less often.
+        liveness.probe(sock, after=SELDOM if channel != BOARD and self.overlay.relays else None)
+        sock.setblocking(False)
+        with self.changed:
+            if not self.open:
+                sock.close()
+                return
+            # the same rank dialled again: it did not hear our welcome
+            old = self.sessions.get((peer, channel))
+            self.sessions[peer, channel] = session
+            self.changed.notify_all()
+        if old is not None:
+            old.close()
+
+    def _greet(self, sock: socket.socket) -> None:
+        caller = interfaces.caller(sock)
+        try:
+            session = self.newcomers.admit(
+                sock, self.secret, self._key(self.rank), seconds=PATIENCE
+            )
+            sock.settimeout(PATIENCE)
+            peer, channel = _HELLO.unpack(session.receive(_HELLO.size) or b"")
+            if not self.rank < peer < self.size or channel not in self._channels(peer):
+                raise AuthenticationError(f"it says it is rank {peer} of {self.size}")
+            session.send(_WELCOME)
+            self._add(peer, channel, session)
+        except (OSError, HorovodInternalError, struct.error) as error:
+            sock.close()
+            if self.open:
+                self.newcomers.refuse(caller, error)
+
+
+def _hosts(told: bytes) -> str:
+    """The addresses in what a rank has told of itself."""
+    listeners = told.decode().partition(";")[0].split(",")
+    return ", ".join(interfaces.parted(listener.partition("|")[0])[0] for listener in listeners)
+
+
+def _ranks(ranks: Sequence[object]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -1,0 +1,125 @@
+"""Streams of bytes over the connections of a link that does nothing else."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.net.handshake import HEAD, TAG, TamperedError
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+    from farandole.core.transports.tcp.link import TcpLink
+
+_PIECE = 1 << 20  # bytes of one system call
+_LOOK = 0.5  # seconds without a sign of others after which their hosts are looked at
+
+
+class TcpStreams:
+    """See ``contracts.Streams``. What is sealed is authenticated as a frame; the rest, as other
+    data, is not.
+    """
+
+    overhead = HEAD + TAG
+
+    def __init__(self, link: TcpLink) -> None:
+        self.rank, self.size, self.names = link.rank, link.size, link.board.names
+        self._link, self._board, self._sessions = link, link.board, link.sessions
+        self._gone: dict[int, Exception] = {}
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._heard = time.monotonic()
+        self._closed = False
+
+    def write(self, dst: int, data: Array) -> int:
+        session = self._sessions[dst]
+        assert session is not None
+        if dst in self._gone or not len(data):
+            return 0
+        try:
+            return session.stream.send(data[:_PIECE].data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._gone[dst] = self._board.hear_why(dst)
+            return 0
+
+    def read(self, src: int, into: Array) -> int:
+        session = self._sessions[src]
+        assert session is not None
+        if src in self._gone or not len(into):
+            return 0
+        try:
+            count = session.stream.recv_into(into[:_PIECE].data)
+        except BlockingIOError:
+            return 0
+        except TamperedError:
+            self._gone[src] = session.tampered(self.names[src])
+            return 0
+        except OSError:
+            count = 0
+        if not count:
+            self._gone[src] = self._board.hear_why(src)
+        return count
+
+    def seal(self, dst: int, content: bytes) -> bytes:
+        session = self._sessions[dst]
+        assert session is not None
+        head, tail = session.outgoing.seal(content)
+        return head + content + tail
+
+    def open(self, src: int, sealed: bytes) -> bytes:
+        session = self._sessions[src]
+        assert session is not None
+        content = sealed[HEAD:-TAG]
+        if session.incoming.length(sealed[:HEAD]) != len(content) or not session.incoming.opens(
+            content, sealed[-TAG:]
+        ):
+            raise session.tampered(self.names[src])
+        return content
+
+    def wait(
+        self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool
+    ) -> None:
+        poll = select.poll()
+        interests: dict[int, int] = {}
+        for ranks, event in ((sources, select.POLLIN), (targets, select.POLLOUT)):
+            for rank in ranks:
+                session = self._sessions[rank]
+                if session is not None and rank not in self._gone:
+                    fd = session.sock.fileno()
+                    interests[fd] = interests.get(fd, 0) | event
+        for fd in (self._board.connections.fileno(), self._board.stop, self._bell):
+            interests[fd] = select.POLLIN
+        for fd, event in interests.items():
+            poll.register(fd, event)
+        ready = [fd for fd, _ in poll.poll(math.ceil(seconds * 1000))]
+        now = time.monotonic()
+        if ready:
+            self._heard = now
+        elif now - self._heard > _LOOK:
+            self._board.look_at_hosts(now - self._heard)
+        if self._bell in ready:
+            os.eventfd_read(self._bell)
+        if self._board.pump():
+            self._board.wake()
+        self._board.check()
+
+    def wake(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._bell, 1)
+
+    def gone(self, peer: int) -> Exception | None:
+        return self._gone.get(peer)
+
+    def abort(self, why: str) -> None:
+        self._link.abort(why)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._link.close()
+            os.close(self._bell)

@@ -1,0 +1,1 @@
+"""One job: configuration, launching, supervision, and a process's place in it."""

@@ -1,0 +1,274 @@
+"""Processes of mpirun: of Open MPI, and of Hydra, which MPICH and Intel MPI have."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from farandole.errors import RendezvousError, SettingsError
+from farandole.job.bootstrap import local_barrier
+from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.variables import PMI, numbers
+from farandole.job.config import Placement
+from farandole.job.report import reporter
+
+_OPEN_MPI = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "I_MPI_HYDRA_UUID", "HYDI_CONTROL_FD")
+DAEMONS = (
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "orterun",
+    "orted",
+    "prterun",
+    "prted",
+    "hydra_pmi_proxy",
+)
+
+# Waits for the end of a pipe; its arguments: seconds after which it ends its parent, and what it
+# says then.
+_WATCH = """
+import os, select, sys
+parent = os.getppid()
+if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
+    sys.stderr.write(sys.argv[2])
+    sys.stderr.flush()
+    os.kill(parent, 9)
+"""
+
+
+class Mpi:
+    name: ClassVar[str] = "mpi"
+    otherwise: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self._world: Any = None  # mpi4py's COMM_WORLD, once it was used
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, _OPEN_MPI) or numbers(env, _HYDRA)
+        if who is None:
+            return None
+        rank, size, local_rank, local_size = who
+        hostname = env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
+        return Placement(
+            rank=rank, size=size, local_rank=local_rank, local_size=local_size, hostname=hostname
+        )
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        if placement.local_size < placement.size:
+            return NOBODY  # which ranks are on which host is not told
+        number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
+        return Siblings(env, range(placement.size), number, _MARKS, DAEMONS)
+
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
+        # A rank that has ended is named here: MPI and PMI wait for it, and MPI says nothing.
+        number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
+        neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, DAEMONS)
+        try:
+            local_barrier.wait(placement, timeout, neighbours)
+        except RendezvousError:
+            from farandole.job.bootstrap import pmi
+
+            # Hydra goes on with those that wait for this one, and with those that never come
+            pmi.abort_at_exit()
+            raise
+        # PMI would be quicker; but a process can use it once, and the program may use MPI later.
+        trouble = "mpi4py is not installed here"
+        if importlib.util.find_spec("mpi4py") is not None:
+            with watched(placement, timeout):
+                world, trouble = world_of(placement)
+                if world is not None:
+                    self._world = world
+                    found: str = world.bcast(None if placement.rank else text())
+                    return found
+        if PMI in os.environ:
+            from farandole.job.bootstrap import pmi
+
+            return pmi.broadcast(placement, text, timeout, siblings)
+        raise SettingsError(
+            f"mpirun started this process as rank {placement.rank} of {placement.size}, but its"
+            f" ranks cannot find each other: {trouble}, and this mpirun offers no PMI-1 (PMI_FD)"
+            " instead. Install mpi4py for the MPI of this mpirun (pip install mpi4py), or start"
+            " the job with: farandole run --launcher mpi"
+        )
+
+    @property
+    def ends_together(self) -> bool:
+        return self._world is not None
+
+    def settled(self) -> None:
+        """Nothing is left to do."""
+
+    def abort(self) -> None:
+        if self._world is not None:
+            self._world.Abort(1)
+
+
+class Part(Mpi):
+    """Those processes of mpirun that a communicator of mpi4py has: a job of its own. The others
+    need not know.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._world = comm
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY  # their numbers in the environment are those of mpirun
+
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
+        found: str = self._world.bcast(None if placement.rank else text())
+        return found
+
+
+def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[Part, Placement]:
+    """The job of ``comm``, a communicator or a list of mpirun's ranks, and who this process is in
+    it, where it is ``placement`` of all. Called by the processes of ``comm``; ends this one if
+    others do not come in time.
+
+    Raises ValueError for a list that this process is not in, SettingsError without mpi4py.
+    """
+    text = (
+        f"farandole: init(comm=...) of process {placement.rank} of mpirun took longer than"
+        f" {timeout:g} s: MPI waits for all processes of the part, and to be initialised for all of"
+        " mpirun's. Those in no part must also initialise it (from mpi4py import MPI); if starting"
+        " takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
+    )
+    with _ending(timeout, text):
+        return _part_of(comm, placement)
+
+
+def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
+    """See ``part_of``."""
+    try:
+        MPI = library()
+    except (ImportError, RuntimeError) as error:
+        raise SettingsError(
+            "init(comm=...): a part of mpirun's processes needs mpi4py, which cannot be used"
+            f" ({error})"
+        ) from error
+    if not hasattr(comm, "Get_group"):
+        ranks = list(comm)
+        if (
+            placement.rank not in ranks
+            or len({*ranks}) < len(ranks)
+            or not {*ranks} <= {*range(placement.size)}
+        ):
+            raise ValueError(
+                f"init(comm={ranks}): this process is rank {placement.rank} of {placement.size};"
+                " the list must hold it, and each of its ranks once: only those in the list call"
+                " init"
+            )
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
+    near = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    return Part(comm), placement.replace(
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        local_rank=near.Get_rank(),
+        local_size=near.Get_size(),
+    )
+
+
+def of_one(command: Sequence[str]) -> bool:
+    """Is this the command line of an mpirun that starts one process, as far as the words before its
+    first value say?
+    """
+    if os.path.basename(command[0]) not in DAEMONS or ":" in command:
+        return False
+    options = list(itertools.takewhile(lambda word: word.startswith("-"), command[1:]))
+    return options[-1:] in (["-n"], ["-np"]) and command[1 + len(options) :][:1] == ["1"]
+
+
+def daemon() -> int:
+    """mpirun's process on this host, below which this one is; 0 if it cannot be seen."""
+    return Siblings({}, (0,), "", (), DAEMONS).daemon
+
+
+@contextlib.contextmanager
+def watched(placement: Placement, timeout: float) -> Iterator[None]:
+    """End this process if the block takes longer: MPI waits for ranks of other hosts for ever, and
+    lets no other thread run meanwhile. One rank of each host does this.
+    """
+    if placement.local_rank or placement.local_size == placement.size:
+        yield
+        return
+    text = (
+        f"farandole: rank {placement.rank}: all ranks of {placement.hostname} are in init(), but"
+        f" those of other hosts did not reach it within {timeout:g} s. Every rank must call init();"
+        " if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
+    )
+    with _ending(timeout, text):
+        yield
+
+
+@contextlib.contextmanager
+def _ending(timeout: float, text: str) -> Iterator[None]:
+    """End this process, which says ``text`` then, if the block takes longer."""
+    import subprocess
+
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCH, str(timeout), text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ):
+        yield
+
+
+def world_of(placement: Placement) -> tuple[Any, str]:
+    """mpi4py's COMM_WORLD, or None and why it is of no use."""
+    try:
+        MPI = library()
+    except (ImportError, RuntimeError) as error:
+        return None, f"mpi4py cannot be used ({error})"
+    world = MPI.COMM_WORLD
+    if world.Get_size() == placement.size and world.Get_rank() == placement.rank:
+        return world, ""
+    version = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    return (
+        None,
+        (
+            f"mpi4py, with {version}, is rank {world.Get_rank()} of {world.Get_size()}: it does not"
+            " belong to this mpirun"
+        ),
+    )
+
+
+def library() -> Any:
+    """mpi4py's MPI, initialised: programs for Horovod say ``mpi4py.rc.initialize = False``, for
+    Horovod sees to it.
+    """
+    import mpi4py
+
+    asked, mpi4py.rc.initialize = mpi4py.rc.initialize, True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = asked
+    if not MPI.Is_initialized():  # it was imported before, without
+        MPI.Init_thread()
+        atexit.register(_finalize, MPI)
+    return MPI
+
+
+def _finalize(MPI: Any) -> None:
+    """At the end of a process that has not failed: one that has would wait here for ranks that wait
+    for it.
+    """
+    if not reporter.failed() and not MPI.Is_finalized():
+        MPI.Finalize()

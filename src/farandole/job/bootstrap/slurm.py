@@ -1,0 +1,169 @@
+"""Tasks of a step of Slurm: ``srun python train.py``.
+
+The tasks agree through PMI where srun offers it, else by a file in the user's home, which the nodes
+share: nobody but the user can read or replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from farandole.errors import AuthenticationError, RendezvousError, SettingsError
+from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
+from farandole.job.bootstrap.variables import PMI, numbers
+from farandole.job.config import Placement
+
+PAUSE = 0.05  # seconds between looks at the file
+ENDED = "ended"  # stands in the file if rank 0 was seen to end before it wrote it
+TOLD = 3.0  # seconds for which that stands there: other nodes may see the file late
+CURE = (
+    "set HOME to a folder that the nodes share, use srun --mpi=pmi2, or start the job with:"
+    " farandole run --launcher slurm"
+)
+_WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
+DAEMON = "slurmstepd"
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+class Slurm:
+    name: ClassVar[str] = "slurm"
+    otherwise: ClassVar[str] = ""
+    ends_together = False
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, _WHO)  # a batch script has no number of a step
+        if who is None:
+            return None
+        rank, size, local_rank, node, _ = who
+        tasks = tasks_per_node(
+            env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(size)
+        )
+        hosts = [index for index, count in enumerate(tasks) if count > local_rank]
+        return Placement(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=tasks[node],
+            cross_rank=hosts.index(node),
+            cross_size=len(hosts),
+            hostname=env.get("SLURMD_NODENAME", ""),
+            homogeneous=len(set(tasks)) == 1,
+        )
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        here = [int(rank) for rank in env.get("SLURM_GTIDS", "").split(",") if rank.isdecimal()]
+        return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), (DAEMON,))
+
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
+        if PMI in os.environ:
+            from farandole.job.bootstrap import pmi
+
+            return pmi.broadcast(placement, text, timeout, siblings)
+        path = meeting_point(os.environ)
+        if placement.rank == 0:
+            told = text()
+            try:
+                write(path, told)
+            except OSError as error:
+                raise SettingsError(
+                    "the ranks of a Slurm step meet by a file in the home directory, and rank 0"
+                    f" cannot write {path} ({error.strerror}): {CURE}"
+                ) from None
+            return told
+        told = read(path, placement, timeout, siblings)
+        if told == ENDED:
+            raise RendezvousError.ended([0])
+        return told
+
+    def settled(self) -> None:
+        with contextlib.suppress(OSError):
+            meeting_point(os.environ).unlink()
+
+    def abort(self) -> None:
+        """srun says by itself when others end: --kill-on-bad-exit, --wait."""
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """``"2(x3),1"`` as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = _TASKS.fullmatch(item.strip())
+        if match is None:
+            raise SettingsError(
+                f"SLURM_TASKS_PER_NODE={text!r} cannot be read: it must be like 2(x3),1"
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def meeting_point(env: Mapping[str, str]) -> Path:
+    """The file for a step, which no other step of the user has, not even of the same job when it
+    was requeued.
+    """
+    facts = [env.get("SLURM_CLUSTER_NAME", ""), env["SLURM_JOB_ID"], env["SLURM_STEP_ID"]]
+    name = "-".join([*facts, env.get("SLURM_RESTART_COUNT", "0")])
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise SettingsError(
+            "the ranks of a Slurm step meet by a file in the home directory, and this user has"
+            f" none: {CURE}"
+        ) from error
+    return home / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
+
+
+def write(path: Path, text: str) -> None:
+    """So that it is there whole or not at all, for this user only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check(os.stat(path.parent, follow_symlinks=False), path.parent)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
+    os.replace(new, path)
+
+
+def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = NOBODY) -> str:
+    """Wait for the file. RendezvousError after ``timeout`` seconds. Who sees that rank 0 has ended
+    tells all others.
+    """
+    deadline, look = time.monotonic() + timeout, time.monotonic()
+    while time.monotonic() < deadline:
+        if time.monotonic() > look:
+            look += LOOK
+            if 0 in siblings.ended() and not path.exists():
+                write(path, ENDED)
+                time.sleep(TOLD)
+                path.unlink(missing_ok=True)
+                return ENDED
+        with contextlib.suppress(FileNotFoundError):
+            # a network's file system may remember that the file was not there
+            os.listdir(path.parent)
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+                _check(os.fstat(file.fileno()), path)
+                return file.read()
+        time.sleep(PAUSE)
+    raise RendezvousError(
+        f"rank {placement.rank} of this Slurm step found no {path} within {timeout:g} s. Rank 0"
+        " writes it in init(): every rank must call that. If the nodes do not share the home"
+        " directory, use srun --mpi=pmi2, or start the job with: farandole run --launcher slurm",
+        [0],
+    )
+
+
+def _check(found: os.stat_result, path: Path) -> None:
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise AuthenticationError(
+            f"{path} belongs to user {found.st_uid} and has the mode"
+            f" {stat.S_IMODE(found.st_mode):o}: the job's secret is in it, so it must belong to"
+            f" user {os.geteuid()} and be closed to all others (chmod go= {path})"
+        )

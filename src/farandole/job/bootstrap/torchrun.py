@@ -1,0 +1,267 @@
+"""Processes of torchrun, and others that have torch.distributed's variables.
+
+Those of torchrun on one host tell each other the invitation by a file for this user only. Those on
+several have nothing but torchrun's store, and others that which rank 0 serves at ``MASTER_ADDR``
+and ``MASTER_PORT``. These answer anybody who reaches them: such a job is as safe as
+torch.distributed itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from farandole.errors import RendezvousError, SettingsError
+from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.slurm import read, write
+from farandole.job.bootstrap.variables import numbers
+from farandole.job.config import AGENT_STORE, Placement
+
+WHO = ("RANK", "WORLD_SIZE")
+WHERE = ("MASTER_ADDR", "MASTER_PORT")
+_AGAIN = 0.1  # seconds
+_FILE = "invitation"  # in a folder of its own
+_WHO = (*WHO, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+class Torchrun:
+    name: ClassVar[str] = "torchrun"
+    otherwise: ClassVar[str] = ""
+    ends_together = False
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        # Others set RANK and its like, too: only torchrun tells the number of its run.
+        who = numbers(env, _WHO) if "TORCHELASTIC_RUN_ID" in env else None
+        if who is None:
+            return None
+        rank, size, local_rank, local_size, node, nodes = who
+        return Placement(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            cross_rank=node,
+            cross_size=nodes,
+            hostname=socket.gethostname(),
+        )
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY
+
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
+        if placement.local_size < placement.size:
+            return _through_store(placement, text, timeout)
+        path = meeting_point(os.environ)
+        if placement.rank == 0:
+            told = text()
+            write(path, told)
+            return told
+        try:
+            return read(path, placement, timeout, siblings)
+        except RendezvousError as error:
+            raise RendezvousError.late([0], timeout) from error
+
+    def settled(self) -> None:
+        path = meeting_point(os.environ)
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if path.name == _FILE:
+                path.parent.rmdir()
+
+    def abort(self) -> None:
+        """torchrun ends the others itself."""
+
+
+class TorchVariables:
+    """Processes of others (Kubeflow's PyTorchJob, deepspeed), or started by hand."""
+
+    name: ClassVar[str] = "torch"
+    ends_together = False
+    otherwise: ClassVar[str] = (
+        " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment say that this process is"
+        " one of several; if it is to train alone, set FARANDOLE_SIZE=1."
+    )
+
+    def __init__(self) -> None:
+        # rank 0's store, until all have been told: the place is init_process_group()'s
+        self._serves: Any = None
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, WHO)
+        if who is None or not all(env.get(name) for name in WHERE) or "TORCHELASTIC_RUN_ID" in env:
+            return None
+        if importlib.util.find_spec("torch") is None:
+            return None
+        rank, size = who
+        (local_rank,), (local_size,) = (
+            numbers(env, ("LOCAL_RANK",)) or [0],
+            numbers(env, ("LOCAL_WORLD_SIZE",)) or [1],
+        )
+        return Placement(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            hostname=socket.gethostname(),
+        )
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY
+
+    def broadcast(
+        self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
+    ) -> str:
+        host, port = (os.environ[name] for name in WHERE)
+        if placement.rank >= placement.size or not port.isdecimal():
+            raise SettingsError(
+                f"RANK={placement.rank} must be below WORLD_SIZE={placement.size}, and"
+                f" MASTER_PORT={port!r} a number: all ranks of a job are given these, from 0"
+                f" on.{self.otherwise}"
+            )
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self._meet(
+                    host, int(port), placement.rank, text, max(1.0, deadline - time.monotonic())
+                )
+            except RuntimeError as error:
+                # it reached a store of rank 0 that was about to end
+                if placement.rank and time.monotonic() < deadline:
+                    time.sleep(_AGAIN)
+                    continue
+                trouble = (
+                    f"found no rank 0 there within {timeout:g} s"
+                    if placement.rank
+                    else "cannot serve there"
+                )
+                raise RendezvousError(
+                    f"rank {placement.rank} of {placement.size} meets the others at {host}:{port}"
+                    f" (MASTER_ADDR, MASTER_PORT), and {trouble}: {_first_line(error)}. All ranks"
+                    " must have the same of both, with a port that nothing else has, and call"
+                    " init(); if starting takes longer, raise"
+                    f" FARANDOLE_START_TIMEOUT.{self.otherwise}",
+                    [0] if placement.rank else [],
+                ) from error
+
+    def _meet(
+        self, host: str, port: int, rank: int, text: Callable[[], str], timeout: float
+    ) -> str:
+        """Raises RuntimeError."""
+        serves = rank == 0
+        # with init_process_group()'s options: where that has come first, its store is shared
+        store = _stores()(
+            host,
+            port,
+            None,
+            serves,
+            timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        self._serves = store if serves else None
+        return _tell(store, "farandole/init", rank, text)
+
+    def settled(self) -> None:
+        self._serves = None
+
+    def abort(self) -> None:
+        """Each process ends by itself."""
+
+
+def meeting_point(env: Mapping[str, str]) -> Path:
+    """The file of one start of the ranks: all are children of one agent."""
+    facts = [
+        env["TORCHELASTIC_RUN_ID"],
+        str(_agent(env)),
+        env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    ]
+    name = re.sub(r"[^\w.-]", "_", "-".join([socket.gethostname(), *facts]))
+    home = _home()
+    return (
+        home / name
+        if home
+        else Path(tempfile.gettempdir()) / f"farandole-{os.geteuid()}-{name}" / _FILE
+    )
+
+
+def _home() -> Path | None:
+    """The folder for all runs of this user; None without a home directory that can be written to
+    (containers).
+    """
+    try:
+        folder = Path.home() / ".cache" / "farandole" / "torchrun"
+    except RuntimeError:
+        return None
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return folder if os.access(there, os.W_OK | os.X_OK) else None
+
+
+def _agent(env: Mapping[str, str]) -> int:
+    """The process that started this rank: the parent, or that of a script around the program."""
+    mine = {
+        f"{name}={env.get(name, '')}".encode()
+        for name in ("TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT")
+    }
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it cannot be seen
+        while mine <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def _through_store(placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    if os.environ.get(AGENT_STORE) != "True":
+        raise SettingsError(
+            f"torchrun started this process as rank {placement.rank} of {placement.size} on several"
+            " hosts, and keeps no store for its ranks. Start it with --rdzv-backend c10d, or the"
+            " job with: farandole run"
+        )
+    store_of: Any = _stores()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    key = f"farandole/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        return _tell(
+            store_of(host, port, None, False, timedelta(seconds=timeout)), key, placement.rank, text
+        )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 did not reach init() within {timeout:g} s: {error}", [0]
+        ) from error
+
+
+def _tell(store: Any, key: str, rank: int, text: Callable[[], str]) -> str:
+    """Rank 0's ``text()`` on every rank, through a store of torch.distributed, under ``key``.
+    Raises RuntimeError.
+    """
+    comes = f"{key}/comes/{rank}"
+    times = store.add(comes, 1)  # programs may call shutdown() and init() again
+    if rank == 0:
+        store.set(f"{key}/{times}", text())
+    try:
+        return bytes(store.get(f"{key}/{times}")).decode()
+    except RuntimeError:
+        store.add(comes, -1)
+        raise
+
+
+def _stores() -> Any:
+    """torch.distributed's class, which is there: torchrun is its own."""
+    from torch.distributed import TCPStore
+
+    return TCPStore
+
+
+def _first_line(error: Exception) -> str:
+    """Without the stack of C++ that torch adds."""
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,140 @@
+"""What the environment of this process says of its job: who told it, and what another job has left
+there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farandole.errors import SettingsError
+from farandole.job.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, variables
+from farandole.job.report.files import FILES, of_outer_job
+
+if TYPE_CHECKING:
+    from farandole.job.bootstrap import Found
+
+
+def forget_outer_job(env: MutableMapping[str, str]) -> None:
+    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it
+    inherits: it is no such rank, but one of a job of its own.
+    """
+    if ORIGIN not in env or not any(name in env for name in STARTERS):
+        return
+    from farandole.job.bootstrap import origin
+
+    if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
+        return  # or a container hides some of it
+    torchruns = "TORCHELASTIC_RUN_ID" in env
+    own = (FILES, ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH))
+    for name in (*of_outer_job(env), *own):
+        env.pop(name, None)
+
+
+def told(env: Mapping[str, str]) -> bool:
+    """Was this process told who it is, by a launcher or by hand?"""
+    return any(env.get(name) for name in ("FARANDOLE_STORE", *variables(Placement)))
+
+
+def found(env: Mapping[str, str]) -> Found | None:
+    """The cluster that has started this process, if it is one of ours to know."""
+    from farandole.job import (
+        bootstrap as surroundings,  # here, so that jobs with a driver do not pay for it
+    )
+
+    return surroundings.find(env)
+
+
+def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
+    """For a process that is alone: what to say if it is a rank of a job or stands below one, and
+    what that was told was taken from the environment (``sudo``, ``env -i``, a container with a
+    clean one), or was too little; or "". Raises SettingsError if that contradicts itself.
+    """
+    if told(own):
+        return ""
+    from farandole.job import bootstrap as surroundings  # here, as in ``found``
+
+    surroundings.check(own)
+    if who := surroundings.half_told(own):
+        return _UNKNOWN.format(*who)
+    if any(name in own for name in STARTERS):
+        return ""
+    for pid in _ancestors(proc):
+        env = _environment(proc / f"{pid}/environ")
+        which = "this process" if pid == os.getpid() else f"process {pid}, above this one,"
+        if "FARANDOLE_STORE" in env and env.get("FARANDOLE_SIZE", "1") != "1":
+            what = f"is rank {env.get('FARANDOLE_RANK')} of {env['FARANDOLE_SIZE']}"
+            return _LOST.format(which, what, "FARANDOLE_*")
+        if started := surroundings.find(env):
+            what = f"is rank {started.placement.rank} of {started.placement.size}"
+            return _LOST.format(which, what, _NAMES[started.cluster.name])
+        if any(name in env for name in STARTERS):  # it stands alone, and what is below it, too
+            return ""
+        if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):
+            return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
+        name = _bytes(proc / f"{pid}/comm").decode("latin-1").strip()
+        if cluster := surroundings.DAEMONS.get(name):
+            if any(
+                surroundings.mpi.of_one(_words(proc / f"{above}/cmdline"))
+                for above in _ancestors(proc, pid)
+            ):
+                return ""
+            return _LOST.format(
+                f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster]
+            )
+    return ""
+
+
+def check_rank(placement: Placement) -> None:
+    """Raise SettingsError for a rank that its job has no place for."""
+    if not 0 <= placement.rank < placement.size:
+        raise SettingsError(
+            f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of"
+            f" ranks, {placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or let farandole"
+            " run do it"
+        )
+
+
+_NAMES = {
+    "mpi": "OMPI_*, PMI*",
+    "slurm": "SLURM_*",
+    "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*",
+    "torch": "RANK, WORLD_SIZE, MASTER_*",
+}
+_LOST = (
+    "{} {}, but the variables that say who this process is ({}) are not in its environment: it"
+    " trains alone, as rank 0 of 1. Keep them (sudo -E, a container's --env); or set"
+    " FARANDOLE_SIZE=1 if it is to be alone"
+)
+_UNKNOWN = (
+    "this process was started as rank {} of {} ({}), by a launcher that does not say {}, so its"
+    " ranks are not joined: it trains alone, as rank 0 of 1. Start the job by farandole run,"
+    " Hydra's or Open MPI's mpirun, srun or torchrun; or set FARANDOLE_SIZE=1 if it is to be alone"
+)
+
+
+def _ancestors(proc: Path, pid: int = 0) -> Iterator[int]:
+    """Process ``pid`` (0: this one), and those above it that can be seen."""
+    pid = pid or os.getpid()
+    while pid > 1:
+        yield pid
+        above = _bytes(proc / f"{pid}/stat").rpartition(b")")[2].split()
+        pid = int(above[1]) if above else 0
+
+
+def _environment(file: Path) -> dict[str, str]:
+    """That in which a process was started."""
+    return dict(text.decode("latin-1").partition("=")[::2] for text in _bytes(file).split(b"\0"))
+
+
+def _words(file: Path) -> list[str]:
+    return _bytes(file).decode("latin-1").split("\0")
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # another user's, or it has ended
+        return b""

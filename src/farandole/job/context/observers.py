@@ -1,0 +1,176 @@
+"""Who watches the engine of this process: the gradient check and, as settings say, stall check,
+timeline, autotune.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.base.contracts import Observer, Transport, Waiting
+from farandole.base.log import logger
+from farandole.core.engine import Engine
+from farandole.core.observe.gradient_check import GradientCheck
+from farandole.core.observe.stall import Inquiry, StallCheck
+from farandole.errors import SettingsError
+from farandole.job.config import Connection, Placement, Settings, built_for
+from farandole.job.report import keys
+from farandole.job.report.files import DYNAMIC
+from farandole.net.store import StoreClient, clock_name
+
+if TYPE_CHECKING:
+    from farandole.core.observe.timeline import Timeline
+
+_LONGEST_DELAY = 5.0  # seconds before a rank connects to the store for the stall check
+_NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
+
+
+class Observers:
+    """From ``init`` to ``shutdown``."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        connection: Connection,
+        settings: Settings,
+        client: StoreClient | None,
+        scope: str = "",
+    ) -> None:
+        """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError
+        if a file cannot be written.
+        """
+        self._settings, self._rank = settings, placement.rank
+        self.timeline: Timeline | None = None
+        self.gradient_check = GradientCheck()
+        self._client = client
+        self._tuner = self._tuner_of(placement, settings)
+        if settings.timeline:
+            from farandole.core.observe.timeline import (  # here: most jobs write none
+                Timeline,
+                ahead,
+            )
+
+            clock = ahead(client.clock, clock_name()) if client is not None else 0.0
+            self.timeline = Timeline(placement.rank, placement.size, clock)
+            if settings.timeline != DYNAMIC:
+                self._start_timeline(settings.timeline, settings.timeline_mark_cycles, on=True)
+
+        self._stall_checks: list[StallCheck] = []
+        self._inquiry: Inquiry | None = None
+        if client is not None and placement.size > 1 and not settings.stall_check_disable:
+            soon = min(
+                settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY
+            )
+            self._inquiry = Inquiry(
+                client,
+                lambda: StoreClient(connection.store, connection.secret),
+                scope,
+                placement.rank,
+                placement.size,
+                min(soon / 4, _LONGEST_DELAY),
+                self._waiting,
+            )
+
+    def _waiting(self) -> list[Waiting]:
+        """The waiting collectives of this rank, over all engines."""
+        return [wait for check in list(self._stall_checks) for wait in check.now()]
+
+    def of(
+        self, transport: Transport, ranks: Sequence[int] = (), prefix: str = ""
+    ) -> list[Observer]:
+        """The observers of one engine. For that of a process set: its ranks' numbers in the job,
+        and the prefix of names in the timeline, where two sets may have a tensor of the same name.
+        """
+        observers: list[Observer] = [self.gradient_check]
+        if not self._settings.stall_check_disable:
+            check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
+            self._stall_checks.append(check)
+            observers.append(check)
+        if self.timeline is not None:
+            observers.append(self.timeline.of(wire_name(transport), ranks, prefix))
+        return observers
+
+    def attach(self, engine: Engine) -> None:
+        """``engine`` is that of all ranks: the one to tune."""
+        if self._tuner is not None:
+            self._tuner.attach(engine)
+            engine.observers.add(self._tuner)
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Rank 0 writes to ``path``; the others, if they were told to write at all, to
+        ``path.rank<N>``.
+        """
+        if self.timeline is None:
+            raise SettingsError(_NOT_ENABLED)
+        self._start_timeline(path, mark_cycles, on=False)
+
+    def _start_timeline(self, path: str, mark_cycles: bool, *, on: bool) -> None:
+        """``on``: what an earlier ``init`` has begun goes on."""
+        rank = self._rank
+        if self.timeline is None or (rank and not self._settings.timeline_all_ranks):
+            return
+        path = f"{path}.rank{rank}" if rank else path
+        self.timeline.start(path, mark_cycles=mark_cycles, on=on and self._begun(path))
+
+    def _begun(self, path: str) -> bool:
+        """Has this rank begun the file before, in this job? From now on it has: also for another
+        program of the rank, for a shell script may run several.
+        """
+        path = os.path.abspath(path)
+        if self._client is None:
+            before = path in _begun
+            _begun.add(path)
+            return before
+        key = keys.begun(self._rank, path)
+        before = self._client.try_get(key) is not None
+        self._client.set(key, b"")
+        return before
+
+    def stop_timeline(self) -> None:
+        if self.timeline is None:
+            raise SettingsError(_NOT_ENABLED)
+        self.timeline.stop()
+
+    def _tuner_of(self, placement: Placement, settings: Settings) -> Any:
+        """Rank 0's tuner, if one is asked for."""
+        if not settings.autotune or placement.rank:
+            return None
+        if placement.size == 1:
+            logger.info("--autotune has nothing to do: there is one rank")
+            return None
+        from farandole.core.observe.autotune import Tuner
+
+        return Tuner(
+            settings, on=bool(settings.autotune_log) and self._begun(settings.autotune_log)
+        )
+
+    def close(self) -> None:
+        if self._inquiry is not None:
+            self._inquiry.close()
+        if self.timeline is not None:
+            self.timeline.stop()
+        if self._tuner is not None:
+            self._tuner.close()
+
+
+def wire_name(transport: Any) -> str:
+    """The name of this transport in activities: SHM, TCP, HIERARCHICAL ..."""
+    carrier = getattr(transport, "link", transport)
+    module = type(carrier).__module__.split(".")
+    return (
+        module[module.index("transports") + 1] if "transports" in module else type(carrier).__name__
+    )
+
+
+def note_ignored() -> None:
+    """Say once which variables of Horovod's installer are set: nothing is compiled here."""
+    global _noted
+    names = [] if _noted else built_for(os.environ)
+    _noted = True
+    if names:
+        logger.info("ignored, because nothing is compiled: %s", ", ".join(names))
+
+
+_noted = False
+_begun: set[str] = set()  # files of a process that is alone in its job

@@ -1,0 +1,153 @@
+"""The job's parameter servers, as this process reaches them: processes that the driver starts when
+a rank first asks for them, or, where there is no driver, threads of rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from farandole.core.ps.client import Servers
+from farandole.errors import HorovodInternalError, RendezvousError, SettingsError
+from farandole.job.config import Placement, Settings
+from farandole.job.report import keys
+from farandole.net import interfaces
+from farandole.net.store import StoreClient
+
+if TYPE_CHECKING:
+    from farandole.core.ps.peer import PeerServer
+
+# seconds for which rank 0 serves after its own end; the others train that long without it
+AFTER = 3600.0
+
+
+class ServerAccess:
+    """``scope``: this stay in the job."""
+
+    def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
+        self._placement, self._settings, self._scope = placement, settings, scope
+        self._servers: Servers | None = None
+        self._peer: PeerServer | None = None
+        self._store: StoreClient | None = None  # with a peer
+        self._close: list[Callable[[float], None]] = []  # servers in this process
+
+    def open(self, store: StoreClient | None) -> Servers:
+        """Connected to all servers. Raises SettingsError without a store, RendezvousError if they
+        do not come.
+        """
+        if self._servers is None:
+            if store is None:
+                raise SettingsError(
+                    "parameter servers need the store of a job, and this one has none: start it"
+                    " with farandole run, farandole.run, mpirun or srun"
+                )
+            scope = "" if store.try_get(keys.JOB) is not None else self._scope
+            if scope:
+                self._serve(store, scope)
+            else:
+                store.set(keys.SERVERS_WANTED, b"")
+            self._servers = self._connected(store, scope)
+        return self._servers
+
+    def peer(self, store: StoreClient | None) -> PeerServer:
+        """What this rank shows to others; it ends with ``say_bye``. Raises SettingsError without a
+        store.
+        """
+        if self._peer is None:
+            if store is None:
+                raise SettingsError(
+                    "ranks that average in the background need the store of a job, and this one has"
+                    " none: start it with farandole run, farandole.run, mpirun or srun"
+                )
+            from farandole.core.ps.peer import PeerServer
+
+            at = interfaces.offered(store.host, self._settings.network_interfaces)
+            hosts = [interfaces.parted(address)[0] for address in at.split(",")]
+            self._peer = PeerServer(
+                self._placement.rank, store.secret, hosts, functools.partial(self._left, store)
+            )
+            self._store = store
+        return self._peer
+
+    def _left(self, store: StoreClient, rank: int) -> bool:
+        """Has the rank ended this stay in order? Yes, if the job has, with its store."""
+        try:
+            return store.try_get(keys.left(self._scope, rank)) is not None
+        except (OSError, HorovodInternalError):
+            return True
+
+    def _end_peer(self, failed: bool) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None and self._store is not None:
+            if not failed:
+                with contextlib.suppress(OSError, HorovodInternalError):
+                    self._store.set(keys.left(self._scope, self._placement.rank), b"")
+            peer.close()
+
+    def leave(self, store: StoreClient | None) -> None:
+        """This rank has no more data: no other waits for it until it pushes again."""
+        if store is not None and self._placement.size > 1:
+            store.set(keys.away(self._scope, self._placement.rank), b"")
+        if self._servers is not None:
+            self._servers.leave()
+
+    def come_back(self, store: StoreClient) -> None:
+        """Take back what ``leave`` told those who have not heard of this rank yet."""
+        store.set(keys.away(self._scope, self._placement.rank), b"back")
+
+    def say_bye(self, failed: bool) -> None:
+        """No other rank waits for this one any more."""
+        self._end_peer(failed)
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.close(failed)
+
+    def close(self, failed: bool) -> None:
+        """Servers in this process end when all ranks have said bye; at once, if this rank
+        failed.
+        """
+        while self._close:
+            self._close.pop()(0.0 if failed else AFTER)
+
+    def _connected(self, store: StoreClient, scope: str) -> Servers:
+        replicas = 1 if scope else self._settings.replicas
+        count = self._settings.servers * replicas
+        found = store.gather(keys.servers(scope), count, self._settings.start_timeout)
+        late = [number for number, address in enumerate(found) if address is None]
+        if late:
+            cure = "if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
+            if scope:
+                cure += (
+                    ". No driver is here that starts it, and rank 0 does when it uses it itself:"
+                    " take rank 0 into the process set, or start the job with farandole run"
+                )
+            number = late[0] // replicas
+            raise RendezvousError(
+                f"parameter server {number} did not start within {self._settings.start_timeout:g}"
+                f" s; {cure}"
+            )
+        told = [address.decode() for address in found if address is not None]
+        addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
+        host, _ = interfaces.split(store.address)
+        patience = self._settings.stall_shutdown_seconds
+        return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)
+
+    def _serve(self, store: StoreClient, scope: str) -> None:
+        if self._settings.replicas > 1:
+            raise SettingsError(
+                f"--replicas {self._settings.replicas} needs server processes, and there is no"
+                " driver here that could start them: start the job with farandole run, or leave"
+                " out --replicas"
+            )
+        if self._placement.rank:
+            return
+        from farandole.core.ps.server import ParameterServer, stored_end
+
+        host, _ = interfaces.split(store.address)
+        interface = host if interfaces.is_loopback(host) else interfaces.EVERYWHERE
+        for index in range(self._settings.servers):
+            server = ParameterServer(store.secret, [interface], stored_end(store))
+            self._close.append(server.close)
+            store.set(keys.server(scope, index), server.address.encode())

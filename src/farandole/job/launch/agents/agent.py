@@ -1,0 +1,368 @@
+"""The agent of a host, or of one task of a cluster: it starts ranks as processes of its own, passes
+their output and their ends on to the driver, and ends them when the driver says so, goes away, or
+the cluster ends the agent.
+
+Everything travels through the job's store; ``registry`` lists the keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.base.types import Slot
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
+from farandole.job.config import Connection, Placement, Settings, cores, variables
+from farandole.job.launch import outer
+from farandole.job.launch.limits import cure
+from farandole.job.launch.processes import LocalWorker, start_ranks
+from farandole.net.store import StoreClient, enter
+
+STREAMS = ("stdout", "stderr")
+AHEAD = 64 << 20  # bytes of output that may wait for the driver before ranks have to
+PIECE = 1 << 18
+LOOK = 0.05  # seconds between looks at the processes
+DRAIN = 0.5  # seconds for which the pipes of a rank that has ended are still read
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the driver has gone
+PATIENCE = 5.0  # seconds for messages on their way when the task is over
+LONG = 3600.0
+_GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver has
+
+
+class Agent:
+    """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``:
+    variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
+    variables that ranks do not get, if not those of ``outer``; ``cwd``: where ranks work, if not
+    here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
+    """
+
+    def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
+        self.name = f"agent/{task['index']}"
+        self._task = task
+        self._folder = folder
+        self._odd = odd
+        client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
+        self._client = enter(client, task["index"]) if task.get("invited") else client
+        self._workers: list[LocalWorker] = []  # the ranks, and after them other processes
+        self._ranks = 0
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = os.pipe()
+        self._listening: threading.Thread | None = None
+        self._talking: list[threading.Thread] = []
+
+    def run(self) -> None:
+        """Until the driver says bye."""
+        try:
+            self._client.stay(self.name)
+            self._client.set(f"{self.name}/hello", json.dumps(self._hello()).encode())
+            order = self._next_order(0)
+            if order["do"] == "start" and self._start(order):
+                self._attend()
+        except _GONE:
+            self._end_alone()  # not the cluster's trouble: the driver knows why it went
+            self._client.close()  # threads may wait for an answer of the driver
+        finally:
+            for thread in self._talking:
+                thread.join(PATIENCE)
+            self._client.close()
+            if self._listening is not None:
+                self._listening.join(PATIENCE)
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "place": place(),
+            "odd": dict(self._odd),
+            "gpus": self._task.get("gpus", []),
+            "cores": cores(),
+            "python": sys.executable,
+            "pid": os.getpid(),
+        }
+
+    def _next_order(self, number: int) -> dict[str, Any]:
+        while True:
+            data = self._client.take(f"{self.name}/order/{number}", LONG)
+            if data is not None:
+                found: dict[str, Any] = json.loads(data)
+                return found
+
+    def _start(self, order: Mapping[str, Any]) -> bool:
+        """False if the ranks cannot be started."""
+        if not self._run(order):
+            return False
+        self._ranks = len(self._workers)
+        self._listening = threading.Thread(
+            target=self._take_orders, name="farandole-orders", daemon=True
+        )
+        self._listening.start()
+        if order["log"]:
+            self._talking.append(
+                threading.Thread(target=self._show_log, name="farandole-log", daemon=True)
+            )
+            self._talking[0].start()
+        return True
+
+    def _run(self, order: Mapping[str, Any]) -> bool:
+        """Start what the order says; False if it cannot be started."""
+        own = environment(os.environ, self._folder, tuple(self._task.get("hidden", outer.PLACE)))
+        command = [order["python"] or sys.executable, *order["command"]]
+        slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
+        # not every host reaches the driver by the same address
+        here = {"FARANDOLE_STORE": self._client.address}
+        envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
+        try:
+            self._workers += start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
+        except SettingsError as error:
+            for number in range(len(self._workers), len(self._workers) + len(slots)):
+                message = {
+                    "message": (
+                        f"{command[0]} cannot be started:"
+                        f" {error.__cause__ or error}{cure(error.__cause__)}"
+                    )
+                }
+                self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
+            return False
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the ranks' own processes."""
+        for worker in self._workers[: self._ranks]:
+            worker.signal(number)
+
+    # ---- threads ----
+    def _take_orders(self) -> None:
+        number = 1
+        try:
+            while True:
+                order = self._next_order(number)
+                self._give(order)
+                if order["do"] == "bye":
+                    return
+                number += 1
+        except _GONE:
+            self._give({"do": "orphan"})
+
+    def _give(self, order: dict[str, Any]) -> None:
+        self._orders.put(order)
+        with contextlib.suppress(OSError):
+            os.write(self._wake_out, b"\0")
+
+    def _show_log(self) -> None:
+        """The output of all ranks, which the driver has merged, goes to this task's log."""
+        number = 0
+        with contextlib.suppress(*_GONE):
+            while True:
+                text = self._client.take(f"{self.name}/log/{number}", LONG)
+                if text is not None:
+                    if not text:
+                        return
+                    sys.stderr.buffer.write(text)
+                    sys.stderr.flush()
+                    number += 1
+
+    # ---- the main thread ----
+
+    def _attend(self) -> None:
+        """Pass output on, report ends, obey; returns after bye."""
+        sender = Sender(self._client, self.name)
+        self._talking.append(sender)
+        sender.start()
+        try:
+            with Pipes(self._wake_in) as pipes:
+                followed: list[Followed] = []
+                while self._obey():
+                    for worker in self._workers[len(followed) :]:
+                        pipes.add(worker)
+                        followed.append(Followed(len(followed), worker))
+                    for number, stream, data in pipes.read(LOOK):
+                        sender.put(f"out/{number}", bytes([stream]) + data)
+                    for rank in followed:
+                        rank.look(pipes, sender)
+        finally:
+            sender.finish()
+
+    def _obey(self) -> bool:
+        """False after bye."""
+        while not self._orders.empty():
+            order = self._orders.get()
+            if order["do"] == "bye":
+                self._end_alone()
+                return False
+            if order["do"] == "orphan":
+                raise RendezvousError("the driver has gone")
+            if order["do"] == "serve":
+                self._run(order)
+                continue
+            worker = self._workers[order["rank"]]
+            if order["do"] == "signal":
+                worker.signal(order["number"])
+            else:
+                worker.terminate() if order["do"] == "terminate" else worker.kill()
+        return True
+
+    def _end_alone(self) -> None:
+        """End what is left of the ranks without the driver."""
+        for end in (LocalWorker.terminate, LocalWorker.kill):
+            deadline = time.monotonic() + GRACE
+            for worker in self._workers:
+                if worker.alive():
+                    end(worker)
+            while any(worker.alive() for worker in self._workers) and time.monotonic() < deadline:
+                time.sleep(LOOK)
+
+
+class Followed:
+    """One rank, until all of it has been reported."""
+
+    def __init__(self, number: int, worker: LocalWorker) -> None:
+        self._number, self._worker = number, worker
+        self._ended = 0.0
+        self._said_exit = self._said_gone = False
+
+    def look(self, pipes: Pipes, sender: Sender) -> None:
+        code = self._worker.poll()
+        if code is not None and not self._ended:
+            self._ended = time.monotonic()
+        quiet = not pipes.open[self._number] or time.monotonic() > self._ended + DRAIN
+        if self._ended and not self._said_exit and quiet:
+            self._said_exit = True
+            sender.put(f"exit/{self._number}", json.dumps({"code": code}).encode())
+        if self._said_exit and not self._said_gone and not self._worker.alive():
+            self._said_gone = True
+            sender.put(f"gone/{self._number}", b"{}")
+
+
+class Pipes:
+    """The ranks' output, and the pipe that wakes us for an order."""
+
+    def __init__(self, wake: int) -> None:
+        self.open: list[set[int]] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wake, selectors.EVENT_READ, None)
+
+    def add(self, worker: LocalWorker) -> None:
+        number = len(self.open)
+        self.open.append(set())
+        for index, fd in enumerate((worker.stdout, worker.stderr)):
+            if fd is not None:
+                self.open[number].add(fd)
+                self._selector.register(fd, selectors.EVENT_READ, (number, index))
+
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for fd in set().union(*self.open):
+            os.close(fd)
+
+    def read(self, seconds: float) -> list[tuple[int, int, bytes]]:
+        """Output: (the rank's number here, 0 for stdout or 1 for stderr, bytes)."""
+        found = []
+        for key, _ in self._selector.select(seconds):
+            data = os.read(key.fd, PIECE)
+            if key.data is None:
+                continue
+            number, stream = key.data
+            if data:
+                found.append((number, stream, data))
+            else:
+                self._selector.unregister(key.fd)
+                self.open[number].discard(key.fd)
+                os.close(key.fd)
+        return found
+
+
+class Sender(threading.Thread):
+    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not
+    slow the ranks.
+    """
+
+    def __init__(self, client: StoreClient, name: str) -> None:
+        super().__init__(name=f"farandole-{name}-out", daemon=True)
+        self._client = client
+        self._prefix = name
+        self._waiting: deque[tuple[str, bytearray]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._finished = self._broken = False
+
+    def put(self, what: str, data: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < AHEAD or self._broken)
+            last = self._waiting[-1] if self._waiting else ("", bytearray())
+            if (
+                what.startswith("out/")
+                and last[0] == what
+                and last[1][0] == data[0]
+                and len(last[1]) < PIECE
+            ):
+                last[1].extend(data[1:])
+            else:
+                self._waiting.append((what, bytearray(data)))
+            self._bytes += len(data)
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._finished)
+                if not self._waiting:
+                    return
+                what, data = self._waiting.popleft()
+                self._bytes -= len(data)
+                self._changed.notify_all()
+            try:
+                self._client.set(f"{self._prefix}/{what}", bytes(data))
+            except _GONE:
+                with self._changed:
+                    self._broken = True
+                    self._waiting.clear()
+                    self._changed.notify_all()
+                return
+
+
+def place() -> str:
+    """The common trait of processes that can share memory: the running kernel, and its network
+    namespace (Unix sockets without a file belong to one).
+    """
+    name = ""
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            name = file.read().strip()
+        name += os.readlink("/proc/self/ns/net")
+    return name or socket.gethostname()
+
+
+def environment(
+    own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = outer.PLACE
+) -> dict[str, str]:
+    """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes,
+    with its importable packages.
+    """
+    known = variables(Placement, Connection, Settings)
+    base = {name: value for name, value in outer.without(own, hidden).items() if name not in known}
+    path = [folder, *(entry for entry in sys.path if entry != folder)]
+    return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}

@@ -1,0 +1,284 @@
+"""Places on any cluster that can start an agent on them: the ranks are dealt when all agents have
+reported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from farandole.base.log import logger
+from farandole.base.types import Slot
+from farandole.errors import JobFailedError, RendezvousError, SettingsError
+from farandole.job.launch.agents.registry import Agent, AgentRegistry, RemoteWorker
+from farandole.job.launch.limits import crowding
+from farandole.job.launch.plan import plan
+from farandole.net.handshake import encrypted
+from farandole.net.store import Door, StoreServer
+
+# Of the driver's variables, the ranks get those that say what a program was written for. No others:
+# the hosts are not the driver's.
+CHOICES = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
+TIDY = 5.0  # seconds for the agents to end when their ranks have
+CONTACT = 30.0  # seconds in which an agent must reach the driver
+
+
+class Place(NamedTuple):
+    """A place for one agent. ``ranks``: how many it starts there; ``host``: the user's name for the
+    host, empty: its own name, and agents that can share memory are on one host.
+    """
+
+    ranks: int
+    host: str = ""
+
+
+class Cluster(Protocol):
+    """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark
+    task"); ``python``: the ranks' interpreter, empty: the agents' own; ``private``: nobody can read
+    what it tells its agents.
+    """
+
+    noun: str
+    private: bool
+    python: str
+
+    def describe(self) -> str:
+        """See ``Allocation.describe``."""
+
+    def address(self) -> tuple[str, str]:
+        """The interface for the driver's socket, and the name by which agents reach it (empty: the
+        same). Raises SettingsError.
+        """
+
+    def unreachable(self, host: str) -> str:
+        """The cure when the driver cannot listen on the interface ``host``."""
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        """Start an agent on each place: ``boot.main(archive, wanted, {**facts, "index": n, ...})``
+        for place n.
+        """
+
+    def absent(self, agents: Sequence[int]) -> str:
+        """Why of these agents, which have not reported, some never will; empty while all may."""
+
+    def gone(self, agent: int) -> str | None:
+        """Why this agent has ended (empty: nobody knows); None while it runs. From any thread."""
+
+    def late(self, agents: Sequence[int], status: str) -> str:
+        """The text when these agents have not reported in time."""
+
+    def close(self, seconds: float) -> None:
+        """Wait for the agents to end by themselves; end those that do not."""
+
+
+class AgentAllocation:
+    """``timeout``: seconds in which all agents must have reported. ``log``: the first rank's agent
+    shows what is given to ``to_log``.
+    """
+
+    remote = True
+
+    def __init__(
+        self, cluster: Cluster, places: Sequence[Place], timeout: float, *, log: bool = False
+    ) -> None:
+        self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
+        self._np = sum(place.ranks for place in places)
+        self._store: StoreServer | None = None
+        self._door: Door | None = None
+        self._registry: AgentRegistry | None = None
+        self._slots: Sequence[Slot] | None = None
+        self._firsts: list[tuple[int, Slot]] = []  # of each host, the agent of its first rank
+        self._secret, self._command, self._env = "", list[str](), dict[str, str]()
+        self._began = 0.0
+
+    def describe(self) -> str:
+        return self._cluster.describe()
+
+    def listen(self, secret: str) -> StoreServer:
+        host, name = self._cluster.address()
+        self._secret = secret
+        try:
+            self._store = StoreServer(secret, host, advertise=name)
+            if encrypted(secret) and not self._cluster.private:
+                self._door = Door(self._store, secret, len(self._places), host, name)
+        except OSError as error:
+            cure = self._cluster.unreachable(host)
+            raise SettingsError(
+                f"the driver cannot listen on {host!r} ({error}): {cure}"
+            ) from error
+        return self._store
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[RemoteWorker]:
+        assert self._store is not None
+        chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
+        self._command, self._env = list(command[1:]), {**chosen, **env}
+        self._began = time.monotonic()
+        slots = plan(None, self._np)
+        self._registry = AgentRegistry(
+            self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun
+        )
+        facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
+        if self._door is not None:
+            facts |= {
+                "address": self._door.address,
+                "secret": self._door.invitation,
+                "invited": True,
+            }
+        self._cluster.start(facts)
+        return self._registry.workers
+
+    def status(self) -> str:
+        there = len(self._registry.agents) if self._registry is not None else 0
+        return f"{there} of {len(self._places)} {self._cluster.noun}s started"
+
+    def slots(self) -> Sequence[Slot] | None:
+        if self._slots is None and self._registry is not None:
+            agents = self._registry.agents
+            absent = [index for index in range(len(self._places)) if index not in agents]
+            if not absent:
+                self._shut()
+                self._slots = self._deal(
+                    self._registry, [agents[index] for index in range(len(self._places))]
+                )
+            elif why := self._failure(self._registry, absent):
+                self._registry.dismiss()  # the others, which wait for ranks in vain
+                self._cluster.close(TIDY)
+                raise JobFailedError(why)
+            elif time.monotonic() > self._began + self._timeout:
+                raise RendezvousError(self._cluster.late(absent, self.status()))
+        return self._slots
+
+    def _failure(self, registry: AgentRegistry, absent: Sequence[int]) -> str:
+        lost = [self._cluster.gone(index) for index in registry.lost[:1]]
+        return self._cluster.absent(absent) or next(
+            (why or f"a {self._cluster.noun} ended" for why in lost), ""
+        )
+
+    def _deal(self, registry: AgentRegistry, agents: Sequence[Agent]) -> Sequence[Slot]:
+        """Ranks to the agents: rank 0 to the first, contiguous on each host."""
+        slots, dealt = deal(self._places, agents)
+        for agent in agents:
+            for name, where in agent.odd.items():
+                if where and name != "cloudpickle":
+                    runs = (
+                        "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run"
+                    )
+                    logger.warning(
+                        "%s has another %s (%s); %s the driver's, which was sent along",
+                        agent.host,
+                        name,
+                        where,
+                        runs,
+                    )
+        gpus = {slot.rank: agents[index].gpus for index, mine in dealt.items() for slot in mine}
+        self._firsts = [
+            (index, mine[0]) for index, mine in dealt.items() if mine[0].local_rank == 0
+        ]
+        for index, mine in dealt.items():
+            order = {
+                "command": self._command,
+                "python": self._cluster.python,
+                "log": self._log and mine[0].rank == 0,
+            }
+            registry.assign(
+                index, mine, [self._environment(slot, slots, gpus) for slot in mine], order
+            )
+        return slots
+
+    def _environment(
+        self, slot: Slot, slots: Sequence[Slot], gpus: Mapping[int, Sequence[str]]
+    ) -> dict[str, str]:
+        neighbours = [
+            other for other in slots if other.rank - other.local_rank == slot.rank - slot.local_rank
+        ]
+        who = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
+        return {
+            **self._env,
+            **who,
+            **visible([gpus[other.rank] for other in neighbours], slot.local_rank),
+        }
+
+    def serve(
+        self, command: Sequence[str], envs: Sequence[Mapping[str, str]], together: int
+    ) -> Sequence[RemoteWorker]:
+        """See ``contract.Serving``."""
+        assert self._registry is not None
+        workers: list[RemoteWorker] = []
+        for begin in range(0, len(envs), together):
+            index, first = self._firsts[begin // together % len(self._firsts)]
+            own = envs[begin : begin + together]
+            numbers = range(begin, begin + len(own))
+            slots = [
+                Slot(self._np + number, first.host, number, len(envs), 0, 1, len(envs))
+                for number in numbers
+            ]
+            order = {"command": list(command[1:]), "python": self._cluster.python}
+            workers += self._registry.serve(index, slots, own, order)
+        return workers
+
+    def advice(self) -> str:
+        agents = self._registry.agents if self._registry is not None else {}
+        crowded = [
+            crowding(place.ranks, agents[index].cores, agents[index].host)
+            for index, place in enumerate(self._places)
+            if index in agents
+        ]
+        return next(filter(None, crowded), "")
+
+    def to_log(self, text: str) -> None:
+        """Add to the log of the first rank's agent."""
+        if self._registry is not None:
+            self._registry.to_log(text)
+
+    def _shut(self) -> None:
+        if self._door is not None:
+            self._door.close()
+
+    def close(self) -> None:
+        self._shut()
+        if self._registry is not None:
+            self._registry.dismiss()
+            # Agents that have not reported cannot be told to end.
+            self._cluster.close(TIDY if self._slots is not None else 0.0)
+            self._registry.close()
+
+
+def deal(
+    places: Sequence[Place], agents: Sequence[Agent]
+) -> tuple[tuple[Slot, ...], dict[int, list[Slot]]]:
+    """All slots, and those of each agent by its index. Pure.
+
+    Agents are on one host if the user calls it by one name; without names, if they can share
+    memory.
+    """
+    hosts: dict[str, list[Agent]] = {}
+    for place, agent in zip(places, agents, strict=True):
+        hosts.setdefault(place.host or agent.place, []).append(agent)
+    names = [(places[group[0].index].host or group[0].host, group) for group in hosts.values()]
+    counts = [(name, sum(places[agent.index].ranks for agent in group)) for name, group in names]
+    slots = plan(counts, sum(count for _, count in counts))
+    left = list(slots)
+    dealt = {}
+    for agent in (agent for _, group in names for agent in group):
+        take = places[agent.index].ranks
+        dealt[agent.index], left = left[:take], left[take:]
+    return slots, dealt
+
+
+def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
+    """The variables that pin a rank to the cluster's GPUs for it. ``gpus``: the addresses for each
+    rank of its host.
+
+    Every rank of a host sees the GPUs of all of them, in an order in which the device with the
+    number of its local rank is its own: Horovod programs say
+    ``torch.cuda.set_device(hvd.local_rank())``.
+    """
+    if not gpus[local_rank]:
+        return {}
+    most = max(len(addresses) for addresses in gpus)
+    order = [addresses[turn] for turn in range(most) for addresses in gpus if turn < len(addresses)]
+    unique = list(dict.fromkeys(order))
+    mine = [str(unique.index(address)) for address in gpus[local_rank]]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(unique), "FARANDOLE_GPUS": ",".join(mine)}

@@ -1,0 +1,202 @@
+"""The program of ``farandole hosts`` on each host: it tells what is there, and measures the way to
+other hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
+from farandole.job.config import content, cores
+from farandole.job.launch.agents.remote import likeliest_first, no_contact
+from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, listening
+from farandole.net.store import StoreClient
+
+PINGS = 50
+SECONDS = 0.5  # of sending, for the bandwidth
+PIECE = bytes(1 << 20)
+CONTACT = 2.0  # seconds in which an address must answer
+BACK = 5.0  # the same of the driver's
+
+
+def exactly(sock: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = sock.recv(length - len(data))
+        if not piece:
+            raise ConnectionError("it hung up")
+        data += piece
+    return data
+
+
+def serve(door: socket.socket, token: bytes) -> None:
+    """Answer those who know the token: echo pings, then count bytes."""
+    while True:
+        sock, _ = door.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(CONTACT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if exactly(sock, len(token)) != token:
+                continue
+            for _ in range(PINGS + 1):
+                sock.sendall(exactly(sock, 1))
+            buffer, total = bytearray(1 << 20), 0
+            while got := sock.recv_into(buffer):
+                total += got
+            sock.sendall(b"%d\n" % total)
+
+
+def measure(addresses: list[str], port: int, token: bytes) -> dict[str, Any]:
+    """The first of the addresses that answers, its latency (seconds, one way) and bandwidth (bytes
+    per second).
+    """
+    trouble = []
+    for address in addresses:
+        try:
+            with socket.create_connection((address, port), timeout=CONTACT) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.sendall(token)
+                return {"address": address, **_measured(sock)}
+        except OSError as error:
+            trouble.append(f"{address}: {error}")
+    return {"error": "; ".join(trouble) or "it has no address"}
+
+
+def _measured(sock: socket.socket) -> dict[str, float]:
+    turns = []
+    for _ in range(PINGS + 1):
+        began = time.perf_counter()
+        sock.sendall(b".")
+        exactly(sock, 1)
+        turns.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    while time.perf_counter() < began + SECONDS:
+        sock.sendall(PIECE)
+    sock.shutdown(socket.SHUT_WR)
+    sock.settimeout(30.0)
+    total = int(sock.makefile().readline())
+    return {
+        "latency": sorted(turns[1:])[PINGS // 2] / 2,
+        "bandwidth": total / (time.perf_counter() - began),
+    }
+
+
+def no_way_back(addresses: list[str], secret: str) -> str:
+    """Why no job could start here: none of the driver's addresses answers. Empty if one does, or
+    there are none.
+    """
+    trouble = []
+    for address in likeliest_first(addresses):
+        try:
+            StoreClient(address, secret, BACK).close()
+            return ""
+        except (AuthenticationError, HorovodInternalError, RendezvousError, OSError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            trouble.append(
+                f"{address} ({cause.strerror or cause if isinstance(cause, OSError) else cause})"
+            )
+    if not trouble:
+        return ""
+    if all(interface.loopback for interface in interfaces()):
+        return no_contact(addresses)
+    return (
+        f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the"
+        " way back (the driver's ports are chosen by the system, as those of a job are), or"
+        " --network-interfaces must name others"
+    )
+
+
+def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
+    """The facts about this host. ``odd``: the driver's packages of which this host has others
+    (where) or none (""); ``names``: the interfaces that are to carry a job, as set. Raises
+    SettingsError for one that is not here.
+    """
+    return {
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "farandole": odd.get("farandole"),
+        "numpy": _version("numpy"),
+        "cores": cores(),
+        "memory": _memory(),
+        "gpus": _gpus(),
+        "addresses": [each.address for each in chosen(interfaces(), names)],
+    }
+
+
+def _version(package: str) -> str:
+    """Empty if it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _memory() -> int:
+    """Bytes."""
+    found = [
+        line.split()[1]
+        for line in content("/proc/meminfo").splitlines()
+        if line.startswith("MemTotal")
+    ]
+    return int(found[0]) << 10 if found else 0
+
+
+def _gpus() -> list[str]:
+    """The names of the GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (
+        []
+        if done.returncode
+        else [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    )
+
+
+def main(
+    told: Mapping[str, Any],
+    odd: Mapping[str, str],
+    frame: Callable[[], bytes],
+    say: Callable[..., None],
+) -> int:
+    """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the
+    driver has gone.
+    """
+    token = told["token"]
+    try:
+        found = facts(odd, told["interfaces"])
+        trouble = no_way_back(told["addresses"], told["secret"])
+    except SettingsError as error:
+        trouble = str(error)
+    if trouble:
+        say(failed=trouble)
+        return 1
+    door = listening(EVERYWHERE, backlog=16)
+    threading.Thread(target=serve, args=(door, token.encode()), daemon=True).start()
+    say(facts=found, port=door.getsockname()[1])
+    while True:
+        asked = json.loads(frame())
+        say(measured=measure(asked["addresses"], asked["port"], token.encode()))

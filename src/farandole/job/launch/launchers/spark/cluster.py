@@ -1,0 +1,314 @@
+"""A SparkContext as a cluster: its resources, and a barrier stage on it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from farandole.base.log import logger
+from farandole.errors import SettingsError, counted
+from farandole.job.launch import outer
+from farandole.job.launch.agents import boot
+from farandole.job.launch.agents.bundle import bundle
+from farandole.job.report.spark import session
+from farandole.job.report.spark.guard import FILES
+
+NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
+STOPPED = "the Spark session was stopped"
+NOTICE = 3.0  # seconds after which we say that we wait for them
+LOOK = 0.1
+_BOOT = Path(boot.__file__)
+# variables of Spark's own Python, no business of a rank
+PRIVATE = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
+
+
+class Cluster:
+    """The Spark application of this process."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._conf = context.getConf()
+
+    @classmethod
+    def active(cls, create: bool = False) -> Cluster:
+        """The running one; with ``create``, started from what is configured if there is none. Else
+        SettingsError.
+        """
+        try:
+            import pyspark.sql  # noqa: F401
+        except ImportError as error:
+            raise SettingsError(
+                f"PySpark is not installed here ({error}): pip install pyspark"
+            ) from error
+        context = session.started() if create else session.context()
+        if context is None:
+            raise SettingsError(
+                f"{NO_CONTEXT} SparkSession.builder.getOrCreate() starts one (a Spark Connect"
+                " session has none: use the cluster's own driver)"
+            )
+        return cls(context)
+
+    # ---- resources ----
+
+    @property
+    def default_parallelism(self) -> int:
+        return max(1, int(self._context.defaultParallelism))
+
+    def get(self, name: str, default: str = "") -> str:
+        return str(self._conf.get(name, default))
+
+    @property
+    def master(self) -> str:
+        return str(self._context.master)
+
+    @property
+    def is_local(self) -> bool:
+        """Do tasks run in the driver's own JVM?"""
+        return self.master == "local" or self.master.startswith("local[")
+
+    def slots(self) -> int:
+        """How many tasks can run at once on the executors that are there."""
+        scala = self._context._jsc.sc()
+        return int(
+            scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
+        )
+
+    def executors(self) -> int:
+        infos = self._context._jsc.sc().statusTracker().getExecutorInfos()
+        return max(1, len(infos) - (0 if self.is_local else 1))
+
+    def check(self, np: int) -> None:
+        """Raise SettingsError where so many ranks can never start together, whatever executors
+        come.
+        """
+        if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
+            raise SettingsError(
+                "all ranks of a job start together, in a barrier stage, and Spark has none with"
+                " dynamic allocation: start the session with spark.dynamicAllocation.enabled=false"
+                " and a fixed number of executors (spark.executor.instances)"
+            )
+        most = self._most()
+        if most is not None and most < np and (found := self.slots()) < np:
+            raise self._too_few(np, found)
+
+    def await_slots(self, np: int, seconds: float) -> int:
+        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more
+        will come, or none have come in ``seconds``.
+        """
+        self.check(np)
+        began, told = time.monotonic(), -1
+        while (found := self.slots()) < np and (waited := time.monotonic() - began) < seconds:
+            if waited > NOTICE and found != told:
+                told = found
+                logger.warning(
+                    "waiting for executors: np=%d ranks need as many task slots, and %s; it waits"
+                    " %.0f s (HOROVOD_SPARK_START_TIMEOUT)",
+                    np,
+                    self.describe(found),
+                    seconds,
+                )
+            time.sleep(LOOK)
+        if found < np:
+            raise self._too_few(np, found, f" after {seconds:.0f} s" if seconds else "")
+        return found
+
+    def _too_few(self, np: int, found: int, late: str = "") -> SettingsError:
+        return SettingsError(
+            f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}{late}. "
+            f"{self._cure(np, found)}"
+        )
+
+    def describe(self, slots: int) -> str:
+        count = self.executors() if slots else 0
+        where = "in the driver" if self.is_local else f"on {counted(count, 'executor')}"
+        return f"{self.master} has {counted(slots, 'task slot')} {where}"
+
+    def _most(self) -> int | None:
+        """How many slots there can be when all executors have come; None: nobody says."""
+        if self.is_local:
+            return self.slots()
+        cpus = float(self.get("spark.task.cpus", "1"))
+        found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", self.master)
+        count, cores = self.get("spark.executor.instances"), self.get("spark.executor.cores")
+        if found:
+            count, cores = found[1], found[2]
+        if count and cores:
+            limits = [int(int(cores) / cpus)]
+            for name, amount in self._conf.getAll():  # GPUs and the like
+                there = re.fullmatch(r"spark\.task\.resource\.(.+)\.amount", name)
+                if there:
+                    limits.append(
+                        int(
+                            float(self.get(f"spark.executor.resource.{there[1]}.amount", "0"))
+                            / float(amount)
+                        )
+                    )
+            return int(count) * min(limits)
+        most = self.get("spark.cores.max")
+        return int(int(most) / cpus) if most else None
+
+    def _cure(self, np: int, found: int) -> str:
+        if self.is_local:
+            return f"Use np={found} or less, or start the session with .master('local[{np}]')"
+        names = [
+            "spark.executor.instances",
+            "spark.executor.cores",
+            "spark.cores.max",
+            "spark.task.cpus",
+        ]
+        names += [
+            name
+            for name, _ in self._conf.getAll()
+            if ".resource." in name and name.endswith(".amount")
+        ]
+        now = (
+            ", ".join(f"{name}={self.get(name)}" for name in names if self.get(name))
+            or "none of them is set"
+        )
+        if not found:
+            return (
+                "No executor has registered: the cluster has no room for one (spark.executor.cores"
+                " and spark.executor.memory must fit a worker), other applications hold it, or its"
+                f" executors end at once; the cluster's own pages and logs say which (now: {now})"
+            )
+        return (
+            f"Use np={found} or less, or a larger cluster: more workers, spark.executor.instances,"
+            " spark.executor.cores or spark.cores.max raised, or spark.task.cpus and"
+            f" spark.task.resource.gpu.amount lowered, when the session starts (now: {now})"
+        )
+
+    def addresses(self) -> tuple[str, str]:
+        """The interface for sockets that executors connect to, and its name for them."""
+        if self.is_local:
+            return "127.0.0.1", ""
+        host = self.get("spark.driver.host", "127.0.0.1").strip("[]")
+        return self.get("spark.driver.bindAddress", host).strip("[]"), host
+
+    # ---- the barrier stage ----
+
+    def submit(self, np: int, task: dict[str, Any], name: str, description: str) -> Stage:
+        """A barrier stage of ``np`` tasks, each of which runs an agent."""
+        return Stage(
+            self._context,
+            np,
+            _task(_BOOT.read_text(encoding="utf-8"), *bundle(), task),
+            name,
+            description,
+        )
+
+
+def _task(
+    boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]
+) -> Callable[..., Iterator[Any]]:
+    """The task for the executors. A function inside a function is sent whole, this one imports
+    nothing of Farandole: it need not be there. The secret is among ``facts``, so in no environment
+    and no setting of Spark's.
+    """
+    files, hidden = FILES, (*PRIVATE, *outer.PLACE)
+
+    def run(_: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import BarrierTaskContext, SparkFiles
+
+        context = BarrierTaskContext.get()
+        gpus = context.resources().get("gpu")
+        mine = {
+            "index": context.partitionId(),
+            "gpus": [] if gpus is None else list(gpus.addresses),
+        }
+        mine |= {"env": {files: SparkFiles.getRootDirectory()}, "hidden": hidden}
+        space: dict[str, Any] = {"__name__": "farandole_boot"}
+        exec(compile(boot, "farandole/boot.py", "exec"), space)
+        space["main"](archive, wanted, {**facts, **mine})
+        return iter(())
+
+    return run
+
+
+class Stage:
+    """The Spark job of one of our jobs, in a thread of its own. It is in the caller's job group, so
+    that who cancels that ends it, too; ``name``: of its tag, by which we cancel it, and of its
+    group where the caller has none.
+    """
+
+    def __init__(
+        self, context: Any, np: int, task: Callable[..., Any], name: str, description: str
+    ) -> None:
+        from pyspark import InheritableThread
+
+        self.error: BaseException | None = None
+        self.ended_at: float | None = None
+        self._context, self._np, self._task = context, np, task
+        self._name, self._description = name, description
+        # It has the caller's local properties (its scheduler pool, for instance), and sets some of
+        # its own.
+        self._thread: threading.Thread = InheritableThread(
+            target=self._run, name="farandole-spark", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            group = self._context.getLocalProperty("spark.jobGroup.id") or self._name
+            self._context.setJobGroup(group, self._description, interruptOnCancel=False)
+            self._context.addJobTag(self._name)
+            self._context.parallelize(range(self._np), self._np).barrier().mapPartitions(
+                self._task
+            ).collect()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended_at = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+    def reason(self) -> str:
+        """Why it failed, in a line or two; empty if it did not (or goes on)."""
+        why = "" if self.error is None else reason(self.error)
+        return STOPPED if self._context._jsc is None or "SparkContext was shut down" in why else why
+
+    def close(self, seconds: float) -> None:
+        """Wait for the tasks to end by themselves; cancel those that do not."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._context._jsc is not None:
+            with contextlib.suppress(Exception):  # the gateway may be gone
+                self._context.cancelJobsWithTag(self._name)
+            self._thread.join(10.0)
+
+    def cancel(self) -> None:
+        self.close(0.0)
+
+
+def reason(error: BaseException) -> str:
+    """The cause in Spark's exception, without its stack traces."""
+    java = getattr(error, "java_exception", None)
+    text = str(error)
+    if java is not None:
+        with contextlib.suppress(Exception):
+            text = str(java.getMessage() or java.toString())
+    raised = re.findall(
+        r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$",
+        text.partition("\n\tat ")[0],
+        re.M,
+    )
+    for pattern in (
+        r"ExecutorLostFailure \(.*",
+        r"Python worker exited unexpectedly.*",
+        r"\[PYTHON_VERSION_MISMATCH\].*",
+        r"Job \d+ cancelled.*",
+    ):
+        found = re.search(pattern, text)
+        if found:
+            return found[0].strip()
+    own = [
+        f"{kind}: {message}"
+        for kind, message in raised
+        if kind not in ("SparkException", "PythonException")
+    ]
+    return own[-1] if own else text.strip().split("\n")[0]

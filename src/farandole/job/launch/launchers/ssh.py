@@ -1,0 +1,218 @@
+"""Hosts that are reached by ssh: one agent on each, started over OpenSSH's client.
+
+The job's environment, its secret and, where it is missing, Farandole itself go over ssh's stdin.
+That is also the agent's lifeline: when the driver or the connection ends, the agent does, and its
+ranks with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from farandole.base.log import logger
+from farandole.base.types import Slot
+from farandole.errors import SettingsError, counted
+from farandole.job.config import Connection, Placement, Settings, variables
+from farandole.job.launch import outer
+from farandole.job.launch.contract import Request
+from farandole.job.launch.openssh import CONNECT, Session, command, failures, program
+from farandole.job.launch.plan import parse_hosts, places, plan
+from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, is_here, joined, split
+
+if TYPE_CHECKING:
+    from farandole.job.launch.agents.allocation import AgentAllocation
+
+# seconds after which ssh has given up on hosts that are down, and no other failure is awaited
+SETTLE = CONNECT + 2.0
+# Variables of the driver that are about its own machine, user or terminal; ranks get the others, as
+# with Horovod.
+OWN = {
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PWD",
+    "OLDPWD",
+    "HOSTNAME",
+    "HOST",
+    "MAIL",
+    "DISPLAY",
+    "XAUTHORITY",
+    "SHLVL",
+    "TMPDIR",
+    "TMP",
+    "TEMP",
+    "TERM",
+    "_",
+    "PYTHONPATH",
+    "CUDA_VISIBLE_DEVICES",
+}
+OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "TMUX", "VSCODE_")
+
+
+class Ssh:
+    """The launcher."""
+
+    name: ClassVar[str] = "ssh"
+
+    def affinity(self, request: Request) -> int:
+        hosts = parse_hosts(request.hosts) if request.hosts is not None else []
+        return -1 if all(is_here(_name(host)) for host, _ in hosts) else 2
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        # here: local jobs look at this file, too
+        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+
+        if request.hosts is None:
+            raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
+        key = os.path.expanduser(request.settings.ssh_identity_file)
+        if key and "%" not in key and not os.path.isfile(key):  # ssh would go on without it
+            raise SettingsError(f"--ssh-identity-file={key!r}: there is no such file")
+        slots = plan(request.hosts, request.np)
+        wanted = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
+        return AgentAllocation(Sessions(slots, request.settings), wanted, request.start_timeout)
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
+
+
+class Sessions:
+    """The ``Cluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
+
+    noun, python, private = "host", "", True
+
+    def __init__(self, slots: Sequence[Slot], settings: Settings) -> None:
+        self._slots, self._settings = slots, settings
+        self._hosts = [slot.host for slot in slots if slot.local_rank == 0]
+        self._sessions: list[Session] = []
+        self._addresses = [
+            each.address for each in chosen(interfaces(), settings.network_interfaces)
+        ]
+        self._began = 0.0
+
+    def describe(self) -> str:
+        return f"{counted(len(self._slots), 'rank')} on {places(self._slots)}, by ssh"
+
+    def address(self) -> tuple[str, str]:
+        """All interfaces: the hosts try the addresses of each, and one of them may be dead for
+        some.
+        """
+        if not self._addresses:
+            raise SettingsError(
+                "this machine has no address by which other hosts could reach it: no interface but"
+                " the loopback is up with one (IPv6 addresses of one link, fe80::..., do not count)"
+            )
+        return (self._addresses[0] if len(self._addresses) == 1 else EVERYWHERE), self._addresses[0]
+
+    def unreachable(self, host: str) -> str:
+        return "--network-interfaces must name interfaces of this machine that the hosts reach"
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        # not for a job that only asks which launcher is best
+        from farandole.job.launch.agents.bundle import digests
+
+        _, port = split(str(facts["address"]))
+        first = {
+            "do": "agent",
+            "folder": os.getcwd(),
+            "path": search_path(),
+            "wanted": digests(),
+            "addresses": [joined(address, port) for address in self._addresses],
+            "env": environment(os.environ),
+        }
+        self._began = time.monotonic()
+        for index, host in enumerate(self._hosts):
+            task = {**facts, "index": index}
+            self._sessions.append(
+                Session(
+                    host,
+                    argv(host, self._settings),
+                    {**first, "task": task},
+                    partial(_answer, host),
+                )
+            )
+
+    def absent(self, agents: Sequence[int]) -> str:
+        ended = {index: why for index in agents if (why := self.gone(index)) is not None}
+        waiting = len(ended) < len(agents) and time.monotonic() < self._began + SETTLE
+        if not ended or waiting:  # for the failures of others: one message tells all
+            return ""
+        return failures(
+            {self._hosts[index]: why or "its agent ended" for index, why in ended.items()}
+        )
+
+    def gone(self, agent: int) -> str | None:
+        return self._sessions[agent].ended() if agent < len(self._sessions) else None
+
+    def late(self, agents: Sequence[int], status: str) -> str:
+        why = failures({self._hosts[index]: self._sessions[index].late() for index in agents})
+        return (
+            f"only {status} within the start timeout (--start-timeout sets how long to wait); {why}"
+        )
+
+    def close(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        # of the others all is said
+        heard = [session for session in self._sessions if session.ended() is None]
+        left = [
+            session.host
+            for session in self._sessions
+            if not session.close(deadline) and session in heard
+        ]
+        if stuck := [host for host in left if not is_here(_name(host))]:  # here, it has been killed
+            logger.warning(
+                "%s: the job did not end there when told to: something has stopped its processes"
+                " (SIGSTOP, a debugger, swap). They end when they go on; or end them by hand",
+                ", ".join(stuck),
+            )
+
+
+def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
+    ours, there = f"{sys.version_info[0]}.{sys.version_info[1]}", facts.get("python", "")
+    if there not in ("", ours):
+        logger.warning(
+            "%s runs Python %s, the driver %s: functions and results may not be readable there",
+            host,
+            there,
+            ours,
+        )
+    if not facts.get("need"):
+        return None
+    from farandole.job.launch.agents.bundle import archive
+
+    return archive()
+
+
+def _name(host: str) -> str:
+    return host.rpartition("@")[2]
+
+
+def argv(host: str, settings: Settings) -> list[str]:
+    """The command line of the first program on ``host``; this one is reached without ssh."""
+    words = program(sys.executable)
+    return words if is_here(_name(host)) else command(host, settings, words)
+
+
+def search_path() -> list[str]:
+    """The folders of PYTHONPATH, which mean the same on hosts that share them."""
+    return [
+        os.path.abspath(entry)
+        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if entry
+    ]
+
+
+def environment(driver: Mapping[str, str]) -> dict[str, str]:
+    """The driver's variables for ranks on other hosts. Settings have been read already, and come
+    with the job.
+    """
+    known = {*variables(Placement, Connection, Settings), *OWN}
+    hidden = (*OWN_PREFIXES, *outer.PLACE)
+    return {
+        name: value for name, value in outer.without(driver, hidden).items() if name not in known
+    }

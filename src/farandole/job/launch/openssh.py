@@ -1,0 +1,444 @@
+"""Programs of ours on other hosts, by OpenSSH's client: the command line, the conversation, and
+what can go wrong.
+
+The client reads the user's configuration, so names, ports, users, keys and jump hosts of ``ssh h1``
+hold here too. Host keys are checked as the user has it. Nothing secret stands on a command line: it
+goes over stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farandole.errors import SettingsError, printable
+from farandole.job.config import Settings
+from farandole.job.launch.agents import remote
+
+CONNECT = 8  # seconds for a host to answer
+# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 8 s,
+# and a stall of 5 s does not (see liveness). LogLevel: what is said is read. The others: what a
+# user's configuration has for terminals.
+OPTIONS = (
+    "BatchMode=yes",
+    f"ConnectTimeout={CONNECT}",
+    "ServerAliveInterval=1",
+    "ServerAliveCountMax=7",
+    "LogLevel=INFO",
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
+NO_PYTHON = 127
+SSH = 255  # the status of ssh's own failures
+OLD = "farandole needs Python 3.10"
+FIRST = (
+    f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is"
+    " %d.%d'%v);"
+    "r=sys.stdin.buffer.read;"
+    "exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
+)
+SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
+Hear = Callable[[Mapping[str, Any]], "bytes | None"]
+GRACE = 1.0  # seconds for a program to end when its stdin has
+TAIL = 4000  # characters of stderr that are kept
+# seconds, give or take half, after which a login that was dropped is tried again
+AGAIN = (0.5, 1.0, 2.0)
+JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
+# sshd drops logins at random where many begin at once (MaxStartups, 10:30:100 by default): so it
+# does to the hosts of a job behind one jump host.
+DROPPED = r"kex_exchange_identification: .*"
+EARLY = rf"{DROPPED}|Not allowed at this time"
+# the first program, of the length of the next
+MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"
+# What ssh says, and what that means. {host}, {login} (with the user) and {line} are filled in; {0}
+# is the part in brackets of the pattern.
+CAUSES: tuple[tuple[str, str], ...] = (
+    # before what ssh says of the jump host
+    (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),
+    (
+        EARLY,
+        (
+            "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd"
+            " there), or it lets this address in no more (fail2ban, hosts.deny)"
+        ),
+    ),
+    (
+        r"Could not resolve hostname",
+        "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or ~/.ssh/config",
+    ),
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        (
+            "its host key is not the one that is known: if it was set up anew, "
+            "ssh-keygen -R {host} and then ssh {login}; if not, somebody may be in between"
+        ),
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        "its host key is not known here: connect once by hand (ssh {login}) and confirm it",
+    ),
+    (
+        r"Permission denied \(([^)]*)\)",
+        (
+            "it does not accept our key (it takes: {0}): ssh-copy-id {login}, or "
+            "--ssh-identity-file, or load the key into ssh-agent"
+        ),
+    ),
+    (
+        r"Too many authentication failures",
+        (
+            "ssh-agent has too many keys for it: name the right one by "
+            "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"
+        ),
+    ),
+    (
+        r"connect to host (\S+) port (\d+): Connection refused",
+        "nothing listens on port {1}: start sshd there, or name its port by --ssh-port",
+    ),
+    (
+        r"connect to host (fe[89ab]\S*) port \d+: Invalid argument",
+        "a link-local address needs the interface of this machine that leads to it: [{0}%eth0]",
+    ),
+    (
+        r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to"
+        r" host|Network is "
+        r"unreachable)",
+        "it does not answer on port {1} ({2}): it is down, or a firewall stands between",
+    ),
+    (
+        r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
+        (
+            "it takes connections for ssh, and then says nothing: sshd there hangs, the host has no"
+            " memory or time left, or a firewall holds the rest back"
+        ),
+    ),
+    (
+        r"Timeout, server \S+ not responding",
+        "it does not answer any more: it is down, or the network between",
+    ),
+    (
+        r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
+        "it closed the connection: sshd, or the host, was stopped",
+    ),
+    (
+        (
+            r"Can't open user config file (\S+):|Bad configuration option|unknown option|Bad"
+            r" (number|owner)|keyword"
+        ),
+        "ssh does not take its options: {line}",
+    ),
+)
+
+
+def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
+    """The command line of ssh that runs ``words`` on ``host``, whatever its user's shell is."""
+    try:
+        more = shlex.split(settings.ssh_options)
+    except ValueError as error:
+        raise SettingsError(
+            f"--ssh-options={settings.ssh_options!r} cannot be taken apart into words: {error}"
+        ) from error
+    port = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
+    identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
+    ours = [word for option in OPTIONS for word in ("-o", option)]
+    # Of an option that is given twice, ssh takes the first.
+    return [
+        "ssh",
+        "-T",
+        "-x",
+        *ours[:2],
+        *port,
+        *identity,
+        *more,
+        *ours[2:],
+        "--",
+        host,
+        f"exec {shlex.join(words)}",
+    ]
+
+
+def program(python: str) -> list[str]:
+    """The command of the first program: with ``python`` if the host has that, else with its
+    python3.
+    """
+    quoted = shlex.quote(python)
+    script = f'p={quoted}; [ -x "$p" ] || p=python3; exec "$p" -c {shlex.quote(FIRST)}'
+    return ["sh", "-c", script]
+
+
+def reason(host: str, code: int, said: str) -> str:
+    """Why ssh, or the program on the host, ended with ``code``. ``said``: its stderr. Pure."""
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith("Warning: Permanently")
+    ]
+    absent = re.search(r"Identity file (\S+) not accessible", said)
+    if absent:
+        return f"there is no file {absent[1]} (--ssh-identity-file)"
+    old = next((line for line in lines if line.startswith(OLD)), "")
+    if old:
+        return old
+    fatal = re.search(r"Fatal Python error: (.*)", said)
+    if fatal:
+        return _no_start(fatal[1], said)
+    if code < 0:
+        return f"the process for it on this machine was ended by {signal.Signals(-code).name}"
+    if code == NO_PYTHON:
+        return _not_found(lines[-1] if lines else "")
+    if code == SSH:
+        jump = re.search(JUMP, said)  # then ssh's own words on the connection only follow from it
+        plain = [
+            line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)
+        ] or lines
+        for pattern, text in CAUSES:
+            found = re.search(pattern, said)
+            if found:
+                named = {
+                    "host": host.rpartition("@")[2],
+                    "login": host,
+                    "line": "".join(plain[-1:]),
+                }
+                return text.format(*found.groups(), **named)
+    mangled = re.search(MANGLED, said)
+    if mangled:
+        return (
+            f"our program did not arrive there as it was sent (it got {mangled[1]} first): a"
+            " startup file of the shell there (~/.bashrc) reads from stdin, or ssh's configuration"
+            " takes it away (StdinNull, ssh -n)"
+        )
+    last = lines[-1] if lines else "it said nothing"
+    return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
+
+
+def _not_found(last: str) -> str:
+    """What a shell there did not find. ``last``: what it said of that."""
+    if last and "python" not in last:
+        return (
+            "a program was not found there, before ours began: a startup file of the shell there"
+            f" (~/.bashrc) runs one that is missing, or takes PATH away; it said: {last}"
+        )
+    no = (
+        "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login"
+        " without a terminal"
+    )
+    return f"{no}; it said: {last}" if last else no
+
+
+def _no_start(fatal: str, said: str) -> str:
+    """Why the interpreter there ended before it ran anything. ``said``: its own account."""
+    found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", said, re.MULTILINE)
+    told = " and ".join(f"{name}={value}" for name, value in found)
+    if not told and "encodings" in said:  # Python 3.13 does not say where it looked
+        told = "PYTHONHOME or PYTHONPATH"
+    cure = (
+        f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
+        if told
+        else ""
+    )
+    return f"its Python does not start ({fatal}){cure}"
+
+
+def unheard(noise: str, code: int = 0) -> str:
+    """Why a session ended without a word before our program began. ``noise``: the last line that
+    the host printed.
+    """
+    printed = f"; it printed: {noise}" if noise else ""
+    status = f" with status {code}" if code else ""
+    return (
+        f"it ended the session{status} before our program began: a startup file of the shell there"
+        " (~/.bashrc) ends it, the user has no shell (/bin/false), or ssh's configuration has it"
+        f" run in the background (ForkAfterAuthentication, StdinNull){printed}"
+    )
+
+
+def framed(data: bytes) -> bytes:
+    return b"%08d" % len(data) + data
+
+
+def _programs() -> tuple[bytes, bytes]:
+    """The sources of ``remote`` and ``boot``. Imports here are not for a job that only asks which
+    launcher is best.
+    """
+    from pathlib import Path
+
+    from farandole.job.launch.agents import boot
+
+    return Path(remote.__file__).read_bytes(), Path(boot.__file__).read_bytes()
+
+
+class Session:
+    """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host);
+    ``first``: what it is told; ``hear``: called with each of its messages, by a thread, and returns
+    what it is to be sent (or None).
+    """
+
+    def __init__(
+        self, host: str, argv: Sequence[str], first: Mapping[str, Any], hear: Hear
+    ) -> None:
+        self.host = host
+        self.failed = ""  # in its own words
+        self._hear, self._said, self._lock = hear, "", threading.Lock()
+        self._begun, self._noise = False, ""  # has the program spoken; what the host printed before
+        self._argv, self._pauses, self._again_at = list(argv), list(AGAIN), 0.0
+        first_program, second_program = _programs()
+        opening = [first_program, json.dumps(dict(first)).encode(), second_program]
+        self._opening = b"".join(map(framed, opening))
+        self._start()
+
+    def _start(self) -> None:
+        self._said = ""
+        # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
+        try:
+            self._process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SettingsError(
+                f"{self._argv[0]} cannot be started on this machine ({error}): install OpenSSH's"
+                " client (openssh-client)"
+            ) from error
+        self._threads = [
+            threading.Thread(target=target, name=f"farandole-ssh-{self.host}", daemon=True)
+            for target in (self._converse, self._keep)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _dropped(self) -> bool:
+        """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its
+        time has come.
+        """
+        if self._begun or not re.search(DROPPED, self._said):
+            return False
+        with self._lock:
+            now = time.monotonic()
+            if self._process.poll() is None:  # another thread was here
+                return True
+            if not self._again_at:
+                if not self._pauses:
+                    return False
+                import random  # here: a plain job needs none
+
+                self._again_at = now + self._pauses.pop(0) * random.uniform(0.5, 1.5)
+            if now < self._again_at:
+                return True
+            self._again_at = 0.0
+            self._close_pipes()
+            self._start()
+            return True
+
+    def send(self, data: bytes) -> None:
+        """One frame. Says nothing if the host has gone: that is told by ``ended``."""
+        self._write(framed(data))
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            while view:
+                view = view[self._process.stdin.write(view) or 0 :]
+
+    def _converse(self) -> None:
+        assert self._process.stdout is not None
+        self._write(self._opening)
+        for line in self._process.stdout:
+            # What login scripts print may end without a newline (a terminal's title): our first
+            # message follows it.
+            noise, mark, message = line.partition(SPOKEN)
+            self._noise = (
+                printable(noise.decode("utf-8", "backslashreplace").strip()) or self._noise
+            )
+            if not mark:
+                continue
+            self._begun = True
+            with contextlib.suppress(ValueError):
+                facts = json.loads(b"{" + message)
+                self.failed = printable(str(facts.get("failed", self.failed)))
+                answer = self._hear(facts)
+                if answer is not None:
+                    self.send(answer)
+
+    def _keep(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            line = line.replace(b"\r", b"")  # ssh's own end in both
+            self._said = (self._said + printable(line.decode("utf-8", "backslashreplace")))[-TAIL:]
+
+    def ended(self) -> str | None:
+        """None while it runs; then why it ended, empty if all was well. From any thread."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        for thread in self._threads:
+            thread.join(1.0)
+        if code == SSH and self._dropped():
+            return None
+        said = self._said or (self._noise if code != SSH else "")
+        if code == 0 or (not said and not self._begun and code not in (SSH, NO_PYTHON)):
+            return self.failed or ("" if self._begun else unheard(self._noise, code))
+        return self.failed or reason(self.host, code, said)
+
+    def late(self) -> str:
+        """Why it has not come to its end in time, as far as that is known."""
+        why = self.ended()
+        if why is not None:
+            return why or "its program has ended"
+        if self._begun:
+            return "its program began, but did not report to the driver"
+        if re.search(DROPPED, self._said):
+            return reason(self.host, SSH, self._said)
+        printed = f"; it printed: {self._noise}" if self._noise else ""
+        return (
+            "our program has not begun there: a startup file of the shell there (~/.bashrc) waits"
+            f" for something, or ssh runs no command (SessionType, ssh -N); does `ssh {self.host}"
+            f" true` come back at once?{printed}"
+        )
+
+    def close(self, deadline: float) -> bool:
+        """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it,
+        and the program there with it. False if our program has begun there, and may not have ended.
+        """
+        with self._lock:
+            self._pauses, self._again_at = [], 0.0  # nothing is tried again
+        for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()  # type: ignore[union-attr]
+        stuck = self._process.poll() in (None, SSH)  # SSH: sshd says nothing any more
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(1.0)
+        self._close_pipes()
+        return not (stuck and self._begun)
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def failures(why: Mapping[str, str]) -> str:
+    """One text for all hosts that cannot be used, by name."""
+    count = "a host" if len(why) == 1 else f"{len(why)} hosts"
+    return "\n  ".join(
+        [f"{count} cannot be used:", *(f"{host}: {text}" for host, text in why.items())]
+    )

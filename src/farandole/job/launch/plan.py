@@ -1,0 +1,146 @@
+"""The places of ranks: from hosts and a number of processes to slots. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.base.types import Slot
+from farandole.errors import SettingsError
+from farandole.net.interfaces import joined
+
+_IPV6 = r"[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*(%[\w.-]+)?"
+_HOSTS = rf"(?P<user>([\w.-]+@)?)(?P<host>[\w.-]+|\[{_IPV6}\]):(?P<count>[0-9]+)"
+_LINE = (
+    rf"(?P<user>([\w.-]+@)?)(?P<host>[\w.-]+|{_IPV6}|\[{_IPV6}\])"
+    r"(?P<counts>(\s+(slots|max[_-]slots)\s*=\s*[0-9]+)*)\s*(#.*)?"
+)
+_COUNT = r"(slots|max[_-]slots)\s*=\s*([0-9]+)"
+
+
+def check_np(np: Any) -> int:
+    """``np`` if it can be a number of processes, else SettingsError."""
+    if isinstance(np, bool) or not isinstance(np, int):
+        raise SettingsError(f"np={np!r} is a {type(np).__name__}: it must be a whole number >= 1")
+    if np < 1:
+        raise SettingsError(f"np={np} must be >= 1: it is the number of processes to start")
+    return np
+
+
+def parse_hosts(hosts: str) -> list[tuple[str, int]]:
+    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots. IPv6 addresses
+    stand in brackets there, and without them in the pairs.
+    """
+    if not isinstance(hosts, str):
+        raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
+    slots: dict[str, int] = {}
+    for item in hosts.split(","):
+        found = re.fullmatch(_HOSTS, item.strip())
+        if found is None:
+            raise SettingsError(
+                "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
+                f"This cannot be read: {item!r}{_hint(item.strip())}"
+            )
+        host = found["user"] + found["host"].strip("[]")
+        slots[host] = slots.get(host, 0) + int(found["count"])
+    return list(slots.items())
+
+
+def read_hostfile(path: str) -> str:
+    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a
+    comment. Open MPI's ``max_slots=4`` may stand there, too: it limits how many ranks more than
+    slots may be, and there are never more.
+
+    Raises SettingsError for a file, or a line of it, that cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows begin files with a mark
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--hostfile {path!r} cannot be read: {error}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = re.fullmatch(_LINE, line.strip())
+        if found is None:
+            hint = _hint(line.split()[0])
+            raise SettingsError(
+                f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>{hint}"
+            )
+        counts = {
+            name.replace("-", "_"): int(count)
+            for name, count in re.findall(_COUNT, found["counts"])
+        }
+        slots = counts.get("slots", 1)
+        if slots > counts.get("max_slots", slots):
+            raise SettingsError(
+                f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of"
+                " them fit"
+            )
+        hosts.append(_place(found["user"] + found["host"].strip("[]"), slots))
+    if not hosts:
+        raise SettingsError(f"--hostfile {path!r} names no host")
+    return ",".join(hosts)
+
+
+def _hint(host: str) -> str:
+    """The cure for what is no host, if we know it."""
+    if host.startswith("@"):
+        return (
+            "; the name of the user in front of @ is empty: is it a variable of the shell that is"
+            " not set?"
+        )
+    named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
+    if named:  # of a file: mpirun -machinefile of MPICH
+        return (
+            f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config"
+            " or --ssh-port"
+        )
+    if re.fullmatch(rf"([\w.-]+@)?{_IPV6}", host):
+        return "; an IPv6 address stands in brackets: [fd00::1]:2"
+    return ""
+
+
+def _place(host: str, count: int) -> str:
+    """``h1:2``, ``me@[fd00::1]:2``"""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{joined(name, count)}"
+
+
+def places(slots: Sequence[Slot]) -> str:
+    """``h1:2, h2:4``"""
+    return ", ".join(_place(slot.host, slot.local_size) for slot in slots if slot.local_rank == 0)
+
+
+def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
+    """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this
+    machine alone.
+
+    ``cross_rank`` counts the hosts that have a rank with the same ``local_rank``, so hosts of
+    different sizes have different ``cross_size``s.
+    """
+    check_np(np)
+    if hosts is None:
+        hosts = [("localhost", np)]
+    elif isinstance(hosts, str):
+        hosts = parse_hosts(hosts)
+    available = sum(count for _, count in hosts)
+    if np > available:
+        raise SettingsError(
+            f"Requested more processes ({np}) than there are available slots ({available}) on "
+            f"{', '.join(_place(host, count) for host, count in hosts)}"
+        )
+    used: list[tuple[str, int]] = []
+    for host, count in hosts:
+        take = min(count, np - sum(number for _, number in used))
+        if take:
+            used.append((host, take))
+    slots: list[Slot] = []
+    for index, (host, count) in enumerate(used):
+        for local_rank in range(count):
+            cross_rank = sum(number > local_rank for _, number in used[:index])
+            cross_size = sum(number > local_rank for _, number in used)
+            slots.append(Slot(len(slots), host, local_rank, count, cross_rank, cross_size, np))
+    return tuple(slots)

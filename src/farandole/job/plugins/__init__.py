@@ -1,0 +1,1 @@
+"""Implementations by name, and the hook that PyTorch calls."""

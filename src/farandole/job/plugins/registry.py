@@ -1,0 +1,161 @@
+"""Which implementations there are, by name. They are imported when they are used, not before.
+
+Other distributions add their own through entry points in the group ``farandole.launchers``,
+``farandole.wires`` or ``farandole.strategies``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from farandole.errors import SettingsError, did_you_mean
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "launcher": {
+        "local": "farandole.job.launch.launchers.local:Local",
+        "ssh": "farandole.job.launch.launchers.ssh:Ssh",
+        "spark": "farandole.job.launch.launchers.spark:Spark",
+        "mpi": "farandole.job.launch.launchers.mpi:Mpi",
+        "slurm": "farandole.job.launch.launchers.slurm:Slurm",
+    },
+    "codec": {
+        "fp16": "farandole.strategies.codecs.half:Fp16",
+        "bf16": "farandole.strategies.codecs.half:Bf16",
+        "int8": "farandole.strategies.codecs.int8:Int8",
+        "onebit": "farandole.strategies.codecs.onebit:OneBit",
+        "sign": "farandole.strategies.codecs.sign:Sign",
+        "topk": "farandole.strategies.codecs.topk:TopK",
+        "randomk": "farandole.strategies.codecs.randomk:RandomK",
+        "threshold": "farandole.strategies.codecs.threshold:Threshold",
+        "powersgd": "farandole.strategies.codecs.powersgd:PowerSgd",
+        "net": "farandole.strategies.codecs.net:Net",
+    },
+    "wire": {
+        "shm": "farandole.core.transports.shm:wire",
+        "tcp": "farandole.core.transports.tcp:wire",
+    },
+    "strategy": {
+        "local_sgd": "farandole.strategies.modes.local_sgd:LocalSGD",
+        "bmuf": "farandole.strategies.modes.local_sgd:BMUF",
+        "diloco": "farandole.strategies.modes.local_sgd:DiLoCo",
+        "easgd": "farandole.strategies.modes.easgd:EASGD",
+        "gossip": "farandole.strategies.modes.gossip:Gossip",
+        "gossip_async": "farandole.strategies.modes.gossip_async:AsyncGossip",
+        "ps": "farandole.strategies.modes.parameter_server:ParameterServer",
+        "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
+        "ssp": "farandole.strategies.modes.parameter_server:SSP",
+    },
+    # By whom something is of: what a room does with objects that belong to one above it.
+    "optimizer": {
+        "keras": "farandole.keras.optimizer:DistributedOptimizer",
+        "tf_keras": "farandole.keras.tf_keras.optimizer:DistributedOptimizer",
+    },
+    "state": {
+        "keras": "farandole.keras.elastic:KerasState",
+        "tf_keras": "farandole.keras.tf_keras.elastic:KerasState",
+    },
+    "batch_norm": {
+        "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
+        "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",
+    },
+    # Modules that have another public name, too, in a room below theirs.
+    "api": {"keras": "farandole.keras", "tf_keras": "farandole.keras.tf_keras"},
+    "callbacks": {
+        "keras": "farandole.keras.callbacks",
+        "tf_keras": "farandole.keras.tf_keras.callbacks",
+    },
+    "elastic": {"keras": "farandole.keras.elastic", "tf_keras": "farandole.keras.tf_keras.elastic"},
+}
+
+_CHOSEN = ("launcher", "wire")  # kinds of which the best one may be asked for, as "auto"
+
+
+def names(kind: str) -> list[str]:
+    """All known names of a kind, the built-in ones first."""
+    return [*BUILT_IN[kind], *sorted(_installed(kind).keys() - BUILT_IN[kind].keys())]
+
+
+def load(kind: str, name: str) -> Any:
+    """The class (or module) called ``name``. SettingsError for a name that nobody has, or whose
+    package is not installed.
+    """
+    check(kind, name)
+    target = BUILT_IN[kind].get(name) or _installed(kind)[name]
+    module, _, attribute = target.partition(":")
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except ImportError as error:
+        raise SettingsError(
+            f"the {kind} {name!r} needs a package that is not installed: {error}"
+        ) from error
+
+
+def check(kind: str, spec: str) -> None:
+    """Raise SettingsError if nobody has the name that ``spec`` begins with: "name", or
+    "name:argument".
+    """
+    name = spec.partition(":")[0]
+    if name not in BUILT_IN[kind] and name not in _installed(kind):
+        known = names(kind)
+        auto = "auto, " if kind in _CHOSEN else ""
+        near = did_you_mean(name, known)
+        raise SettingsError(f"there is no {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
+
+
+def make(kind: str, spec: str) -> Any:
+    """An instance of what ``spec`` names: "name", or "name:argument", which is given to the class
+    as text. Raises SettingsError as ``load`` does, and for an argument that the class refuses.
+    """
+    name, colon, argument = spec.partition(":")
+    made = load(kind, name)
+    try:
+        return made(argument) if colon else made()
+    except TypeError as error:  # one that it does not take, or does not go without
+        rule = "takes no argument" if colon else "needs an argument"
+        raise SettingsError(
+            f"{kind}={spec!r}: {name} {rule}, as in name:argument ({error})"
+        ) from None
+
+
+def best(kind: str, request: Any) -> Any:
+    """An instance of the kind with the highest ``affinity(request)``; those that answer 0 or less
+    have to be asked for.
+    """
+    found = [load(kind, name)() for name in names(kind)]
+    chosen = max(found, key=lambda candidate: candidate.affinity(request))
+    if chosen.affinity(request) < 1:
+        raise SettingsError(f"no {kind} can work here; known: {', '.join(names(kind))}")
+    return chosen
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which
+    takes longer than starting a job; here only files that name our group are read.
+    """
+    header = f"[farandole.{kind[:-1]}ies]" if kind.endswith("y") else f"[farandole.{kind}s]"
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            names = [
+                name
+                for name in os.listdir(folder or ".")
+                if name.endswith((".dist-info", ".egg-info"))
+            ]
+        except OSError:
+            continue
+        for name in names:
+            try:
+                with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+                    text = file.read()
+            except (OSError, UnicodeDecodeError):
+                continue
+            _, there, rest = text.partition(header)
+            for line in rest.split("\n[", 1)[0].splitlines() if there else ():
+                key, equals, value = line.partition("=")
+                if equals:
+                    found.setdefault(key.strip(), value.split("[")[0].strip())
+    return found

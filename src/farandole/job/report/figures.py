@@ -1,0 +1,42 @@
+"""matplotlib's backend in the ranks of a job that a notebook's cell has started: rank 0's figures
+appear in the cell.
+
+``plt.show()`` sends them to the driver as pictures (PNG); those that are open when the function
+returns follow, as at the end of a cell. Other ranks show nothing. The driver names this module in
+``MPLBACKEND``.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from matplotlib import _pylab_helpers
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from farandole.job.report import messages
+
+
+class FigureManager(FigureManagerBase):
+    """One open figure."""
+
+    def show(self) -> None:
+        picture = io.BytesIO()
+        self.canvas.print_figure(picture, format="png", bbox_inches="tight")
+        messages.figure(picture.getvalue())
+
+    @classmethod
+    def pyplot_show(cls, *, block: bool | None = None) -> None:
+        """Send all open figures, and close them. ``block`` says nothing here: nobody can look at a
+        rank's window.
+        """
+        for manager in _pylab_helpers.Gcf.get_all_fig_managers():
+            manager.show()
+            _pylab_helpers.Gcf.destroy(manager)
+
+
+class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]
+    """The class that matplotlib looks for in a backend."""
+
+    manager_class: Any = FigureManager

@@ -1,0 +1,117 @@
+"""How fast this process trains, and how far it is: the content of a watched job's status line.
+
+The training loop counts its steps, which costs an addition. Only rank 0 of a watched job has a
+thread that looks at the counts, and tells the driver once a second.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+from farandole.job.config import STATUS, Placement
+from farandole.job.report import messages
+
+EVERY = 1.0  # seconds between reports
+WINDOW = 10  # reports over which the rate is taken
+
+
+class Counter:
+    """The steps of one optimizer: ``counter.steps += 1``."""
+
+    __slots__ = ("__weakref__", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+class Epoch(NamedTuple):
+    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it
+    began; ``rows`` of all ranks in a step, ``loss`` of the epoch before it, if they are known.
+    """
+
+    number: int
+    of: int
+    steps: int
+    before: int
+    rows: float = 0.0
+    loss: float | None = None
+
+
+class Pace:
+    """The counters of this process, and the epoch that it is in."""
+
+    def __init__(self) -> None:
+        self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
+        self._epoch: Epoch | None = None
+        self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+
+    def counter(self) -> Counter:
+        made = Counter()
+        self._counters.add(made)
+        return made
+
+    def steps(self) -> int:
+        """Of the optimizer that has taken most: some programs have several."""
+        return max((counter.steps for counter in list(self._counters)), default=0)
+
+    def epoch(
+        self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None
+    ) -> None:
+        """An epoch begins: see ``Epoch``; ``of`` may be 0 (unknown), too."""
+        self._epoch = Epoch(number, of, steps, self.steps(), rows, loss)
+
+    def report(self, now: float) -> dict[str, float]:
+        """The report to the driver; empty if nothing has happened since."""
+        steps = self.steps()
+        if self._seen and self._seen[-1][1] == steps:
+            return {}
+        self._seen.append((now, steps))
+        first, before = self._seen[0]
+        rate = (steps - before) / (now - first) if now > first else 0.0
+        found: dict[str, float] = {"step": steps, "rate": rate}
+        if self._epoch is not None:
+            number, of, length, began, rows, loss = self._epoch
+            found |= {"epoch": number, "epochs": of, "step": steps - began, "steps": length}
+            found |= {} if loss is None else {"loss": loss}
+            found |= {"rows": rate * rows} if rows else {}
+            if rate and of and length:
+                found["left"] = max(0.0, ((of - number + 1) * length - (steps - began)) / rate)
+        return found
+
+
+_pace = Pace()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def counter() -> Counter:
+    """A new one. The first starts the thread, if somebody watches this rank."""
+    global _thread
+    with _lock:
+        if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
+            _thread = threading.Thread(target=_tell, name="farandole-pace", daemon=True)
+            _thread.start()
+    return _pace.counter()
+
+
+def epoch(
+    number: int, of: int = 0, steps: int = 0, rows: float = 0.0, loss: float | None = None
+) -> None:
+    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if
+    unknown. ``rows`` of all ranks in a step, and ``loss`` of the epoch before, are shown where they
+    are known.
+    """
+    _pace.epoch(number, of, steps, rows, loss)
+
+
+def _tell() -> None:
+    while True:
+        time.sleep(EVERY)
+        facts = _pace.report(time.monotonic())
+        if facts:
+            messages.progress(**facts)

@@ -1,0 +1,127 @@
+"""Tells the driver how this rank ends: of an exception before this process's sockets close, so
+before any other rank can notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+from farandole.errors import HorovodInternalError
+from farandole.job.config import PROCESS, Connection, Placement
+from farandole.job.report import keys
+from farandole.job.report.outcome import Outcome
+
+
+class _Store(Protocol):
+    def set(self, key: str, value: bytes) -> None: ...
+
+
+class _Reporter:
+    """Reports once; a process forked from this one (a data loader's worker) stays silent."""
+
+    def __init__(self) -> None:
+        self.client: _Store | None = None
+        self.rank = 0
+        self.pid = 0
+        self.done = self.failed = False
+        self.caught: Sequence[BaseException] = ()
+
+    def report(self, outcome: Outcome) -> None:
+        if self.client is None or self.done or os.getpid() != self.pid:
+            return
+        self.done, self.failed = True, outcome.status != "ok"
+        if outcome.status == "error" and outcome.lost < 0:
+            outcome = outcome._replace(lost=Outcome.without(self.caught).lost)
+        try:
+            self.client.set(keys.outcome(self.rank), outcome.to_bytes())
+        except (HorovodInternalError, OSError):
+            self._report_anew(outcome)
+
+    def _report_anew(self, outcome: Outcome) -> None:
+        """The client given to ``install`` may have been closed by a shutdown since."""
+        from farandole.net.store import StoreClient
+
+        try:
+            client = StoreClient(
+                self.client.address,  # type: ignore[union-attr]
+                self.client.secret,  # type: ignore[union-attr]
+                timeout=2.0,
+            )
+            client.set(keys.outcome(self.rank), outcome.to_bytes())
+            client.close()
+        except (HorovodInternalError, OSError, AttributeError):
+            pass  # the driver is gone: nobody is left to be told
+
+
+_reporter = _Reporter()
+
+
+def install(client: _Store, rank: int) -> None:
+    """Report this process's end to the driver: an uncaught exception at once, anything else at
+    exit.
+    """
+    known = _reporter.client is not None and _reporter.pid == os.getpid()
+    _reporter.client, _reporter.rank, _reporter.pid = client, rank, os.getpid()
+    if known:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _reporter.report(Outcome.of(error))
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(_at_exit)
+
+
+class _Caller:
+    """Connects when there is something to say."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self.address, self.secret = address, secret
+
+    def set(self, key: str, value: bytes) -> None:
+        from farandole.net.store import StoreClient
+
+        client = StoreClient(self.address, self.secret, timeout=2.0)
+        client.set(key, value)
+        client.close()
+
+
+def install_early() -> None:
+    """Report an uncaught exception of this process also before it has been through ``init()``, if
+    it is a rank: not a child of one, which inherits its variables.
+    """
+    if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
+        connection = Connection.from_env()
+        install(_Caller(connection.store, connection.secret), Placement.from_env().rank)
+
+
+def caught(failures: Sequence[BaseException]) -> None:
+    """``failures``: what collectives of this process will have failed with; its program may catch
+    that, and give up.
+    """
+    _reporter.caught = failures
+
+
+def report(outcome: Outcome) -> None:
+    """Tell the driver now; the later report of ``install`` is dropped."""
+    _reporter.report(outcome)
+
+
+def failed() -> bool:
+    """Was the driver told that this process has failed?"""
+    return _reporter.failed
+
+
+def _at_exit() -> None:
+    # A program that replaced sys.excepthook after init() has still left its exception here.
+    error = getattr(sys, "last_value", None)
+    if error is None and isinstance(_reporter.client, _Caller):
+        return  # never in the job, and no failure
+    _reporter.report(Outcome.of(error) if error is not None else Outcome.without(_reporter.caught))

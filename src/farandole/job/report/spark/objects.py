@@ -1,0 +1,87 @@
+"""Objects of Spark in what is pickled for ranks: a broadcast variable goes along as its value; what
+lives in the driver's session is refused, with the way to hand data over.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from farandole.base import pickled
+from farandole.errors import SettingsError
+
+_TABLE = (
+    "which is a plan in the driver's Spark session, and ranks have none. Hand its data over:"
+    " collect what is small before the job ({collect}) and use that; write what is large to storage"
+    " that all executors see ({write}), and let each rank read its part of it"
+)
+_SESSION = (
+    "the driver's Spark session, and ranks have none: do what needs Spark before the job or after"
+    " it, and give the function plain data or the path of files that all executors see"
+)
+_REFUSED = {
+    "DataFrame": (
+        "a Spark DataFrame,"
+        f" {_TABLE.format(collect='df.toPandas()', write='df.write.parquet(path)')}"
+    ),
+    "RDD": (
+        f"a Spark RDD, {_TABLE.format(collect='rdd.collect()', write='rdd.saveAsPickleFile(path)')}"
+    ),
+    "SparkContext": f"a SparkContext, {_SESSION}",
+    "SparkSession": f"a SparkSession, {_SESSION}",
+    "Accumulator": (
+        "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers"
+        " from the function instead (an allreduce adds up those of all ranks first; HorovodRunner"
+        " gives rank 0's, farandole.run(..., launcher='spark') those of all), or show them by"
+        " log_to_driver"
+    ),
+    "UserDefinedFunction": (
+        "a Spark UDF, which only Spark can call: use the Python function that it was made from "
+        "(its attribute .func)"
+    ),
+    "Column": (
+        "a Spark Column, which means something to the driver's Spark session alone: use plain"
+        " Python or NumPy"
+    ),
+    "JavaObject": (
+        "an object of Spark's JVM, which cannot leave the driver. Hand over plain data, or the path"
+        " to which it was saved"
+    ),
+}
+
+
+class Broadcast:
+    """A rank's substitute for a ``pyspark.Broadcast``: ``value`` as it was when the job started."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def refusal(value: Any) -> str:
+    """Why an object of Spark cannot go to a rank, with its kind first; empty for all else."""
+    if inspect.isfunction(value):
+        is_udf = hasattr(value, "evalType") and hasattr(value, "func")
+        return _REFUSED["UserDefinedFunction"] if is_udf else ""
+    for kind in type(value).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package == "pyspark" and kind.__name__ in _REFUSED:
+            return _REFUSED[kind.__name__]
+        if package == "py4j":
+            return _REFUSED["JavaObject"]
+    return "" if getattr(value, "_java_obj", None) is None else _REFUSED["JavaObject"]
+
+
+class _Pickler(pickled.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, type):
+            if type(obj).__name__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
+                return Broadcast, (obj.value,)
+            why = refusal(obj)
+            if why:
+                raise SettingsError(why)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> bytes:
+    """``pickled.dumps``. SettingsError for the objects that ``refusal`` names."""
+    return pickled.dumps(value, _Pickler)

@@ -1,0 +1,286 @@
+"""``python -m farandole.job.worker``: the program of every launcher. It finds its rank, and becomes
+the user's program.
+
+A command replaces this process (exec); a function is fetched from the store, called, and its result
+stored.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farandole.base.types import Slot
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    RendezvousError,
+    SettingsError,
+)
+from farandole.job.config import (
+    AGENT_STORE,
+    HOROVOD_FIXED,
+    ORIGIN,
+    PROCESS,
+    STARTERS,
+    Connection,
+    Placement,
+    Settings,
+    cores,
+    torch_variables,
+    variables,
+)
+from farandole.job.plugins import registry
+from farandole.job.report import keys
+from farandole.job.report.files import FILES, files
+from farandole.net.store import StoreClient
+from farandole.net.store.ports import free_port
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+_PR_SET_PDEATHSIG = 1
+# Python ignores them, and exec would hand that on to the program
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def main() -> int:
+    _die_with_parent()
+    connection, settings = Connection.from_env(), Settings.from_env()
+    if not connection.store:
+        sys.stderr.write(
+            "farandole.job.worker is started by a launcher (farandole run), not by hand\n"
+        )
+        return 2
+    here = registry.load("launcher", connection.launcher)().surroundings(os.environ)
+    if here is None:
+        sys.stderr.write(
+            "farandole.job.worker: nothing in the environment says which rank of a"
+            f" {connection.launcher} job this is\n"
+        )
+        return 2
+    rank = here.rank
+    try:
+        client = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
+        job = json.loads(client.get(keys.JOB, settings.start_timeout))
+    except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
+        sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
+        return 1
+    slots = [Slot(*fields) for fields in job["slots"]]
+    placement = identify(slots, here)
+    os.environ.update(environment(placement, connection, settings))
+    os.environ[ORIGIN] = _origin(os.environ)
+    os.environ[FILES] = files(settings)
+    try:
+        first = _store_of_first(slots, rank, client, settings, job)
+    except SettingsError as error:  # an interface that this host does not have
+        _report(client, rank, str(error))
+        return 1
+    os.environ.update(torch_variables(placement, *first))
+    # of a torchrun above this job: at our address, rank 0 makes the store
+    os.environ.pop(AGENT_STORE, None)
+    if job["command"]:
+        return _become(job["command"], client, rank)
+    return _call(job, client, rank, settings.start_timeout)
+
+
+def identify(slots: Sequence[Slot], here: Placement) -> Placement:
+    """The placement of the rank that its surroundings named (``here``), by the slots of all."""
+    slot = slots[here.rank]
+    return here.replace(
+        size=slot.size,
+        local_rank=slot.local_rank,
+        local_size=slot.local_size,
+        cross_rank=slot.cross_rank,
+        cross_size=slot.cross_size,
+        hostname=slot.host,
+        homogeneous=len({slot.local_size for slot in slots}) == 1,
+    )
+
+
+def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
+    """The variables of one rank's program, with those that scripts written for Horovod read
+    themselves.
+    """
+    who = placement.to_env(variables(Placement))  # programs read also those that have their default
+    fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
+    threads = {}
+    if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # Each rank would start a thread per core, and the ranks would fight for the cores.
+        threads["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
+    networks = {}
+    if settings.network_interfaces:
+        wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # of torch.distributed
+        networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
+    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
+
+
+def _origin(env: Mapping[str, str]) -> str:
+    """So that ``init()`` knows a process that mpirun or srun starts within this rank."""
+    if not any(name in env for name in STARTERS):
+        return ""
+    from farandole.job.bootstrap import origin  # here: a job of other launchers does not pay for it
+
+    return origin(env)
+
+
+def _store_of_first(
+    slots: Sequence[Slot],
+    rank: int,
+    client: StoreClient,
+    settings: Settings,
+    job: Mapping[str, Any],
+) -> tuple[str, int]:
+    """Rank 0's address and a port there, at which torch.distributed of all ranks finds the store
+    that it makes.
+    """
+    alone = len({slot.host for slot in slots}) == 1
+    if alone and not job["elsewhere"]:
+        return "127.0.0.1", job["port"]  # of the driver's host
+    if rank == 0:
+        from farandole.net import interfaces  # here: a job on one host does not pay for it
+
+        address = (
+            "127.0.0.1" if alone else interfaces.outside(client.host, settings.network_interfaces)
+        )
+        client.set(keys.FIRST, json.dumps([address, free_port()]).encode())
+    address, port = json.loads(client.get(keys.FIRST, settings.start_timeout))
+    return address, port
+
+
+def _die_with_parent() -> None:
+    """The end of the launcher's process ends this one too; survives exec."""
+    import _ctypes  # as in the reaper: ctypes itself takes milliseconds to load
+
+    # None: what is loaded
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]
+    _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, int(signal.SIGTERM)))
+
+
+def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
+    """Replace this process by the user's program; returns only if that cannot be done."""
+    os.environ[PROCESS] = str(os.getpid())  # see reporter.install_early
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), os.environ)
+    except (FileNotFoundError, NotADirectoryError):
+        code, text = NOT_FOUND, _not_found(command[0])
+    except PermissionError:
+        code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
+    except (OSError, ValueError) as error:  # an empty word
+        code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
+        if getattr(error, "errno", 0) == errno.ENOEXEC:
+            text += (
+                "; it is no program for this processor, and no script whose first line names what"
+                " runs it (#!/bin/sh)"
+            )
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_IGN)  # for the report
+    if command[0].endswith(".py"):
+        text += f"; a script needs its interpreter in front: python {command[0]}"
+    _report(client, rank, text)
+    return code
+
+
+def _not_found(program: str) -> str:
+    """Why the kernel did not find it: a script may be there, and what its first line names is
+    not.
+    """
+    for folder in [""] if os.path.dirname(program) else os.get_exec_path():
+        with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
+            line = file.readline(256).rstrip(b"\n")
+            if line.startswith(b"#!"):
+                what = repr(line[2:].decode(errors="replace").strip(" "))
+                what += (
+                    ": the file has line ends of Windows, and needs those of Unix"
+                    * line.endswith(b"\r")
+                )
+                return (
+                    f"the command {program!r} is a script, and what its first line names is not"
+                    f" here: {what}"
+                )
+    return f"the command {program!r} was not found"
+
+
+def _report(client: StoreClient, rank: int, message: str) -> None:
+    """Why this rank fails before its program has begun."""
+    from farandole.job.report.outcome import Outcome
+
+    failure = Outcome(status="error", message=message)
+    with contextlib.suppress(HorovodInternalError, AuthenticationError):
+        client.set(keys.outcome(rank), failure.to_bytes())
+
+
+def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float) -> int:
+    """Fetch the function, call it, store its result; report how it ended."""
+    import types
+
+    from farandole.job.report import left, pickling, reporter
+    from farandole.job.report.outcome import Outcome
+
+    # the function's; ours is nobody's business
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
+    sys.path[:] = [
+        *first,
+        *(folder for folder in then if folder not in first),
+    ]  # the driver's first, if it is the same host
+    reporter.install(client, rank)
+    if job["cell"]:  # where code has this name without an import
+        vars(builtins)["display"] = _display
+    if "FARANDOLE_SPARK_FILES" in os.environ:
+        from farandole.job.report.spark import guard
+
+        guard.install()
+    try:
+        function, args, kwargs = pickling.unpack(client.get(keys.FUNCTION, timeout))
+        _fill_main(function)
+        result = function(*args, **kwargs)
+        del args, kwargs
+        if "farandole.job.report.figures" in sys.modules:
+            sys.modules["farandole.job.report.figures"].FigureManager.pyplot_show()
+        if job["first_only"] and rank:
+            result = None
+        packed = pickling.pack(
+            result, f"the result of {getattr(function, '__qualname__', 'the function')!r}"
+        )
+        client.set(keys.result(rank), packed)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            client.set(keys.result(rank), pickling.pack(None, "None"))
+            left.watch()
+        raise
+    except BaseException as error:
+        # Said before this process's sockets close, so before any other rank can fail because of it.
+        failure = Outcome.of(error, skip=1)
+        reporter.report(failure)
+        sys.stderr.write(failure.traceback)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    left.watch()
+    return 0
+
+
+def _display(*shown: Any, **_: Any) -> None:
+    """IPython's, as it is without a shell."""
+    sys.stdout.write("".join(f"{each}\n" for each in shown))
+
+
+def _fill_main(function: Any) -> None:
+    """Let pickle find the classes of the user's ``__main__`` by name (torch.save does)."""
+    names = getattr(function, "__globals__", {})
+    # the second: where multiprocessing has spawned the driver
+    if names.get("__name__") in ("__main__", "__mp_main__"):
+        main = sys.modules[names["__name__"]] = sys.modules["__main__"]
+        for name, value in names.items():
+            if not name.startswith("__"):
+                setattr(main, name, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Sockets: the job's store, handshakes, liveness and network interfaces."""

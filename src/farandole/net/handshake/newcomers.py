@@ -1,0 +1,177 @@
+"""Connections to a listening socket that have not proved anything yet: few, briefly, and nobody's
+harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from farandole.base.threads import full
+from farandole.errors import AuthenticationError, UnfinishedHandshakeError
+from farandole.net.handshake.proof import authenticate
+from farandole.net.handshake.session import Session
+
+if TYPE_CHECKING:
+    import logging
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Newcomers:
+    """Those at the listening socket of ``place``. At most ``room`` of them: who belongs to the job
+    is through with its handshake in milliseconds, so the oldest of too many has to go. (If it was
+    one of ours, it comes again.)
+    """
+
+    def __init__(self, place: str, logger: logging.Logger, room: int) -> None:
+        self.refused = 0
+        self._place, self._logger, self._room = place, logger, room
+        self._pending: dict[socket.socket, None] = {}  # in order of arrival
+        self._lock = threading.Lock()
+        self._told: set[bool | None] = set()
+        self._full_since = math.inf
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def accept_all(
+        self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str
+    ) -> None:
+        """Take in newcomers, each in a thread that runs ``serve``, until ``listener`` is shut down
+        or closed.
+
+        On a Unix socket, other users are turned away at once.
+        """
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):
+                    return
+                time.sleep(0.05)  # out of descriptors: newcomers' time limits will free some
+                continue
+            except MemoryError:
+                self._overfull()
+                time.sleep(0.05)
+                continue
+            if sock.family == socket.AF_UNIX and (user := _user(sock)) != os.geteuid():
+                sock.close()
+                self.refuse(
+                    "",
+                    AuthenticationError(f"it runs as user {user}, the job as user {os.geteuid()}"),
+                )
+                continue
+            self._take_in(sock)
+            try:
+                threading.Thread(target=serve, args=(sock,), name=name, daemon=True).start()
+                self._full_since = math.inf
+            except (RuntimeError, MemoryError):  # no more threads
+                self._forget(sock)
+                sock.close()
+                self._overfull()
+
+    def admit(
+        self, sock: socket.socket, secret: str, purpose: str, *, seconds: float = 5.0
+    ) -> Session:
+        """The session with a newcomer that proves itself. Raises AuthenticationError if it does
+        not.
+        """
+        try:
+            return authenticate(sock, secret, purpose, server=True, seconds=seconds)
+        finally:
+            self._forget(sock)
+
+    def refuse(self, peer: object, error: Exception) -> None:
+        """Count one that was turned away, and say so: the first stranger, and the first that proved
+        nothing.
+        """
+        unfinished = isinstance(error, UnfinishedHandshakeError)
+        with self._lock:
+            self.refused += 1
+            first = unfinished not in self._told
+            self._told.add(unfinished)
+        if first and unfinished:
+            self._logger.info(
+                "somebody%s connected to %s and went away, or was silent, before the handshake was"
+                " done (%s): a program that looks for open ports, or a rank that was ended",
+                _at(peer),
+                self._place,
+                error,
+            )
+        elif first:
+            self._logger.warning(
+                "a stranger%s connected to %s and was refused (%s); the job goes on, and further"
+                " ones are refused without a word",
+                _at(peer),
+                self._place,
+                error,
+            )
+
+    def full(self, seconds: float) -> str:
+        """Why for so long nobody has been let in though somebody came, of the job perhaps; empty if
+        it is not so.
+        """
+        since = self._full_since  # another thread writes it
+        return (
+            f"no thread can be started for who connects: {full()}"
+            if time.monotonic() > since + seconds
+            else ""
+        )
+
+    def _overfull(self) -> None:
+        """Say why one was turned away that may be of the job."""
+        self._full_since = min(self._full_since, time.monotonic())
+        if None not in self._told:
+            self._told.add(None)
+            self._logger.warning(
+                "no thread can be started for who connects to %s, so that even ranks of the job are"
+                " turned away: %s",
+                self._place,
+                full(),
+            )
+
+    def close(self) -> None:
+        """Hang up on all of them."""
+        with self._lock:
+            pending, self._pending = list(self._pending), {}
+        for sock in pending:
+            hang_up(sock)
+
+    def _take_in(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._pending[sock] = None
+            oldest = next(iter(self._pending)) if len(self._pending) > self._room else None
+            if oldest is not None:
+                del self._pending[oldest]
+                hang_up(oldest)
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._pending.pop(sock, None)
+
+
+def _at(peer: object) -> str:
+    return f" at {peer}" if peer else ""
+
+
+def _user(sock: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket; the kernel says so, not the
+    process.
+    """
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake the thread that waits on the socket, which then closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

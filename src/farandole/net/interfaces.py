@@ -1,0 +1,242 @@
+"""The networks of this host: which addresses others may reach it by, in the order in which they
+should be tried.
+
+A host with several interfaces, one of them dead or not routable, is normal. Nobody knows which of
+them leads where before somebody has tried, so each side offers all of its addresses and the other
+finds the one that answers. IPv4 or IPv6 is said by the address itself: nobody else asks which it
+is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.job.config import content
+
+EVERYWHERE = ""  # where to listen: on all interfaces, by IPv4 and by IPv6
+_ADDRESS, _MASK, _FLAGS = 0x8915, 0x891B, 0x8913  # SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS
+_UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40  # IFF_*; an interface without a carrier is not running
+_LINK = 0x20  # the scope of addresses that hold on one cable only
+# flags of addresses that change (privacy), are on their way out, or may be somebody else's
+_PASSING = 0x69
+
+
+class Interface(NamedTuple):
+    """One address of an interface, by which others may reach it. ``prefix``: how many bits of it
+    name the network; ``speed``: Mbit/s, 0 if nobody knows.
+    """
+
+    name: str
+    address: str
+    prefix: int
+    speed: int = 0
+    loopback: bool = False
+
+    @property
+    def network(self) -> str:
+        return network_of(self.address, self.prefix)
+
+
+def network_of(address: str, prefix: int) -> str:
+    """``10.1.2.3`` with 24 as ``10.1.2.0/24``."""
+    import ipaddress  # here: a job on one host does not pay for it
+
+    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+
+
+def joined(host: str, port: object) -> str:
+    """``10.1.2.3:80``; of an IPv6 address ``[fd00::1]:80``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(address: str) -> tuple[str, str]:
+    """The host and the port of an address that was ``joined``."""
+    host, _, port = address.rpartition(":")
+    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), port
+
+
+def caller(sock: socket.socket) -> str:
+    """The address at the other end of a TCP connection; empty if it has gone already."""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return ""
+    # an IPv4 address, at a socket for both versions
+    return joined(host.removeprefix("::ffff:"), port)
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def listening(host: str, backlog: int = 128) -> socket.socket:
+    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's
+    choice.
+
+    Raises SettingsError where the loopback interface lacks its own.
+    """
+    if host == EVERYWHERE and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            (host, 0), backlog=backlog, family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), backlog=backlog, family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL or not is_loopback(host):
+            raise
+        raise SettingsError(
+            f"this host ({socket.gethostname()}) does not have the address {host}, at which the"
+            f" processes of a host meet: ip address add {host}/{128 if ':' in host else 8} dev lo"
+        ) from None
+
+
+def interfaces() -> list[Interface]:
+    """The addresses of those of this host that are up and have a carrier: the first IPv4 address of
+    each, and its IPv6 addresses, but for those that other hosts cannot use, or that will change.
+    """
+    found = []
+    more: dict[str, list[tuple[str, int]]] = {}
+    for name, address, prefix, lasts in _ipv6():
+        if lasts:
+            more.setdefault(name, []).append((address, prefix))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            ask = struct.pack("256s", name.encode()[:15])
+            try:
+                (flags,) = struct.unpack_from("=H", fcntl.ioctl(sock, _FLAGS, ask), 16)
+            except OSError:  # it has just been removed
+                continue
+            addresses = [*_ipv4(sock, ask), *more.get(name, ())]
+            if flags & _UP and flags & _RUNNING and addresses:
+                speed, loopback = _speed(name), bool(flags & _LOOPBACK)
+                found += [
+                    Interface(name, address, prefix, speed, loopback)
+                    for address, prefix in addresses
+                ]
+    return found
+
+
+def _ipv4(sock: socket.socket, ask: bytes) -> list[tuple[str, int]]:
+    """The address of an interface, and its prefix, if it has one."""
+    try:
+        address = socket.inet_ntoa(fcntl.ioctl(sock, _ADDRESS, ask)[20:24])
+        mask = fcntl.ioctl(sock, _MASK, ask)[20:24]
+    except OSError:
+        return []
+    return [(address, int.from_bytes(mask, "big").bit_count())]
+
+
+def _ipv6() -> Iterator[tuple[str, str, int, bool]]:
+    """Those of all interfaces: whose, the address, its prefix, and whether other hosts can use it,
+    and it will last.
+    """
+    for line in content("/proc/net/if_inet6").splitlines():
+        digits, _, prefix, scope, flags, name = line.split()
+        lasts = int(scope, 16) != _LINK and not int(flags, 16) & _PASSING
+        yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(prefix, 16), lasts
+
+
+def _speed(name: str) -> int:
+    text = content(f"/sys/class/net/{name}/speed").strip()
+    return int(text) if text.isdigit() else 0
+
+
+def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[Interface]:
+    """The interfaces to offer, the one to try first in front. Pure.
+
+    ``names``: the user's own list ("eth0,ib0"), in its order; without it all but the loopback, the
+    fastest first, and of equally fast ones the one with the address ``near`` first. Raises
+    SettingsError for names that are not here.
+    """
+    known: dict[str, list[Interface]] = {}
+    for interface in found:
+        known.setdefault(interface.name, []).append(interface)
+    if names:
+        wanted = [name.strip() for name in names.split(",")]
+        for name in wanted:
+            if name not in known:
+                near_it = did_you_mean(name, known)
+                raise SettingsError(
+                    f"--network-interfaces {names}: this host ({socket.gethostname()}) has no"
+                    f" interface {name!r} that is up and has an address (it has"
+                    f" {', '.join(known) or 'none'}){near_it}"
+                )
+        return [interface for name in wanted for interface in known[name]]
+    outside = [interface for own in known.values() for interface in own if not interface.loopback]
+    return sorted(outside, key=lambda interface: (-interface.speed, interface.address != near))
+
+
+def offered(near: str, names: str = "") -> str:
+    """The addresses for others to try, with commas between ("10.1.2.3/24,192.168.7.3/16").
+    ``near``: our address towards the driver; ``names``: see ``chosen``. A job with its driver on
+    the loopback is all on this host.
+    """
+    if is_loopback(near) and not names:
+        return near
+    found = [
+        f"{interface.address}/{interface.prefix}" for interface in chosen(interfaces(), names, near)
+    ]
+    known = names or any(parted(address)[0] == near for address in found)
+    return ",".join(found if known else [*found, near])
+
+
+def outside(near: str, names: str = "") -> str:
+    """This host's address for a service on it, which others are told of: see ``offered``."""
+    found = chosen(interfaces(), names, near)
+    return found[0].address if found else near
+
+
+def is_here(host: str) -> bool:
+    """Is ``host`` a name or an address of this machine?"""
+    if host in ("localhost", socket.gethostname()) or is_loopback(host):
+        return True
+    own = {interface.address for interface in interfaces()} | {
+        address for _, address, _, _ in _ipv6()
+    }
+    if host in own:
+        return True
+    found = _resolved(host)
+    # AAAA records outlive addresses
+    found = frozenset(address for address in found if ":" not in address) or found
+    # Debian: 127.0.1.1 box.lab box
+    outside = {address for address in found if not is_loopback(address)}
+    return outside <= own if outside else bool(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(host: str) -> frozenset[str]:
+    """Its addresses; none if nobody knows it (ssh's configuration may)."""
+    # As bytes: IDNA, by which Python encodes text, refuses parts of more than 63 letters, which a
+    # host may have.
+    name: str | bytes = host.encode() if host.isascii() else host
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return frozenset()
+    return frozenset(str(info[4][0]).partition("%")[0] for info in found)
+
+
+def order(addresses: Sequence[str], reached: Collection[str], failed: Collection[str]) -> list[str]:
+    """``addresses`` (with prefix: "10.1.2.3/24") of a peer in the order to try them: networks on
+    which other peers were ``reached`` first, those on which they were not last. Pure.
+    """
+
+    def turn(address: str) -> int:
+        network = network_of(*parted(address))
+        return 0 if network in reached else 2 if network in failed else 1
+
+    return sorted(addresses, key=turn)
+
+
+def parted(address: str) -> tuple[str, int]:
+    """``10.1.2.3/24`` as ("10.1.2.3", 24)."""
+    host, _, prefix = address.partition("/")
+    return host, int(prefix or 128 if ":" in host else prefix or 32)

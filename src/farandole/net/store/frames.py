@@ -1,0 +1,80 @@
+"""What goes over a connection to the store: verbs, requests, values packed together."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from collections.abc import Sequence
+
+from farandole.errors import WireError
+from farandole.net.handshake import Session
+
+GET, TRY, SET, CLOCK, TAKE, STAY, GATHER, SWAP = 1, 2, 3, 4, 5, 6, 7, 8
+HEADER = struct.Struct("<Bd")
+SECONDS = struct.Struct("<d")
+LENGTH = struct.Struct("<I")
+NOBODY = 0xFFFFFFFF  # in place of a length: the value is missing
+MISSING, FOUND, REFUSED = b"\0", b"\1", b"\2"
+Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
+
+
+def reply(session: Session, found: Value | None) -> bool:
+    """Answer with a value, or that there is none. True."""
+    session.send(MISSING if found is None else FOUND)
+    if found is not None:
+        session.send(found)
+    return True
+
+
+def swapped_value(swapped: bool, now: Value | None) -> Value | None:
+    """The answer to a swap: was it done, and the value after it."""
+    return None if now is None else bytes([swapped]) + now
+
+
+def swap_parts(both: Value, session: Session) -> tuple[Value, Value]:
+    """The expected and the new value of a swap."""
+    if len(both) < LENGTH.size or LENGTH.unpack_from(both)[0] > len(both) - LENGTH.size:
+        raise WireError(f"{session.peer} sent a swap of {len(both)} bytes that cannot be read")
+    end = LENGTH.size + LENGTH.unpack_from(both)[0]
+    return both[LENGTH.size : end], both[end:]
+
+
+def packed(values: Sequence[Value | None]) -> bytes:
+    """Values, or that there is none, in one."""
+    parts: list[Value] = []
+    for value in values:
+        parts.append(LENGTH.pack(NOBODY if value is None else len(value)))
+        parts.append(value or b"")
+    return b"".join(parts)
+
+
+def unpacked(data: bytes) -> list[bytes | None]:
+    """What ``packed`` put together."""
+    values: list[bytes | None] = []
+    place = 0
+    while place < len(data):
+        (length,) = LENGTH.unpack_from(data, place)
+        place += LENGTH.size
+        if length == NOBODY:
+            values.append(None)
+        else:
+            values.append(data[place : place + length])
+            place += length
+    return values
+
+
+def parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
+    """Verb, seconds and key of a request, or WireError."""
+    try:
+        verb, seconds = HEADER.unpack_from(request)
+        key = request[HEADER.size :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"{session.peer} sent a request that cannot be read: {error}") from None
+    if not GET <= verb <= SWAP:
+        raise WireError(f"{session.peer} sent the verb {verb}; the store knows {GET} to {SWAP}")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise WireError(
+            f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on"
+        )
+    return verb, min(seconds, threading.TIMEOUT_MAX), key

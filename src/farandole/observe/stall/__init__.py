@@ -1,8 +1,0 @@
-"""The stall check: says which ranks stay away from which tensors and where they are, and ends the
-job when told to.
-"""
-
-from farandole.observe.stall.check import StallCheck
-from farandole.observe.stall.inquiry import Inquiry
-
-__all__ = ["Inquiry", "StallCheck"]

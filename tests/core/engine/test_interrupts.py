@@ -1,0 +1,291 @@
+"""A signal's exception goes to the program; ranks go on where they can, or all end with the
+cause.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.base.types import Buffer, DType, Kind, Request
+from farandole.core.engine import Engine, Entry, driving, engine, handle
+from farandole.errors import HorovodInternalError, RequestError
+from farandole.job.config import Settings
+from tests.kits.worlds import until
+from tests.pool import procs, ranks
+
+LARGE = 3_000_000
+
+
+def summed(engine: Engine, name: str, value: float, count: int = 4) -> float:
+    flat = np.full(count, value, np.float32)
+    request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (count,))
+    engine.run([Entry(request, Buffer(flat, flat, DType.FLOAT32))])
+    assert flat.min() == flat.max()
+    return float(flat[0])
+
+
+@pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_in_the_middle_of_a_collective_it_ends_those_of_all_ranks(
+    error: type[BaseException], times: int
+) -> None:
+    def body(transport: Any) -> str:
+        engine = Engine(transport, Settings())
+        for _ in range(times):
+            summed(engine, "a", 1, LARGE)
+        if engine.rank == 0:
+
+            def interrupted(*args: Any, **kwargs: Any) -> None:
+                raise error
+
+            transport.allreduce = interrupted
+            with pytest.raises(error):
+                summed(engine, "a", 1, LARGE)
+        with pytest.raises(HorovodInternalError) as caught:
+            summed(engine, "a", 1, LARGE)
+        engine.shutdown()
+        return str(caught.value)
+
+    for said in ranks(2, body):
+        assert f"rank 0 was interrupted inside a collective: {error.__name__}" in said
+
+
+class Preempted(Exception):
+    """What programs of Slurm raise when their time is nearly over."""
+
+
+def preempted(number: int, frame: Any) -> None:
+    raise Preempted
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_a_handler_may_raise_while_its_rank_waits_for_others(wire: str, tmp_path: Path) -> None:
+    told = tmp_path / "interrupted"
+
+    def body(transport: Any) -> list[float]:
+        engine = Engine(transport, Settings())
+        for _ in range(4):
+            summed(engine, "a", 1)
+        sums = []
+        for name in ("a", "new"):  # the short way and the long one
+            if engine.rank:
+                until(told.exists, "an interrupt")
+                told.unlink()
+                sums.append(summed(engine, name, 3))
+            else:
+                interrupted(engine, lambda name=name: summed(engine, name, 2))
+                told.touch()
+            sums.append(summed(engine, "next", 1))
+        engine.shutdown()
+        return sums
+
+    assert procs(2, body, wire=wire) == [[2, 2], [5, 2, 5, 2]]
+
+
+def interrupted(engine: Engine, call: Callable[[], object]) -> None:
+    def send() -> None:
+        until(lambda: engine._idle, "waiting")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, preempted)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(Preempted):
+            call()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Interrupting:
+    """A stream whose next ``send`` is interrupted before the system call."""
+
+    def __init__(self, peer: Any) -> None:
+        self.peer, self.stream = peer, peer.stream
+        peer.stream = self
+
+    def send(self, frame: Any) -> int:
+        self.peer.stream = self.stream
+        raise KeyboardInterrupt
+
+    def recv(self, count: int) -> bytes:
+        data: bytes = self.stream.recv(count)
+        return data
+
+
+def test_who_is_interrupted_while_it_sends_a_message_is_still_heard(tmp_path: Path) -> None:
+    done = tmp_path / "rank 1 has the first sum"
+
+    def body(transport: Any) -> str:
+        engine = Engine(transport, Settings())
+        summed(engine, "a", 1)
+        if engine.rank:
+            done.touch()
+        else:
+            until(done.exists, "the first sum")
+            Interrupting(transport.board._peers[1])
+            with pytest.raises(KeyboardInterrupt):
+                summed(engine, "a", 1)
+        with pytest.raises(HorovodInternalError) as caught:
+            [summed(engine, "a", 1) for _ in range(2)]  # rank 1 has all that it needs for the first
+        engine.shutdown()
+        return str(caught.value)
+
+    for told in procs(2, body, wire="tcp"):
+        assert "rank 0 was interrupted inside a collective: KeyboardInterrupt" in told
+
+
+class Handled(BaseException):
+    pass
+
+
+class Places:
+    """Raises at one of the places at which Python runs handlers of signals: behind calls, where
+    functions begin, and where loops begin anew. A tracer for ``sys.settrace``.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.left, self.at = number, ""
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        caller = frame
+        while caller.f_code.co_filename == threading.__file__:
+            caller = caller.f_back
+        if caller.f_code.co_filename not in (
+            engine.__file__,
+            driving.__file__,
+            handle.__file__,
+        ):  # the wire is a double
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        names = {each.offset: each.opname for each in dis.get_instructions(frame.f_code)}
+        last = -1
+
+        def within(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal last
+            if event == "opcode":
+                place = last < 0 or frame.f_lasti < last or names.get(last, "").startswith("CALL")
+                last = frame.f_lasti
+                self.left -= place
+                if place and self.left == 0:
+                    self.at = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                    sys.settrace(None)
+                    raise Handled
+            return within
+
+        return within
+
+
+@pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
+@pytest.mark.parametrize("way", ["run", "submit"])
+def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int) -> None:
+    def body(transport: Any, places: Places, asked: threading.Event) -> str:
+        engine = Engine(transport, Settings())
+        flat = np.ones(4, np.float32)
+        entry = Entry(
+            Request("a", Kind.ALLREDUCE, DType.FLOAT32, (4,)), Buffer(flat, flat, DType.FLOAT32)
+        )
+        try:
+            for _ in range(times):
+                summed(engine, "a", 1)
+            if engine.rank:
+                engine.submit([entry])
+                asked.set()
+            else:
+                assert asked.wait(30)
+                through = threading.Event()  # until then the background leaves all to this thread
+                engine._gather = lambda: through.wait(60)  # type: ignore
+                try:
+                    sys.settrace(places)
+                    engine.run([entry]) if way == "run" else engine.submit([entry]).wait()
+                except Handled:
+                    pass
+                finally:
+                    sys.settrace(None)
+                    through.set()
+            assert summed(engine, "b", 1) == 2
+            assert not engine._names or engine.rank
+        except HorovodInternalError as error:
+            return str(error)
+        finally:
+            asked.set()
+            engine.shutdown()
+        return ""
+
+    for number in range(1, 1000):
+        places, asked = Places(number), threading.Event()
+        try:
+            told = ranks(2, lambda transport: body(transport, places, asked), deadline=20)  # noqa: B023
+        except AssertionError as error:
+            raise AssertionError(f"raised in {places.at}") from error
+        if not places.at:
+            assert number > 30
+            return
+        assert told == ["", ""] or all(
+            "rank 0 was interrupted inside a collective" in each for each in told
+        ), places.at
+
+
+def test_a_handle_that_was_interrupted_when_it_was_nearly_done_is_done_when_it_fails() -> None:
+    class Interrupted(handle.Handle):
+        def _complete(self) -> None:
+            if self._error is None:
+                raise KeyboardInterrupt
+            super()._complete()
+
+    told: list[bool] = []
+    one = Interrupted(1, lambda _: None)
+    one.when_done(lambda: told.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        one.finish(0, None)
+    one.fail(HorovodInternalError("rank 0 was interrupted"))
+    assert one.done()
+    assert told == [True]
+
+
+def test_a_handler_that_waits_for_a_collective_itself_is_told_so() -> None:
+    told: list[str] = []
+
+    def body(transport: Any) -> float:
+        engine = Engine(transport, Settings())
+        for _ in range(4):
+            summed(engine, "a", 1)
+        if engine.rank == 0:
+
+            def saves(number: int, frame: Any) -> None:
+                with pytest.raises(RequestError) as caught:
+                    summed(engine, "state", 1)
+                told.append(str(caught.value))
+
+            board: Any = engine.transport.board
+            wait = board.wait
+
+            def handled(*args: Any, **kwargs: Any) -> None:
+                if not told:
+                    saves(signal.SIGUSR1, None)
+                wait(*args, **kwargs)
+
+            board.wait = handled
+            summed(engine, "a", 1)
+            board.wait = wait
+        else:
+            until(lambda: bool(told), "a handler")
+            summed(engine, "a", 1)
+            summed(engine, "state", 1)
+        found = summed(engine, "b", 1)
+        engine.shutdown()
+        return found
+
+    assert ranks(2, body) == [2, 2]
+    assert "the handler of a signal waits for a collective" in told[0]

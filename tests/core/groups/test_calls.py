@@ -1,0 +1,308 @@
+"""Calls, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from farandole.core.groups.calls import Call, Calls
+from farandole.errors import RequestError
+
+
+def test_what_belongs_to_a_call_happens_before_it_is_done() -> None:
+    seen: list[bool] = []
+    fine = Call(lambda: None, lambda: seen.append(fine.done))
+    fine.when_done(lambda: seen.append(fine.done))
+    fine.finish()
+    assert seen == [False, True]
+    broken = Call(lambda: None, lambda: seen.extend([1 / 0 > 0]))
+    broken.finish()
+    assert broken.done
+    assert isinstance(broken.error, ZeroDivisionError)
+    failed = Call(lambda: None, lambda: seen.append(True))
+    failed.error = broken.error
+    failed.finish()
+    assert len(seen) == 2
+
+
+def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> None:
+    calls = Calls("calls")
+    order: list[int] = []
+    first, second = Call(lambda: order.append(1)), Call(lambda: order.append(2))
+    calls._waiting.append(first)  # as ``run`` does, whose thread sleeps
+    calls.start(second)
+    assert second.sleep(30)
+    assert order == [1, 2]
+    calls.close()
+
+
+def test_a_call_that_waits_for_another_one_on_its_own_thread_is_told_so() -> None:
+    """As a signal's handler may that comes while a call runs."""
+    calls = Calls("calls")
+    first, behind = Call(lambda: calls.run(Call(lambda: None))), Call(lambda: None)
+    calls.run(first)
+    assert isinstance(first.error, RequestError)
+    assert "the handler of a signal waits for a collective" in str(first.error)
+    other = Call(lambda: calls.wait(behind))
+    calls._waiting.extend([other, behind])
+    calls.run_all()
+    assert isinstance(other.error, RequestError)
+    assert behind.done
+    calls.run(last := Call(lambda: None))
+    assert last.done
+    assert last.error is None
+    calls.close()
+
+
+def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
+    calls = Calls("calls")
+    threads: list[str] = []
+    held = [Call(lambda: threads.append(threading.current_thread().name)) for _ in range(3)]
+    calls._holding = True  # nobody else takes them
+    calls._threads = [threading.current_thread()]
+    for call in held:
+        calls.start(call, held_by=threading.get_native_id())
+    assert not any(call.done for call in held)
+    calls.run_all()
+    assert threads == [threading.current_thread().name] * 3
+    calls.close()
+
+
+def test_a_thread_that_came_too_late_leaves_the_next_calls_to_who_holds_them() -> None:
+    calls = Calls("calls")
+    before, held = Call(lambda: None), Call(lambda: None)
+    with calls._running:  # as by who runs the one before, for which the thread has come, too
+        calls.start(before)
+        while calls._news._value:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        calls._waiting.remove(before)
+        before.finish()
+        calls.start(held, held_by=threading.get_native_id())
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        assert not held.done, "this thread works"
+    calls.run_all()
+    assert held.done
+    calls.close()
+
+
+def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
+    calls, me = Calls("calls"), threading.get_native_id()
+    order: list[int] = []
+    first, second, third = (Call(lambda number=number: order.append(number)) for number in range(3))
+    calls.start(first, held_by=me)
+    assert first.sleep(30)
+    calls.start(second, held_by=me)
+    calls.start(third)  # which nobody holds, nor what is before it
+    assert third.sleep(30)
+    assert order == [0, 1, 2]
+    calls.close()
+
+
+def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, me = Calls("calls"), threading.get_native_id()
+    # it sleeps now and then, but wakes up
+    naps = iter([None, (me, "1"), (me, "2"), None, (me, "3")])
+    looks: list[bool] = []
+    call = Call(lambda: None)
+
+    def nap(thread: int) -> tuple[int, str] | None:
+        looks.append(call.done)
+        return next(naps, (me, "3"))
+
+    monkeypatch.setattr("farandole.core.groups.calls._nap", nap)
+    calls.start(call, held_by=me)
+    assert call.sleep(30)
+    assert len(looks) >= 6
+    assert not any(looks)
+    calls.close()
+
+
+def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
+    calls = Calls("calls")
+    call = Call(lambda: None)
+    calls.start(call, held_by=threading.get_native_id())
+    while not call.done:  # it works: nobody would run what it holds
+        calls.hurry()
+    calls.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_held_calls_run_when_their_holder_asks_a_future_for_long(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.core.groups.calls._LONG", 0.05)
+    calls, future = Calls("calls"), Future[None]()
+    calls.start(Call(lambda: future.set_result(None)), held_by=threading.get_native_id())
+    end = time.monotonic() + 60
+    while not future.done():
+        assert time.monotonic() < end
+        if seconds:
+            time.sleep(seconds)
+    calls.close()
+
+
+@pytest.mark.parametrize("who", ["another thread", "the same thread"])
+def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would come before the next call on this rank, and after it on those that are late.
+    ``who`` runs the call that waits.
+    """
+    calls, told = Calls("calls"), Calls("told", behind=3600.0)
+    order: list[str] = []
+    begun, looked = threading.Event(), threading.Event()
+    looks: list[bool] = []
+
+    def next_call() -> None:
+        if who == "the same thread":
+            assert looked.wait(60)  # a wire waits in functions of any name
+        order.append("next call")
+
+    def backward() -> None:
+        told.start(Call(lambda: order.append("callback")), held_by=threading.get_native_id())
+        begun.set()
+        calls.run(Call(next_call))
+        told.run_all()
+
+    def waits(frame: FrameType | None) -> bool:
+        code = Calls._run_next.__code__ if who == "another thread" else next_call.__code__
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        return frame is not None
+
+    def nap(thread: int) -> tuple[int, str] | None:
+        begun.wait(60)
+        if looked.is_set() or not waits(sys._current_frames().get(holder.ident or 0)):
+            return None  # awake
+        looks.append(True)
+        if len(looks) < 4:
+            return thread, "1"
+        looked.set()
+        return None
+
+    for name, value in (("_nap", nap), ("_LONG", 0.0)):
+        monkeypatch.setattr(f"farandole.core.groups.calls.{name}", value)
+    holder = threading.Thread(target=backward)
+    with calls._running if who == "another thread" else contextlib.nullcontext():  # the call before
+        holder.start()
+        assert looked.wait(60)
+    holder.join(60)
+    assert order == ["next call", "callback"]
+    for each in (calls, told):
+        each.close()
+
+
+def test_a_callback_may_wait_for_what_it_calls() -> None:
+    """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it
+    waits for.
+    """
+    calls = Calls("calls")
+    order: list[tuple[int, ...]] = []
+    waited: list[bool] = []
+
+    def call_and_wait(*name: int) -> None:
+        for step in range(2):
+            told = threading.Event()
+            nested = Call(lambda step=step: order.append((*name, step)))
+            if len(name) < 3:
+                nested.when_done(lambda step=step: call_and_wait(*name, step))
+            nested.when_done(told.set)
+            calls.start(nested)
+            waited.append(told.wait(60))
+
+    begin, both = threading.Event(), [threading.Event(), threading.Event()]
+    for number, told in enumerate(both):
+        call = Call(lambda number=number: order.append((number,)) if begin.wait(60) else None)
+        call.when_done(lambda number=number: call_and_wait(number))
+        call.when_done(told.set)
+        calls.start(call)
+    begin.set()
+    assert all(told.wait(60) for told in both)
+    assert waited == [True] * 28
+    of_callbacks = [name for name in order if len(name) > 1]
+    # one callback after the other: the same on all ranks
+    assert of_callbacks == sorted(of_callbacks)
+    assert len(order) == 30
+    calls.close()
+
+
+class Preempted(Exception):
+    pass
+
+
+def preempt(number: int, frame: FrameType | None) -> None:
+    raise Preempted
+
+
+@pytest.mark.parametrize(
+    ("handler", "raised"), [(signal.default_int_handler, KeyboardInterrupt), (preempt, Preempted)]
+)
+def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
+    handler: Any, raised: type[BaseException]
+) -> None:
+    calls = Calls("calls")
+    calls._threads = [threading.current_thread()]  # nobody else takes them
+
+    def interrupt() -> None:
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            handlers.append(before)
+
+    handlers: list[Any] = []
+
+    heard: list[str] = []
+    first, second = (
+        Call(lambda: signal.raise_signal(signal.SIGUSR1)),
+        Call(lambda: heard.append("ran")),
+    )
+    first.when_done(lambda: heard.append("told"))
+    calls.start(first)
+    calls.start(second)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(raised):
+            calls.run_all()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(first.error, raised)
+    assert heard == ["told"]
+    calls.wait(second)
+    assert heard == ["told", "ran"]
+    calls.close()
+
+
+def test_what_ends_programs_does_not_end_the_thread() -> None:
+    calls = Calls("calls")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    first, second = Call(leave), Call(lambda: None)
+    calls.start(first)
+    assert first.sleep(30)
+    calls.start(second)
+    assert second.sleep(30)
+    assert isinstance(first.error, SystemExit)
+    calls.close()
+
+
+def test_a_holder_that_waits_is_seen_by_a_thread_that_was_not_woken() -> None:
+    """It looks by itself for a while after calls were left to somebody."""
+    calls, me = Calls("calls"), threading.get_native_id()
+    for pause in (0.0, 0.0, 1.2, 0.0):  # with it, and after it has gone to sleep
+        time.sleep(pause)
+        call = Call(lambda: None)
+        calls.start(call, held_by=me)
+        assert call.sleep(30)
+    calls.close()

@@ -1,0 +1,195 @@
+"""A job that exchanges no gradients is told so at its end; one that does, predicts or fails is left
+in peace.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.base.types import DType, Kind, Request, Response
+from farandole.core.observe.gradient_check import GradientCheck
+from tests.run_job import job
+
+
+def check(broadcast: int, *pieces: Request) -> GradientCheck:
+    found = GradientCheck()
+    found.begun(broadcast)
+    for piece in pieces:
+        found.agreed([Response(piece.kind, (piece.name,), (piece,))])
+    return found
+
+
+def piece(
+    shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DType.FLOAT32
+) -> Request:
+    return Request("x", kind, dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [piece((3,))],  # metrics
+        [piece((1000, 1000), Kind.BROADCAST)],
+        [piece((5000,), Kind.ALLGATHER, DType.UINT8)],  # an object
+    ],
+)
+def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
+    text = check(1_000_000, *pieces).verdict(4)
+    assert text.startswith(
+        "the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged "
+    )
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER])
+def test_gradients(kind: Kind) -> None:
+    assert check(1_000_000, piece((8, 8), kind, DType.BFLOAT16)).verdict(4) == ""
+
+
+def test_small_models_have_small_gradients() -> None:
+    assert check(3, piece((3,))).verdict(2) == ""
+    assert "then exchanged nothing" in check(3).verdict(2)
+
+
+def test_several_small_models_have_small_gradients() -> None:
+    found = check(100, piece((48,)))
+    for _ in range(9):
+        found.begun(149)
+        found.begun(-49)  # an optimizer's
+    assert found.broadcast == 1000
+    assert found.verdict(2) == ""
+    found.begun(1000)  # a large one
+    assert "same 2,000 parameters and then exchanged at most 48 numbers at a time" in found.verdict(
+        2
+    )
+
+
+@pytest.mark.parametrize(
+    ("unchanged", "told"),
+    [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)],
+)
+def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
+    found = check(1000)
+    found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
+    assert bool(found.verdict(2)) == told
+
+
+def test_a_job_that_begins_anew_has_learned_what_it_had_learned() -> None:
+    learned, forgot = check(1000, piece((1000,))), check(1000)
+    forgot.unchanged = [lambda: False]
+    anew = check(1000)
+    anew.go_on(learned)
+    assert anew.verdict(2) == ""
+    for later in (0, 1000):  # after hosts were only removed, nothing is broadcast again
+        anew = GradientCheck()
+        anew.go_on(forgot)
+        anew.begun(later)
+        anew.unchanged.append(lambda: True)  # since then
+        assert "began with the same 1,000 parameters and then exchanged nothing" in anew.verdict(2)
+
+
+def test_nothing_to_say() -> None:
+    assert check(0).verdict(4) == ""  # nothing was broadcast: no training
+    assert check(1000).verdict(1) == ""
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def heard(fn: Any) -> list[str]:
+    """What rank 0 is told at the end of a job of two ranks that does ``fn(rank)``."""
+
+    def program(rank: int) -> list[str]:
+        from farandole.base.log import logger
+        from farandole.job import context
+
+        handler = Heard()
+        logger.addHandler(handler)
+        try:
+            fn(rank)
+            context.shutdown()
+        finally:
+            logger.removeHandler(handler)
+        return handler.texts
+
+    first, second = job(2, program)
+    assert second == []
+    return list(first)
+
+
+@pytest.mark.slow
+def test_a_job_that_predicts_and_one_that_forgets() -> None:
+    def train(rank: int) -> None:
+        import torch
+
+        import farandole.torch as hvd
+
+        model = torch.nn.Linear(30, 40)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.allreduce(model(torch.ones(2, 30)).detach().mean(), name="prediction")
+        if not predicts:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            hvd.allreduce(torch.ones(2), name="loss")
+
+    predicts = True
+    assert heard(train) == []
+    predicts = False
+    (text,) = heard(train)
+    assert (
+        "began with the same 1,240 parameters and then exchanged at most 2 numbers at a time: no"
+        " gradients" in text
+    )
+
+
+def test_a_job_that_does_not() -> None:
+    def train(rank: int) -> None:
+        import torch
+
+        import farandole.torch as hvd
+
+        model = torch.nn.Linear(30, 40)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(2, 30)).sum().backward()
+        optimizer.step()
+
+    assert heard(train) == []
+
+
+def test_a_job_that_is_excused_stays_so() -> None:
+    def train(rank: int) -> None:
+        from farandole.job import context
+
+        context.skip_gradient_check()
+        context.add_parameters_broadcast(1000)
+
+    assert heard(train) == []
+
+
+def test_a_job_without_parameters() -> None:
+    import farandole.numpy as hvd
+
+    assert heard(lambda rank: hvd.allreduce(np.ones(2))) == []
+
+
+def test_a_job_that_fails() -> None:
+    def train(rank: int) -> None:
+        from farandole.job import context
+
+        context.add_parameters_broadcast(1000)
+        try:
+            raise ValueError(f"rank {rank}")
+        except ValueError:
+            context.shutdown()
+
+    assert heard(train) == []

@@ -1,0 +1,236 @@
+"""What is made of the ranks' digests: who differs, in what, why, and what to do; and silence where
+nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.core.observe.replicas import (
+    SAMPLE,
+    Cures,
+    History,
+    Report,
+    Schedule,
+    digest,
+    findings,
+    gradient_digest,
+    ranks_named,
+    same_gradients,
+    same_gradients_of_some,
+    stride,
+)
+
+CURES = Cures("CALL BROADCAST", "DEAL DATA")
+NAMES = ["first", "second"]
+
+
+def told(*reports: Report | None, history: History | None = None, step: int = 1) -> str:
+    found = findings(reports, NAMES, history or History(), step, CURES)
+    return " & ".join(each.text for each in found)
+
+
+def test_the_schedule_becomes_rare_but_never_ends() -> None:
+    schedule = Schedule()
+    looked = []
+    for step in range(1, 6001):
+        soon = schedule.soon()
+        due = schedule.due()
+        assert soon == due
+        if due:
+            looked.append(step)
+    assert looked == [*(1 << power for power in range(11)), 2048, 3072, 4096, 5120]
+
+
+def test_never_broadcast() -> None:
+    text = told(Report((1, 2)), Report((3, 4)), Report((1, 2)))
+    assert "began to train with different weights" in text
+    assert "rank 1 differs from ranks 0 and 2 in 2 of 2 parameters, first in first" in text
+    assert text.endswith("Nothing was broadcast: before the first step call CALL BROADCAST")
+    assert "all 3 ranks differ from each other" in told(
+        Report((1, 2)), Report((3, 4)), Report((5, 2))
+    )
+
+
+def test_loaded_between_broadcast_and_training() -> None:
+    text = told(Report((1, 2), broadcast=True), Report((1, 3), broadcast=True))
+    assert "rank 1 differs from rank 0 in 1 of 2 parameters, first in second" in text
+    assert "a checkpoint that rank 0 alone loaded. Broadcast after that, CALL BROADCAST" in text
+
+
+def test_alike_no_more() -> None:
+    text = told(
+        Report((1, 2), steps=4), Report((1, 3), steps=4), history=History(alike_at=4), step=8
+    )
+    assert (
+        "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some"
+        " ranks" in text
+    )
+    assert "another learning rate" in text  # nobody knows the settings
+    assert "some ranks skipped" not in text
+    text = told(
+        Report((1, 2), steps=4), Report((1, 3), steps=3), history=History(alike_at=4), step=8
+    )
+    assert (
+        "some ranks skipped optimizer.step() (steps since then: 3 on rank 1, 4 on rank 0)" in text
+    )
+
+
+def test_a_state_that_some_ranks_have_alone() -> None:
+    cures = CURES._replace(state="CALL STATE")
+    reports = [Report((1, 2), {"lr": "0.1"}, 4), Report((1, 3), {"lr": "0.1"}, 4)]
+    (found,) = findings(reports, NAMES, History(alike_at=1), 2, cures)
+    assert (
+        "or an optimizer's state that some ranks have alone (a checkpoint's momentum)" in found.text
+    )
+    assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
+
+
+def test_parameters_that_came_later() -> None:
+    """The others were alike, and are; a checkpoint that ranks loaded is no cause of it."""
+    history = History()
+    assert told(Report((1,)), Report((1,)), history=history, step=2) == ""
+    text = told(Report((2, 3)), Report((2, 4)), history=history, step=4)
+    assert (
+        "in 1 of 2 parameters, first in second. These parameters came after step 2, and ranks began"
+        " to train" in text
+    )
+    assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
+    history.told.clear()
+    assert "They were alike at step 2" in told(
+        Report((2, 3)), Report((5, 4)), history=history, step=8
+    )
+
+
+def test_settings_are_the_cause_of_what_follows_from_them() -> None:
+    history = History(alike_at=1)
+    reports = [
+        Report((1, 2), {"lr": "0.1"}),
+        Report((1, 3), {"lr": "0.2"}),
+        Report((1, 2), {"lr": "0.1"}),
+    ]
+    text = told(*reports, history=history, step=2)
+    assert "lr is 0.1 on ranks 0 and 2, 0.2 on rank 1" in text
+    assert "hold different weights" not in text
+    assert told(*reports, history=history, step=4) == ""  # once
+
+
+def test_a_kind_is_told_once() -> None:
+    history = History()
+    assert told(Report((1, 2)), Report((3, 4)), history=history)
+    assert told(Report((5, 2)), Report((3, 4)), history=history, step=2) == ""
+
+
+def test_frameworks_whose_first_step_comes_before_the_broadcast() -> None:
+    history = History(patient=True)
+    assert told(Report((1, 2)), Report((3, 4)), history=history) == ""
+    assert "began to train" in told(Report((5, 2)), Report((3, 4)), history=history, step=2)
+
+
+def test_same_data_is_believed_the_second_time() -> None:
+    history = History()
+    assert same_gradients(history, True, 4, CURES) == []
+    (found,) = same_gradients(history, True, 4, CURES)
+    assert "all 4 ranks computed the same gradients" in found.text
+    assert found.text.endswith("DEAL DATA")
+    assert same_gradients(history, True, 4, CURES) == []
+    history = History()
+    same_gradients(history, True, 4, CURES)
+    (found,) = same_gradients(history, True, 4, CURES._replace(reduced="THE TAPE"))
+    assert found.text.endswith(
+        "Or is it that these were reduced before? With THE TAPE give them to the plain optimizer"
+    )
+    history = History()
+    for same in (True, False, True, None, False, None):  # a batch of zeros to warm up, say
+        assert same_gradients(history, same, 4, CURES) == []
+
+
+def test_some_ranks_read_the_same_data() -> None:
+    history = History()
+    assert same_gradients_of_some(history, [7, 8, 7, 8], CURES) == []
+    (found,) = same_gradients_of_some(history, [5, 6, 5, 6], CURES)
+    assert (
+        "rank 2 computed the same gradients as rank 0, and so did 1 more of 4: it seems that they"
+        in found.text
+    )
+    assert found.text.endswith("by rank() and size(), not by local_rank(): DEAL DATA")
+    # by chance; unknown; once
+    for looks in ([[7, 7, 8], [7, 8, 8]], [[0, 0, 1], [0, 0, 1]], [[1, 2, 3], [4, 4, 4]]):
+        history = History()
+        assert [same_gradients_of_some(history, digests, CURES) for digests in looks] == [[], []]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
+    st.integers(0, 4),
+)
+def test_ranks_that_are_alike_are_left_in_peace(
+    weights: list[tuple[int, int]], joined: int
+) -> None:
+    """Whatever the weights of a step are; ranks that have joined, or know nothing, do not count."""
+    history = History()
+    for step, each in enumerate(weights, 1):
+        reports: list[Report | None] = [Report(each, {"lr": "0.1"}, 1) for _ in range(5)]
+        reports[joined] = None if step % 2 else Report()
+        assert told(*reports, history=history, step=step) == ""
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_what_is_a_ranks_own_may_differ(one: int, other: int) -> None:
+    assert told(Report((0, one)), Report((other, one)), Report((0, one))) == ""
+
+
+@given(
+    st.integers(0, 200_000),
+    st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.bool_]),
+)
+def test_a_digest_looks_at_few_elements_over_the_whole(count: int, dtype: type) -> None:
+    array = np.zeros(count, dtype)
+    seen = digest(array)
+    assert 0 < seen <= 1 << 62
+    assert seen == digest(array.copy())
+    looked_at = len(range(0, count, stride(count)))
+    assert min(count, SAMPLE // 3) <= looked_at <= SAMPLE
+    if count:
+        array[(looked_at - 1) * stride(count)] = 1
+        assert digest(array) != seen
+
+
+def test_a_digest_knows_type_shape_and_bits() -> None:
+    nan = np.full(3, np.nan, np.float32)
+    assert digest(nan) == digest(nan.copy())
+    assert (
+        len(
+            {
+                digest(np.zeros(shape, dtype))
+                for shape in [(6,), (2, 3), (3, 2)]
+                for dtype in ["f4", "i4"]
+            }
+        )
+        == 6
+    )
+    assert digest(np.arange(12).reshape(3, 4).T) == digest(
+        np.ascontiguousarray(np.arange(12).reshape(3, 4).T)
+    )
+    assert digest(np.float32(1.0).reshape(())) != digest(np.float32(2.0).reshape(()))
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_gradients_that_tell_nothing_about_data(value: float) -> None:
+    """A loss that is NaN on all ranks gives all of them the same gradients."""
+    gradient = np.ones(3, np.float32)
+    assert gradient_digest(gradient)
+    gradient[:] = value
+    assert gradient_digest(gradient) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 2], "ranks 0 and 2"), ([0, 1, 5], "ranks 0, 1 and 5")],
+)
+def test_ranks_by_name(ranks: list[int], text: str) -> None:
+    assert ranks_named(ranks) == text
+    assert ranks_named(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (20 of them)"

@@ -1,0 +1,37 @@
+"""The numbers of averages in pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from farandole.core.ps.pairs import SharedWeights
+
+
+def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
+    """Ranks agree on a mean; one of them goes on, and averages with this one before it has the
+    mean.
+    """
+    one, other = (
+        SharedWeights([np.full(2, value), np.full(1, value)], statistics=1) for value in (2.0, 6.0)
+    )
+    for shared in (one, other):
+        shared.take([np.zeros(2), shared.flat[0][2:].copy()])
+    other.correct([np.full(2, -2.0)], [np.full(1, 4.0)])
+    lent = [flat.copy() for flat in other.flat]
+    one.halve(lent)
+    other.move(lent)
+    one.correct([np.full(2, 2.0)], [np.full(1, 4.0)])
+    for shared, mean in ((one, 5.0), (other, 3.0)):
+        changes = [np.zeros(2), np.full(1, 4.0)]  # training went on from 4.0
+        assert shared.take(changes) == 1
+        assert [change.tolist() for change in changes] == [[mean] * 2, [mean]]
+        assert shared.take([np.zeros(2), changes[1]]) == 0
+
+
+def test_statistics_that_a_rank_was_given_otherwise_change_by_what_it_does() -> None:
+    shared = SharedWeights([np.zeros(1), np.array([2.0])], statistics=1)
+    shared.move([np.array([0.0, -0.5])])  # another rank's average
+    shared.correct([np.zeros(1)], [np.array([1.0])])  # what all ranks have
+    found = np.array([1.25])
+    shared.take([np.zeros(1), found])
+    assert found.tolist() == [0.75]  # 2 - 0.5 - 1, and the 0.25 of the last step

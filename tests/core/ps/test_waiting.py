@@ -1,0 +1,229 @@
+"""Ranks that wait at a server: for others, or because it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.core.ps import client as client_module
+from farandole.core.ps import server as server_module
+from farandole.core.ps.client import Group, Servers
+from farandole.core.ps.clocks import Rule
+from farandole.errors import AuthenticationError, PeerLostError
+from tests.core.ps.test_server import group_of, serving
+
+
+@pytest.mark.parametrize("where", ["answer", "sending", "receiving"])
+def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_end(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it answers, in the middle of arrays that it gets, and of those that it sends."""
+    goes_on, told = threading.Event(), list[str]()
+    monkeypatch.setattr(
+        client_module.logger, "warning", lambda text, *values: told.append(text % values)
+    )
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        goes_on.wait(60)
+        raise AuthenticationError("it was stopped")
+
+    with serving() as ranks:
+        servers = ranks.client(0, patience=0.01)
+        large = [np.zeros(1 << 21)]
+        centre = group_of(servers, 1, Rule(), large)
+        centre.push(large, [np.ones(1 << 21)])
+        (server,) = ranks.servers[0]
+        monkeypatch.setattr(server._newcomers, "admit", stopped)
+        monkeypatch.setattr(client_module, "SILENCE", 0.05)
+        monkeypatch.setattr(client_module, "PROOF", 0.1)
+
+        receive_into, send = server_module.receive_into, server_module.send
+
+        def receives(*arguments: Any) -> None:
+            goes_on.wait(60)
+            receive_into(*arguments)
+
+        def sends(session: Any, message: Any, arrays: Any = None) -> None:
+            send(session, message)
+            session.stream.send(b"head")
+            goes_on.wait(60)
+
+        if where == "sending":
+            monkeypatch.setattr(server_module, "receive_into", receives)
+        elif where == "receiving":
+            monkeypatch.setattr(server_module, "send", sends)
+        lock = server.changed if where == "answer" else contextlib.nullcontext()
+        with (
+            lock,
+            pytest.raises(
+                PeerLostError,
+                match=r"^parameter server 0 on .* was lost \(it did nothing for \d+ s",
+            ),
+        ):
+            centre.push(large, [np.ones(1 << 21)])
+        goes_on.set()
+        servers.close(failed=True)
+    assert any(
+        "does nothing, and lets in no connection" in text and "--replicas 2" in text
+        for text in told
+    )
+
+
+@contextlib.contextmanager
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, queue.Queue[str]]]:
+    """Ranks with a server that soon warns, and its warnings."""
+    monkeypatch.setattr(server_module, "LOOK", 0.02)
+    told = queue.Queue[str]()
+    monkeypatch.setattr(
+        server_module.logger, "warning", lambda text, *values: told.put(text % values)
+    )
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+        server._warning = 0.05
+        yield ranks, told
+
+
+def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with impatient(monkeypatch) as (ranks, told):
+
+        def fn(rank: int, servers: Servers) -> None:
+            centre = group_of(servers, 3, Rule(sync=True), [np.zeros(1)])
+            if rank == 2:
+                text = told.get(timeout=60.0)
+                assert re.match(
+                    r"rank [01] has waited for \d+ s at .* \(of test.weights.1\), until rank\(s\) ",
+                    text,
+                )
+                while not text.endswith(
+                    "rank(s) 2 push there: slower than the others, or they hang"
+                ):
+                    text = told.get(timeout=60.0)
+            centre.push([np.zeros(1)], [np.ones(1)])
+            servers.close()
+
+        ranks.run(3, fn)
+
+
+@pytest.mark.parametrize("servers_of_each", [1, 2], ids=["alone", "replicas"])
+@pytest.mark.parametrize(
+    ("rule", "pushes", "flush"),
+    [
+        (Rule(sync=True), 1, False),
+        (Rule(bound=2), 3, False),
+        (Rule(), 3, True),
+        (Rule(sync=True), 0, True),
+    ],
+)
+def test_a_rank_that_alone_has_other_weights_is_told_on_all(
+    rule: Rule, pushes: int, flush: bool, servers_of_each: int
+) -> None:
+    """It adds some and leaves out others, and rank ``odd`` does so. Others wait for it, or flush in
+    the end.
+    """
+
+    def body(odd: int) -> Callable[[int, Servers], str]:
+        def fn(rank: int, servers: Servers) -> str:
+            first = [np.zeros(1), np.zeros(2)]
+            centre = group_of(servers, 2, rule, first)
+            centre.push(first, [np.ones(1), np.ones(2)])
+            try:
+                if rank == odd:
+                    first = [np.zeros(1), np.zeros((2, 3))]
+                    centre = servers.group(
+                        "test.weights.1.2",
+                        range(2),
+                        rule,
+                        "spec",
+                        first,
+                        ["w0", "new"],
+                        after=centre,
+                    )
+                for _ in range(1 if rank == odd else pushes):
+                    centre.push(first, [np.ones_like(one) for one in first])
+                if flush:
+                    centre.flush(first, [np.ones_like(one) for one in first])
+                both_flush.wait(60.0)  # a barrier of both
+                centre.push(first, [np.ones_like(one) for one in first])
+            except ValueError as error:
+                both_flush.abort()
+                return str(error)
+            except threading.BrokenBarrierError:
+                return "in consequence"
+            return ""
+
+        return fn
+
+    for odd in range(2):
+        both_flush = threading.Barrier(2)
+        with serving(count=2, replicas=servers_of_each) as ranks:
+            told = ranks.run(2, body(odd))
+        assert [text for text in told if text != "in consequence"], told
+        for text in told:
+            assert text == "in consequence" or re.match(
+                rf"test: all ranks must train the same weights, but rank {odd} has frozen or left"
+                r" out w1 of shape "
+                r"\(2,\) and type float64 and has added new of shape \(2, 3\) .* after exchange 1,"
+                rf" and rank {1 - odd} "
+                r"has gone on .* in the same step; .* call average_weights\(\) before$",
+                text,
+            ), text
+
+
+def test_who_pushes_where_another_has_other_weights_for_long_is_told() -> None:
+    """Nobody waits there, and ranks need not take as many steps."""
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+        server._warning = 0.0
+        moved = threading.Event()
+
+        def fn(rank: int, servers: Servers) -> None:
+            first = [np.zeros(1)]
+            centre = group_of(servers, 2, Rule(), first)
+            centre.push(first, [np.ones(1)])
+            if rank == 0:
+                centre = servers.group(
+                    "test.weights.1.2", range(2), Rule(), "spec", first, ["other"], after=centre
+                )
+                centre.push(first, [np.ones(1)])
+                moved.set()
+            else:
+                assert moved.wait(60.0)
+            with pytest.raises(
+                ValueError, match=r"rank 0 has frozen or left out w0 .* and rank 1 has gone on"
+            ):
+                push_on(centre, first)
+
+        def push_on(centre: Group, first: list[Any]) -> None:
+            while True:
+                centre.push(first, [np.ones(1)])
+
+        ranks.run(2, fn)
+
+
+def test_a_rank_that_alone_has_begun_another_centre_is_told_why_nobody_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with impatient(monkeypatch) as (ranks, told):
+
+        def fn(rank: int, servers: Servers) -> None:
+            if rank == 0:
+                text = told.get(timeout=60.0)
+                assert re.match(
+                    r"rank 1 has waited for \d+ s at .* until rank\(s\) 0 push there: its weights"
+                    r" begin",
+                    text,
+                )
+                assert text.endswith(
+                    "add, freeze and unfreeze parameters on all ranks in the same step"
+                )
+            group_of(servers, 2, Rule(), [np.zeros(1)]).push([np.zeros(1)], [np.ones(1)])
+            servers.close()
+
+        ranks.run(2, fn)

@@ -1,0 +1,173 @@
+"""What the environment says of the job that a process belongs to."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.job.config import Placement
+from farandole.job.context.environment import check_rank, lost
+from tests.job.launch.tools import Marked, marked
+
+RANK = "PATH=/bin\0FARANDOLE_STORE=127.0.0.1:1\0FARANDOLE_RANK=1\0FARANDOLE_SIZE=3\0"
+MPI = "OMPI_COMM_WORLD_RANK=1\0OMPI_COMM_WORLD_SIZE=2\0OMPI_COMM_WORLD_LOCAL_RANK=1\0OMPI_COMM_WORLD_LOCAL_SIZE=2\0"
+SLURM = (
+    "SLURM_PROCID=1\0SLURM_STEP_NUM_TASKS=4\0SLURM_LOCALID=0\0SLURM_NODEID=0\0SLURM_STEP_ID=0\0"
+    "SLURM_STEP_TASKS_PER_NODE=4\0"
+)
+
+
+@pytest.fixture
+def jobs() -> Iterator[Marked]:
+    with marked() as found:
+        yield found
+
+
+def written(proc: Path, pid: int, above: int, environ: str | None) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "stat").write_text(f"{pid} (a) b) S {above} 1 1")
+    if environ is not None:
+        (proc / str(pid) / "environ").write_text(environ)
+
+
+@pytest.mark.parametrize(
+    ("own", "above", "expected"),
+    [
+        (RANK, "", "this process is rank 1 of 3, but .* FARANDOLE_SIZE=1"),
+        ("A=b\0", RANK, "process 7, above this one, is rank 1 of 3, but"),
+        (None, RANK, "process 7, above"),
+        ("", "", ""),
+        ("no name\0", RANK.replace("3", "1"), ""),
+        ("", RANK.replace("STORE", "HOME"), ""),
+        ("", None, ""),
+        (MPI, "", "this process is rank 1 of 2, but .* \\(OMPI_"),
+        ("", SLURM, "process 7, above this one, is rank 1 of 4, but .* \\(SLURM_"),
+        ("", SLURM.replace("=4", "=1"), ""),
+        ("", SLURM.replace("SLURM_STEP_ID", "NO"), ""),  # a batch script
+        ("", MPI.replace("SIZE=2", "SIZE=1"), ""),
+    ],
+)
+def test_a_rank_that_lost_its_variables(
+    tmp_path: Path, own: str | None, above: str | None, expected: str
+) -> None:
+    written(tmp_path, os.getpid(), 7, own)
+    written(tmp_path, 7, 6, above)  # the one above that has ended
+    assert lost({"PMI_RANK": "0", "PMI_SIZE": "1"}, tmp_path) == ""
+    found = lost({}, tmp_path)
+    assert bool(found) == bool(expected)
+    assert re.match(expected, found)
+    assert lost({"FARANDOLE_SIZE": "1"}, tmp_path) == ""
+    assert lost({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""  # mpirun -np 1 within a rank
+
+
+def test_the_rank_says_so(jobs: Marked) -> None:
+    code = "import farandole.numpy as hvd; hvd.init(); print(hvd.size())"
+    path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
+    done = jobs.run("run", "-np", "2", "env", "-i", path, sys.executable, "-c", code)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["[0]<stdout>:1", "[1]<stdout>:1"],
+    )
+    assert (
+        len(re.findall(r"process \d+, above this one, starts a job's ranks, but", done.stderr)) == 2
+    )
+
+
+def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path) -> None:
+    """As of ``srun apptainer exec --cleanenv``, ``mpirun env -i``."""
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, None)
+    (tmp_path / "7" / "comm").write_text("slurmstepd\n")
+    assert re.match(
+        r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)",
+        lost({}, tmp_path),
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        ("mpirun -np 1 env -i python", True),
+        ("/opt/bin/mpirun --allow-run-as-root -n 1 env -i python", True),
+        ("mpirun -np 2 env -i python", False),
+        ("mpirun -np 1 env -i python : -np 1 env -i python", False),
+        ("mpirun env -i nice -n 1 python", False),
+        ("mpirun", False),
+    ],
+)
+def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_path: Path) -> None:
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, None)
+    (tmp_path / "7" / "comm").write_text("hydra_pmi_proxy\n")
+    (tmp_path / "7" / "cmdline").write_text("hydra_pmi_proxy\0--control-port\0a:1\0")
+    written(tmp_path, 6, 1, None)
+    (tmp_path / "6" / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+    assert (lost({}, tmp_path) == "") == alone
+
+
+def test_a_launcher_that_does_not_say_who_is_where() -> None:
+    """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
+    assert re.match(r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost(pmi))
+    assert lost({**pmi, "FARANDOLE_SIZE": "1"}) == ""
+    slurm = dict(text.split("=") for text in SLURM.split("\0") if text)
+    assert lost({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+
+
+def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nobody here can meet there."""
+    torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
+    for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
+        assert re.match(
+            r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)",
+            lost(own),
+        )
+    assert (
+        lost({**torch, "HOROVOD_SIZE": "1"})
+        == lost({**torch, "RANK": "0", "WORLD_SIZE": "1"})
+        == ""
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "PyTorch is not installed here" in lost({**torch, "MASTER_PORT": "29500"})
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "1"), ("2", "2"), ("1", "0"), ("-1", "2")])
+def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
+    """It would train alone."""
+    env = {"RANK": rank, "WORLD_SIZE": size}
+    with pytest.raises(
+        SettingsError, match=rf"has RANK={rank} and WORLD_SIZE={size}, .* FARANDOLE_SIZE=1"
+    ):
+        lost(env)
+    assert lost({**env, "FARANDOLE_SIZE": "1"}) == ""
+    with pytest.raises(
+        SettingsError,
+        match=r"rank 2 \(FARANDOLE_RANK or HOROVOD_RANK\) must be below .*, 2 \(FARANDOLE_",
+    ):
+        check_rank(Placement(rank=2, size=2))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size"), [("0", "1"), ("-1", "1"), ("-1", "-1"), ("0", "0"), ("first", "1"), ("1", "")]
+)
+def test_what_torch_distributed_would_not_take_for_a_job(
+    rank: str, size: str, tmp_path: Path
+) -> None:
+    assert lost({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
+
+
+def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, "RANK=1\0WORLD_SIZE=3\0MASTER_ADDR=a\0MASTER_PORT=29500\0")
+    assert re.match(
+        r"process 7, above this one, is rank 1 of 3, but .* \(RANK, WORLD_SIZE, MASTER_\*\)",
+        lost({}, tmp_path),
+    )

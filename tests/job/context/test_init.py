@@ -1,0 +1,76 @@
+"""Where a process finds its place in a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from farandole.errors import NotInitializedError
+from farandole.job import context
+from farandole.job.config import Connection, Placement
+from tests.run_job import job
+
+
+@pytest.fixture(autouse=True)
+def _shut_down() -> Iterator[None]:
+    yield
+    context.shutdown()
+
+
+def test_without_a_job_there_is_one_rank() -> None:
+    with pytest.raises(NotInitializedError):
+        context.placement()
+    context.init()
+    assert context.placement() == Placement()
+    assert context.connection() == Connection()
+
+
+def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that comes with a new membership has not been through the stays before it."""
+    monkeypatch.setattr(context, "_stay", (0, 0))
+    seen = []
+    for generation in (0, 0, 3, 3):
+        monkeypatch.setenv("FARANDOLE_GENERATION", str(generation))
+        context.init()
+        seen.append(context.scope())
+        context.shutdown()
+    assert seen == ["0.1", "0.2", "3.1", "3.2"]
+
+
+def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
+    """Programs ask for the rank in the workers of a DataLoader, which read that rank's data. They
+    are no ranks: what needs the others is an error there.
+    """
+
+    def fn(rank: int) -> str:
+        out, into = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                context.engine()
+                said = "an engine"
+            except NotInitializedError as error:
+                said = (
+                    f"{context.rank()} of {context.size()}, {context.local_rank()} here,"
+                    f" {context.is_initialized()}"
+                )
+                said += f", forked off: {'which was forked off from a rank' in str(error)}"
+            context.shutdown()
+            with contextlib.suppress(NotInitializedError):
+                said = f"{context.rank()} after shutdown()"
+            os.write(into, said.encode())
+            os._exit(0)
+        os.close(into)
+        os.waitpid(child, 0)
+        with os.fdopen(out) as pipe:
+            return pipe.read()
+
+    assert job(2, fn) == [
+        "0 of 2, 0 here, True, forked off: True",
+        "1 of 2, 1 here, True, forked off: True",
+    ]

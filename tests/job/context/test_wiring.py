@@ -1,0 +1,309 @@
+"""Who shares a host, and that ranks find each other over whatever wires there are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.base.types import Buffer, DType, ReduceOp
+from farandole.core.collectives.hierarchical import Hierarchical
+from farandole.core.transports import shm
+from farandole.core.transports.shm.rendezvous import address
+from farandole.errors import PeerLostError, RendezvousError, SettingsError
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.context import wiring
+from farandole.job.report import keys
+from farandole.net.handshake import new_secret
+from farandole.net.store import StoreClient, StoreServer
+from tests.pool import threads
+
+
+@pytest.mark.parametrize(
+    ("seen", "hosts"),
+    [
+        ([[0]], [[0]]),
+        ([[0, 1], [0, 1]], [[0, 1]]),
+        ([[0, 2], [1, 3], [0, 2], [1, 3]], [[0, 2], [1, 3]]),
+        ([[0, 1], [0, 1], [2]], [[0, 1], [2]]),
+        # not everybody of a chain reaches everybody
+        ([[0, 1], [0, 1, 2], [1, 2]], [[0], [1], [2]]),
+    ],
+)
+def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]]) -> None:
+    assert wiring.group(seen) == hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ([[0, 1]], "shared memory joins all ranks"),
+        (
+            [[0], [1]],
+            (
+                "TCP joins all ranks: ranks that share memory are 0; 1; rank 0 was not reached"
+                " (refused)"
+            ),
+        ),
+        ([[0, 1], [2, 3]], "shared memory joins the ranks of a host, and TCP the hosts"),
+        (
+            [[0, 1], [2]],
+            (
+                "shared memory joins the ranks of a host, and TCP the hosts: ranks that share"
+                " memory are"
+            ),
+        ),
+    ],
+)
+def test_the_choice_of_a_wire_is_explained(hosts: list[list[int]], said: str) -> None:
+    assert wiring.reason(hosts, {0: "refused"}).startswith(said)
+
+
+def added(wire: Any) -> tuple[str, float]:
+    """The wire, and the sum of all ranks' numbers over it."""
+    array = np.full(100_000, wire.rank + 1, np.float32)
+    wire.allreduce([Buffer(array, array, DType.FLOAT32)], ReduceOp.SUM)
+    wire.barrier()
+    return type(wire).__name__, float(array.max())
+
+
+def run(
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    host_of: dict[int, int] | None = None,
+    body: Callable[[Any], Any] = added,
+    **settings: object,
+) -> list:
+    """What ``body`` gives for every rank's wire. ``host_of``: pretend that there are several."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    if host_of:
+        dial = shm.Rendezvous._dial
+
+        def far(self: shm.Rendezvous, peer: int, deadline: float, timeout: float) -> None:
+            if host_of[self.rank] != host_of[peer]:
+                raise RendezvousError.late([peer], timeout)
+            dial(self, peer, deadline, timeout)
+
+        monkeypatch.setattr(shm.Rendezvous, "_dial", far)
+
+    def join(rank: int) -> object:
+        client = StoreClient(server.address, secret)
+        mine, connection = (
+            Placement(rank=rank, size=size),
+            Connection(store=server.address, secret=secret),
+        )
+        try:
+            return wiring.connect(mine, connection, Settings(**settings), client, "test")  # type: ignore[arg-type]
+        finally:
+            client.close()
+
+    try:
+        return threads(size, join, body)
+    finally:
+        server.close()
+
+
+def test_the_stays_of_a_rank_are_counted_over_all_of_its_programs() -> None:
+    """But for one in which it is told that it is alone."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    first, then = (StoreClient(server.address, secret) for _ in range(2))
+    mine, other, alone = (
+        Placement(rank=0, size=2),
+        Placement(rank=1, size=2),
+        Placement(rank=0, size=1),
+    )
+    try:
+        assert [wiring.stay(mine, first, (0, before)) for before in (0, 1)] == [(0, 1), (0, 2)]
+        assert [wiring.stay(mine, then, (0, before)) for before in (0, 3)] == [(0, 3), (0, 4)]
+        assert wiring.stay(mine, first, (0, 2)) == (0, 5)
+        assert wiring.stay(other, then, (0, 0)) == wiring.stay(alone, then, (0, 0)) == (0, 1)
+        assert wiring.stay(mine.replace(generation=1), first, (0, 2)) == (1, 1)
+        assert wiring.stay(mine, None, (0, 1)) == (0, 2)
+    finally:
+        first.close()
+        then.close()
+        server.close()
+
+
+def test_one_host_shares_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "farandole"):
+        assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+    assert "shared memory joins all ranks" in caplog.text
+
+
+def test_hosts_call_ranks_by_their_numbers_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a host share memory, and one of each host has a wire of its own; ranks 2 and 3 are
+    second there.
+    """
+    gone = threading.Event()
+
+    def body(wire: Any) -> list[tuple[int, str]]:
+        if wire.rank == 3:
+            wire.local.close()
+            wire.cross.close()
+            gone.set()
+            return []
+        assert gone.wait(60)
+        found = []
+        for part in {1: [wire.cross], 2: [wire.local]}.get(wire.rank, []):
+            with pytest.raises(PeerLostError) as caught:
+                part.barrier()
+            found.append((caught.value.rank, str(caught.value)))
+        return found
+
+    none, one, two, last = run(4, monkeypatch, {0: 0, 1: 0, 2: 1, 3: 1}, body)
+    assert none == last == []
+    assert [(rank, text[:6]) for rank, text in (*one, *two)] == [(3, "rank 3")] * 2
+
+
+def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are let wait, at each rank's socket, before and while the ranks look for each
+    other.
+    """
+    taken: list[socket.socket] = []
+    look_around = shm.Rendezvous.look_around
+
+    def besieged(self: shm.Rendezvous) -> None:
+        for _ in range(100):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(address(self.secret, self.scope, 0))
+            taken.append(sock)
+        look_around(self)
+
+    monkeypatch.setattr(shm.Rendezvous, "look_around", besieged)
+    try:
+        assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+    finally:
+        for sock in taken:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "says"),
+    [
+        ({"transport": "tcp"}, {}, "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=auto"),
+        (
+            {"transport": "tcp"},
+            {"transport": "shm"},
+            "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=shm",
+        ),
+        (
+            {},
+            {"join_mean_of_present": True},
+            "FARANDOLE_JOIN_MEAN_OF_PRESENT=0, rank 1 with .*PRESENT=1",
+        ),
+    ],
+)
+def test_ranks_whose_settings_do_not_go_together_say_so(
+    monkeypatch: pytest.MonkeyPatch, mine: dict[str, object], other: dict[str, object], says: str
+) -> None:
+    """As by mpirun, whose hosts may have different variables. They waited for each other, or
+    averaged differently.
+    """
+    connect = wiring.connect
+
+    def told(
+        placement: Placement, connection: Connection, settings: Settings, *more: object
+    ) -> object:
+        theirs = settings.replace(**(other if placement.rank else mine))
+        return connect(placement, connection, theirs, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wiring, "connect", told)
+    with pytest.raises(
+        SettingsError, match=f"rank 0 was started with {says}: set the same for all"
+    ):
+        run(2, monkeypatch)
+
+
+def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "tls", "said"),
+    [
+        (
+            Settings(tls=True),
+            False,
+            r"rank 3 was started with --tls \(FARANDOLE_TLS=1\), its job without",
+        ),
+        (Settings(), True, r"rank 3 was started without --tls \(FARANDOLE_TLS=0\), its job with"),
+        (Settings(tls=True), True, "nobody knows whether the wire 'far', of --transport, encrypts"),
+    ],
+)
+def test_nothing_goes_in_clear_unless_all_ranks_want_that(
+    settings: Settings, tls: bool, said: str
+) -> None:
+    wiring.check_encryption(Connection(secret=new_secret(tls=tls)), Settings(tls=tls), 3)
+    if "far" in said:
+        object.__setattr__(settings, "transport", "far")
+    with pytest.raises(SettingsError, match=said):
+        wiring.check_encryption(Connection(secret=new_secret(tls=tls)), settings, 3)
+
+
+def test_the_wire_of_another_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file, and a line among its entry points."""
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[farandole.wires]\nthreads = other_wire:wire\n")
+    (tmp_path / "other_wire.py").write_text(
+        "from farandole.core.transports.inproc import World\n"
+        "worlds = {}\n"
+        "def wire(end):\n"
+        "    return worlds.setdefault(end.scope, World(end.size)).link(end.rank)\n"
+    )
+    with pytest.raises(
+        SettingsError, match=r"--transport='threads' is not known; choose one of auto, shm, tcp$"
+    ):
+        Settings(transport="threads")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run(3, monkeypatch, transport="threads") == [("Collectives", 6.0)] * 3
+    with pytest.raises(SettingsError, match="did you mean 'threads'"):
+        Settings(transport="thread")
+
+
+def test_two_hosts_of_two_get_a_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(4, monkeypatch, {0: 0, 1: 0, 2: 1, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
+
+
+def test_ranks_dealt_in_turn_get_a_hierarchy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(4, monkeypatch, {0: 0, 1: 1, 2: 0, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
+
+
+@pytest.mark.parametrize("host_of", [{0: 0, 1: 0, 2: 1}, {0: 0, 1: 1, 2: 1, 3: 0, 4: 1}])
+def test_uneven_hosts_get_a_hierarchy_too(
+    host_of: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(host_of)
+    assert (
+        run(size, monkeypatch, host_of) == [(Hierarchical.__name__, size * (size + 1) / 2)] * size
+    )
+
+
+def test_who_is_late_is_named() -> None:
+    secret = new_secret()
+    server = StoreServer(secret)
+    client = StoreClient(server.address, secret)
+    try:
+        with pytest.raises(
+            RendezvousError, match=r"ranks 0, 2, 3 did not reach init\(\) within 0\.2 s"
+        ):
+            wiring.share(client, Placement(rank=1, size=4), "anything", "", 0.2)
+        server.set("share/more/0", b"")
+        server.set(keys.FINISHED, b"[0, 3]")  # the driver has seen their ends
+        with pytest.raises(
+            RendezvousError, match=r"rank 3 ended without calling this init\(\): every rank"
+        ):
+            wiring.share(client, Placement(rank=1, size=4), "more", "", 60.0)
+    finally:
+        client.close()
+        server.close()

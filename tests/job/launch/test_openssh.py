@@ -1,0 +1,337 @@
+"""OpenSSH's command line, and what its failures mean. The hosts of test_ssh show that ssh
+says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.job.config import Settings
+from farandole.job.launch.openssh import CONNECT, OLD, Session, command, failures, program, reason
+from tests.job.launch.tools import wait_until
+
+
+def test_the_users_options_come_before_ours_and_nobody_is_asked() -> None:
+    settings = Settings(
+        ssh_port=2222, ssh_identity_file="/k", ssh_options="-J gate -o ConnectTimeout=3"
+    )
+    words = command("me@h1", settings, ["sh", "-c", "echo 'a b'"])
+    assert words[:10] == ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-p", "2222", "-i", "/k", "-J"]
+    assert words.index("ConnectTimeout=3") < words.index(f"ConnectTimeout={CONNECT}")
+    assert words[-3:-1] == ["--", "me@h1"]
+    assert shlex.split(words[-1]) == ["exec", "sh", "-c", "echo 'a b'"]
+    assert not any("StrictHostKeyChecking" in word for word in words)
+
+
+def test_without_settings_ssh_follows_its_own_configuration() -> None:
+    assert not {"-p", "-i", "-F", "-J"} & set(command("h1", Settings(), ["true"]))
+
+
+SAID = [
+    (
+        "ssh: Could not resolve hostname h1: Name or service not known",
+        "nobody knows a host of this name",
+    ),
+    (
+        "ssh: connect to host h1 port 22: Connection refused",
+        "nothing listens on port 22: start sshd there",
+    ),
+    (
+        "ssh: connect to host h1 port 22: Connection timed out",
+        "it does not answer on port 22 (Connection timed out)",
+    ),
+    (
+        "ssh: connect to host h1 port 7: No route to host",
+        "it does not answer on port 7 (No route to host)",
+    ),
+    ("ssh: connect to host fe80::1 port 22: Invalid argument", "leads to it: [fe80::1%eth0]"),
+    (
+        "No ED25519 host key is known for h1\nHost key verification failed.",
+        "connect once by hand (ssh me@h1)",
+    ),
+    (
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+        "ssh-keygen -R h1 and then ssh me@h1",
+    ),
+    (
+        "me@h1: Permission denied (publickey,password).",
+        "does not accept our key (it takes: publickey,password): ssh-copy-id me@h1,",
+    ),
+    ("Received disconnect: 2: Too many authentication failures", "ssh-agent has too many keys"),
+    (
+        (
+            "Warning: Identity file /k not accessible: No such file.\nme@h1: Permission denied"
+            " (publickey)."
+        ),
+        "there is no file /k (--ssh-identity-file)",
+    ),
+    (
+        (
+            "channel 0: open failed: Connection refused\nstdio forwarding failed\nConnection closed"
+            " by UNKNOWN port 65535"
+        ),
+        (
+            "the way over the jump host (or ProxyCommand) fails: channel 0: open failed: Connection"
+            " refused"
+        ),
+    ),
+    (
+        (
+            "ssh: Could not resolve hostname gate: Name or service not known\nConnection closed by"
+            " UNKNOWN port 65535"
+        ),
+        "the way over the jump host (or ProxyCommand) fails: ssh: Could not resolve hostname gate",
+    ),
+    (
+        "exec: gate: not found\nbanner exchange: Connection to UNKNOWN port 65535: Broken pipe",
+        "gate: not found",
+    ),
+    ("Connection closed by UNKNOWN port 65535", "fails: Connection closed by UNKNOWN port 65535"),
+    (
+        "Can't open user config file /c: No such file or directory",
+        "ssh does not take its options: Can't open",
+    ),
+    (
+        "command-line: line 0: Bad configuration option: nonsense",
+        "ssh does not take its options: command-line",
+    ),
+    (
+        "Connection timed out during banner exchange\nConnection to 10.0.0.3 port 22 timed out",
+        "and then says nothing",
+    ),
+    ("Timeout, server h1 not responding.", "it does not answer any more"),
+    ("Connection to h1 closed by remote host.", "it closed the connection"),
+    (
+        (
+            "kex_exchange_identification: read: Connection reset by peer\nConnection reset by"
+            " 10.0.0.3 port 22"
+        ),
+        (
+            "hung up before the login (Connection reset by 10.0.0.3 port 22): too many begin at"
+            " once (MaxStartups"
+        ),
+    ),
+    (
+        (
+            "channel 0: open failed: connect failed: Name or service not known\nstdio forwarding"
+            " failed\nkex_exchange_identification: Connection closed by remote host"
+        ),
+        "fails: channel 0: open failed: connect failed: Name or service not known",
+    ),
+    ("something new", "ssh failed: something new"),
+    ("", "it closed the connection"),
+]
+
+
+@pytest.mark.parametrize(("said", "means"), SAID)
+def test_what_ssh_says_is_told_with_the_cure(said: str, means: str) -> None:
+    assert means in reason("me@h1", 255, said)
+
+
+def test_what_the_first_program_says() -> None:
+    assert (
+        reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n")
+        == f"{OLD}, and /usr/bin/python3 is 3.8"
+    )
+    assert "it has no Python" in reason("h1", 127, "sh: 1: exec: python3: not found")
+    assert "it has no Python" in reason("h1", 127, "")
+    missing = reason("h1", 127, "bash: /opt/zsh: No such file or directory\n")
+    assert "Python" not in missing
+    assert (
+        "~/.bashrc) runs one that is missing, or takes PATH away; it said: bash: /opt/zsh: No such"
+        " file" in missing
+    )
+    assert reason("h1", 1, f"File, line 1\nexec -c '{OLD}'\nSyntaxError: x\n").endswith(
+        "SyntaxError: x"
+    )
+    assert "the process for it on this machine was ended by SIGKILL" in reason("h1", -9, "")
+    assert (
+        reason("h1", 1, "Traceback\nKeyError: 3\n")
+        == "its program ended with status 1: KeyError: 3"
+    )
+
+
+def test_a_python_that_does_not_start_is_told_with_what_keeps_it_from_that() -> None:
+    """PYTHONHOME of a module system, in a startup file. Its own account ends with ``<no Python
+    frame>``.
+    """
+    done = subprocess.run(
+        program(sys.executable),
+        env={"PATH": os.environ["PATH"], "PYTHONHOME": "/opt/other"},
+        input=b"",
+        capture_output=True,
+        check=False,
+    )
+    said = reason("h1", done.returncode, done.stderr.decode())
+    told = "PYTHONHOME(=/opt/other| or PYTHONPATH)"  # Python 3.13 keeps its value to itself
+    assert re.fullmatch(
+        rf"its Python does not start \(.+\); {told} is set there, .*: unset it", said
+    )
+
+
+def test_options_with_an_open_quotation_mark() -> None:
+    with pytest.raises(
+        SettingsError,
+        match=r"--ssh-options=.* cannot be taken apart into words: No closing quotation",
+    ):
+        command("h1", Settings(ssh_options="-o 'User x"), ["true"])
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [
+        ("echo welcome", "before our program began: .* it printed: welcome"),
+        ("exit", "~/.bashrc"),
+        (
+            "exit 3",
+            "ended the session with status 3 before our program began: .* the user has no shell",
+        ),
+        ("exit 127", "it has no Python"),
+        (f"read x; {shlex.join(program(sys.executable))}", "reads from stdin"),
+        (r"printf '\033[2J\377 welcome'; exit 1", r"status 1: \\x1b\[2J\\xff welcome$"),
+        (r"printf '\033[2J\377 welcome'", r"it printed: \\x1b\[2J\\xff welcome$"),
+        (
+            "echo This account is not available.; exit 1",
+            "ended with status 1: This account is not available",
+        ),
+    ],
+)
+def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
+    session = Session("h1", ["sh", "-c", shell], {}, lambda facts: None)
+    deadline = time.monotonic() + 60
+    while session.ended() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert re.search(says, session.ended() or "")
+    session.close(time.monotonic())
+
+
+def test_a_login_shell_that_prints_no_whole_line_before_our_program() -> None:
+    """Such as a terminal's title. The prompt of a host named farandole is no message of ours."""
+    heard: list[Mapping[str, Any]] = []
+    first = {
+        "do": "agent",
+        "folder": "/",
+        "path": [],
+        "wanted": {"farandole": "x"},
+        "env": {},
+        "task": {},
+    }
+    script = f"echo me@farandole /; printf title; {shlex.join(program(sys.executable))}"
+    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    assert wait_until(lambda: heard)
+    assert heard[0]["need"] is True
+    assert session.late() == "its program began, but did not report to the driver"
+    session.close(time.monotonic())
+
+
+def test_a_login_shell_that_waits() -> None:
+    session = Session("h1", ["sh", "-c", "echo busy; exec cat >/dev/null"], {}, lambda facts: None)
+    assert wait_until(lambda: "it printed: busy" in session.late())
+    assert "our program has not begun there" in session.late()
+    assert "does `ssh h1 true` come back at once?" in session.late()
+    session.close(time.monotonic())
+
+
+DROPS = (
+    "n=$(cat tries 2>/dev/null || echo 0); echo $((n + 1)) >tries; [ $n -ge {count} ] || {{ echo"
+    " 'kex_exchange_identification: Connection closed by remote host' >&2; exit 255; }}; {program}"
+)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_login_that_sshd_drops_is_tried_again(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drops them at random where many begin at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("farandole.job.launch.openssh.AGAIN", (0.01, 0.02, 0.03))
+    heard: list[Mapping[str, Any]] = []
+    first = {
+        "do": "agent",
+        "folder": "/",
+        "path": [],
+        "wanted": {"farandole": "x"},
+        "env": {},
+        "task": {},
+    }
+    script = DROPS.format(count=count, program=shlex.join(program(sys.executable)))
+    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    assert wait_until(lambda: session.ended() is not None or heard)
+    tries = int((tmp_path / "tries").read_text())
+    if count == 2:
+        assert (tries, heard[0]["need"], session.ended()) == (3, True, None)
+    else:
+        assert (tries, heard) == (4, [])
+        assert "it hung up before the login (kex_exchange_identification" in (session.ended() or "")
+    session.close(time.monotonic())
+
+
+def test_one_text_for_all_hosts() -> None:
+    assert failures({"a": "x", "b": "y"}) == "2 hosts cannot be used:\n  a: x\n  b: y"
+    assert failures({"a": "x"}).startswith("a host cannot be used:")
+
+
+def test_an_interpreter_that_is_not_there_is_replaced_by_python3() -> None:
+    done = subprocess.run(program("/no/such/python"), input=b"", capture_output=True, check=False)
+    assert b"ValueError" in done.stderr  # python3 came as far as the frame that it was not sent
+    words = program(sys.executable)
+    assert (
+        subprocess.run(
+            words, input=b"%08dprint(6 * 7)" % 12, capture_output=True, check=True
+        ).stdout
+        == b"42\n"
+    )
+
+
+def test_a_machine_without_ssh() -> None:
+    with pytest.raises(
+        SettingsError,
+        match=r"/no/ssh cannot be started on this machine .* install OpenSSH's client",
+    ):
+        Session("h1", ["/no/ssh"], {}, lambda facts: None)
+
+
+def test_a_session_without_ssh() -> None:
+    """Messages between noise, an answer on demand, a folder that is not there; and stdin is the
+    lifeline.
+    """
+    heard: list[Mapping[str, Any]] = []
+    first = {
+        "do": "agent",
+        "folder": "/no/such/folder",
+        "path": [],
+        "wanted": {},
+        "env": {},
+        "task": {},
+    }
+    session = Session("h1", program(sys.executable), first, lambda facts: heard.append(facts))
+    deadline = time.monotonic() + 60
+    while session.ended() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "the folder '/no/such/folder', in which the driver works, cannot be used there" in (
+        session.ended() or ""
+    )
+    assert [list(facts) for facts in heard] == [["failed"]]
+    session.close(time.monotonic())
+
+
+def test_a_program_that_is_stopped_is_not_said_to_have_ended() -> None:
+    began = threading.Event()
+    said = "print('@farandole {}', flush=True); import time; time.sleep(1000)"
+    session = Session("h1", [sys.executable, "-c", said], {}, lambda facts: began.set())
+    assert began.wait(60)
+    assert not session.close(time.monotonic())
+    ended = Session("h1", ["true"], {}, lambda facts: None)
+    assert ended.close(time.monotonic() + 60)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from farandole.job.config import STATUS
+from farandole.job.launch.status import described
+from farandole.job.report import pace
+from farandole.job.report.pace import Pace
+
+
+def test_nothing_to_tell() -> None:
+    assert Pace().report(1.0) == {"step": 0, "rate": 0.0}
+    idle = Pace()
+    idle.report(1.0)
+    assert idle.report(2.0) == {}
+
+
+def test_rate_of_the_busiest_optimizer() -> None:
+    told = Pace()
+    busy, lazy = told.counter(), told.counter()
+    told.report(10.0)
+    busy.steps += 30
+    lazy.steps += 2
+    assert told.report(12.0) == {"step": 30, "rate": 15.0}
+    del busy
+    lazy.steps += 2
+    assert told.report(13.0)["step"] == 4, "optimizers that are gone do not count"
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    told = Pace()
+    counter = told.counter()
+    for second in range(30):
+        counter.steps += 1 if second < 15 else 100
+        found = told.report(float(second))
+    assert found["rate"] == 100.0
+
+
+def test_time_left() -> None:
+    told = Pace()
+    counter = told.counter()
+    counter.steps = 500  # of an earlier training
+    told.epoch(2, 3, 100)
+    told.report(0.0)
+    counter.steps += 40
+    found = told.report(4.0)
+    assert found == {"step": 40, "rate": 10.0, "epoch": 2, "epochs": 3, "steps": 100, "left": 16.0}
+    assert described(found) == ["epoch 2/3", "step 40/100", "10 steps/s", "0:00:16 left"]
+
+
+def test_rows_and_the_loss_of_the_epoch_before() -> None:
+    told = Pace()
+    counter = told.counter()
+    told.epoch(2, 3, 100, rows=256, loss=0.12345)
+    told.report(0.0)
+    counter.steps += 40
+    assert described(told.report(4.0)) == [
+        "epoch 2/3",
+        "step 40/100",
+        "loss 0.1235",
+        "2,560 rows/s",
+        "0:00:16 left",
+    ]
+
+
+def test_epochs_of_unknown_length() -> None:
+    told = Pace()
+    told.epoch(1, 3, 0)
+    counter = told.counter()
+    told.report(0.0)
+    counter.steps += 5
+    assert described(told.report(2.0)) == ["epoch 1/3", "step 5", "2.5 steps/s"]
+
+
+@pytest.mark.parametrize(("watched", "rank"), [("", "0"), ("1", "1")])
+def test_no_thread_where_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, watched: str, rank: str
+) -> None:
+    monkeypatch.setattr(pace, "_thread", None)
+    monkeypatch.setenv(STATUS, watched)
+    monkeypatch.setenv("FARANDOLE_RANK", rank)
+    pace.counter().steps += 1
+    assert pace._thread is None

@@ -1,0 +1,425 @@
+"""One field is one setting: reading, writing, refusing."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.errors import SettingsError
+from farandole.job.config import (
+    LOG_LEVELS,
+    Connection,
+    Placement,
+    Settings,
+    Variables,
+    built_for,
+    cores,
+    doubts,
+    quota,
+    settings_of,
+    variables,
+)
+
+KINDS: tuple[type[Variables], ...] = (Placement, Connection, Settings)
+SETTINGS = {each.name: each for kind in KINDS for each in settings_of(kind)}
+
+# A new flag is a promise to users: it is added here on purpose.
+FLAGS = [
+    "--transport",
+    "--fusion-threshold-mb",
+    "--bucket-mb",
+    "--strategy",
+    "--codec",
+    "--servers",
+    "--replicas",
+    "--overlap",
+    "--nccl",
+    "--registration",
+    "--cycle-time-ms",
+    "--cache-capacity",
+    "--network-interfaces",
+    "--tcp-streams",
+    "--tls",
+    "--ssh-port",
+    "--ssh-identity-file",
+    "--ssh-options",
+    "--no-stall-check",
+    "--stall-check-warning-time-seconds",
+    "--stall-check-shutdown-time-seconds",
+    "--check",
+    "--timeline-filename",
+    "--timeline-mark-cycles",
+    "--timeline-all-ranks",
+    "--autotune",
+    "--autotune-log-file",
+    "--autotune-warmup-samples",
+    "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples",
+    "--autotune-gaussian-process-noise",
+    "--dynamic-process-sets",
+    "--join-mean-of-present",
+    "--start-timeout",
+    "--log-level",
+    "--log-without-timestamp",
+]
+
+# Names that users of Horovod set in their scripts; they must go on working.
+HOROVOD = {
+    "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold", "1024", 1024),
+    "HOROVOD_CYCLE_TIME": ("cycle_time", "3.5", 3.5),
+    "HOROVOD_CACHE_CAPACITY": ("cache_capacity", "0", 0),
+    "HOROVOD_STALL_CHECK_DISABLE": ("stall_check_disable", "1", True),
+    "HOROVOD_DYNAMIC_PROCESS_SETS": ("dynamic_process_sets", "1", True),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": ("stall_warning_seconds", "5", 5.0),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("stall_shutdown_seconds", "9", 9.0),
+    "HOROVOD_TIMELINE": ("timeline", "DYNAMIC", "DYNAMIC"),
+    "HOROVOD_TIMELINE_MARK_CYCLES": ("timeline_mark_cycles", "1", True),
+    "HOROVOD_AUTOTUNE": ("autotune", "1", True),
+    "HOROVOD_AUTOTUNE_LOG": ("autotune_log", "log.csv", "log.csv"),
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": ("autotune_warmup_samples", "1", 1),
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": ("autotune_steps_per_sample", "5", 5),
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": ("autotune_bayes_opt_max_samples", "7", 7),
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": ("autotune_gaussian_process_noise", "0.5", 0.5),
+    "HOROVOD_START_TIMEOUT": ("start_timeout", "77", 77.0),
+    "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "info"),
+    "HOROVOD_LOG_HIDE_TIME": ("log_hide_time", "true", True),
+    "HOROVOD_RANK": ("rank", "3", 3),
+    "HOROVOD_SIZE": ("size", "4", 4),
+    "HOROVOD_LOCAL_RANK": ("local_rank", "1", 1),
+    "HOROVOD_LOCAL_SIZE": ("local_size", "2", 2),
+    "HOROVOD_CROSS_RANK": ("cross_rank", "1", 1),
+    "HOROVOD_CROSS_SIZE": ("cross_size", "2", 2),
+    "HOROVOD_HOSTNAME": ("hostname", "h1", "h1"),
+}
+
+
+def value_of(name: str, env: dict[str, str]) -> object:
+    """The value of the field ``name``, of whichever of the three has it."""
+    (kind,) = (kind for kind in KINDS if name in {each.name for each in settings_of(kind)})
+    return getattr(kind.from_env(env), name)
+
+
+def test_without_variables_there_is_one_rank_and_no_job() -> None:
+    placement = Placement.from_env({})
+    assert (Settings.from_env({}), placement) == (Settings(), Placement())
+    assert (
+        placement.rank,
+        placement.size,
+        placement.generation,
+        Connection.from_env({}).store,
+    ) == (0, 1, 0, "")
+
+
+def test_who_a_process_is_and_how_it_reaches_its_job_are_no_settings() -> None:
+    assert {each.name for each in settings_of(Connection)} == {"store", "secret", "launcher"}
+    assert all(each.flag for each in settings_of())
+    assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
+    apart = [variables(kind) for kind in KINDS]
+    assert sum(map(len, apart)) == len(variables(*KINDS))
+    assert {"FARANDOLE_RANK", "HOROVOD_RANK", "FARANDOLE_GENERATION"} <= apart[0]
+
+
+@pytest.mark.parametrize("variable", HOROVOD)
+def test_a_variable_of_horovod_is_read(variable: str) -> None:
+    name, text, value = HOROVOD[variable]
+    assert value_of(name, {variable: text}) == value
+
+
+def test_every_variable_of_horovod_is_in_the_list_above() -> None:
+    assert {each.horovod for each in SETTINGS.values() if each.horovod} == HOROVOD.keys()
+
+
+def test_our_variable_wins_over_horovods() -> None:
+    env = {"HOROVOD_CACHE_CAPACITY": "7", "FARANDOLE_CACHE_CAPACITY": "8"}
+    assert Settings.from_env(env).cache_capacity == 8
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert Placement.from_env({"FARANDOLE_RANK": "", "HOROVOD_RANK": "2"}).rank == 2
+
+
+def test_the_list_of_flags() -> None:
+    assert [each.flag for each in SETTINGS.values() if each.flag] == FLAGS
+
+
+@pytest.mark.parametrize("each", SETTINGS.values(), ids=SETTINGS)
+def test_every_knob_is_documented_and_of_its_type(each) -> None:
+    assert each.doc
+    assert type(each.default) is each.kind
+    named_for_its_unit = each.scale != 1.0
+    own = each.flag.removeprefix("--").replace("-", "_") if named_for_its_unit else each.name
+    assert each.variable == f"FARANDOLE_{own.upper()}"
+    assert set(each.choices) >= ({each.default} if each.choices else set())
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (
+            {"HOROVOD_RANK": "one"},
+            "HOROVOD_RANK='one' cannot be read: it must be a whole number (rank",
+        ),
+        (
+            {"FARANDOLE_CYCLE_TIME": "(None,)"},
+            "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number",
+        ),
+        (
+            {"FARANDOLE_LOG_HIDE_TIME": "maybe"},
+            "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1",
+        ),
+        ({"HOROVOD_SIZE": "-1"}, "HOROVOD_SIZE=-1 must be >= 0"),
+        ({"HOROVOD_START_TIMEOUT": "-3"}, "HOROVOD_START_TIMEOUT=-3.0 must be in [0.001, 1e+09]"),
+        ({"HOROVOD_START_TIMEOUT": "0"}, "HOROVOD_START_TIMEOUT=0.0 must be in [0.001, 1e+09]"),
+        ({"HOROVOD_START_TIMEOUT": "1e10"}, "must be in [0.001, 1e+09]"),
+        (
+            {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "1.5"},
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE=1.5 must be in [0, 1]",
+        ),
+        (
+            {"HOROVOD_START_TIMEOUT": "nan"},
+            "HOROVOD_START_TIMEOUT='nan' cannot be read: it must be a number",
+        ),
+        (
+            {"FARANDOLE_BUCKET_MB": "inf"},
+            "FARANDOLE_BUCKET_MB='inf' cannot be read: it must be a number",
+        ),
+        (
+            {"FARANDOLE_TRANSPORT": "tpc"},
+            (
+                "FARANDOLE_TRANSPORT='tpc' is not known; choose one of auto, shm, tcp; did you mean"
+                " 'tcp'?"
+            ),
+        ),
+        (
+            {"FARANDOLE_CODEC": "topq:0.1"},
+            "FARANDOLE_CODEC='topq:0.1': there is no codec 'topq' (known: fp16, bf16, int8,",
+        ),
+        (
+            {"FARANDOLE_NCCL": "yes"},
+            "FARANDOLE_NCCL='yes' is not known; choose one of auto, on, off",
+        ),
+        (
+            {"HOROVOD_LOG_LEVEL": "loud"},
+            "HOROVOD_LOG_LEVEL='loud' is not known; choose one of trace, debug, info",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_its_rule(env: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        [kind.from_env(env) for kind in KINDS]
+    assert says in str(caught.value)
+
+
+class TestUnits:
+    def test_our_variable_counts_as_the_flag_does_and_horovods_as_horovod_does(self) -> None:
+        assert (
+            Settings.from_env({"FARANDOLE_FUSION_THRESHOLD_MB": "0.5"}).fusion_threshold == 1 << 19
+        )
+        assert (
+            Settings.from_env({"HOROVOD_FUSION_THRESHOLD": "134217728"}).fusion_threshold
+            == 128 << 20
+        )
+        assert Settings(bucket_bytes=3 << 19).to_env() == {"FARANDOLE_BUCKET_MB": "1.5"}
+        assert Settings(fusion_threshold=1 << 20).to_env() == {
+            "FARANDOLE_FUSION_THRESHOLD_MB": "1",
+            "HOROVOD_FUSION_THRESHOLD": "1048576",
+        }
+
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            (
+                Settings(fusion_threshold=128),
+                (
+                    "fusion_threshold is 128 bytes (0.0001220703125 MiB), which is hardly meant:"
+                    " --fusion-threshold-mb and FARANDOLE_FUSION_THRESHOLD_MB count MiB;"
+                    " HOROVOD_FUSION_THRESHOLD counts bytes (default: 64 MiB)"
+                ),
+            ),
+            (
+                Settings(fusion_threshold=64),
+                "fusion_threshold is 64 bytes (0.0000610 MiB), which is hardly meant",
+            ),
+            (Settings(fusion_threshold=64 << 40), "(67108864 MiB), which is hardly meant"),
+            (
+                Settings(bucket_bytes=8),
+                "--bucket-mb and FARANDOLE_BUCKET_MB count MiB (default: 8 MiB)",
+            ),
+            (
+                Settings(cycle_time=5000.0),
+                "cycle_time is 5000 ms, which is hardly meant: --cycle-time-ms",
+            ),
+            (Settings(cycle_time=123456789.0), "cycle_time is 123456789 ms, which is hardly meant"),
+        ],
+    )
+    def test_what_is_surely_in_the_wrong_unit_is_doubted(
+        self, settings: Settings, says: str
+    ) -> None:
+        (doubt,) = doubts(settings, {})
+        assert says in doubt
+
+    def test_what_may_be_meant_is_not(self) -> None:
+        assert (
+            doubts(
+                Settings(),
+                {"FARANDOLE_TEST": "1", "FARANDOLE_DATA": "x", "FARANDOLE_BUCKET_MB": "8"},
+            )
+            == []
+        )
+        assert doubts(Settings(fusion_threshold=0, cycle_time=0.0, bucket_bytes=1024), {}) == []
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("FARANDOLE_FUSION_THRESHOLD", "FARANDOLE_FUSION_THRESHOLD_MB"),
+            ("FARANDOLE_TRANPSORT", "FARANDOLE_TRANSPORT"),
+            ("FARANDOLE_TIMELINE_FILENAME", "FARANDOLE_TIMELINE"),
+            ("HOROVOD_FUSION_TRESHOLD", "HOROVOD_FUSION_THRESHOLD"),
+            ("HOROVOD_LOGLEVEL", "HOROVOD_LOG_LEVEL"),
+        ],
+    )
+    def test_a_misspelt_variable_is_doubted(self, name: str, meant: str) -> None:
+        assert doubts(Settings(), {name: "1"}) == [
+            f"the environment has {name}, which is no setting; did you mean {meant}?"
+        ]
+
+    def test_variables_of_horovod_without_an_effect_are_not(self) -> None:
+        others = (
+            "GLOO_TIMEOUT_SECONDS",
+            "ELASTIC_TIMEOUT",
+            "HIERARCHICAL_ALLGATHER",
+            "THREAD_AFFINITY",
+            "CONTROLLER",
+        )
+        assert doubts(Settings(), {f"HOROVOD_{name}": "1" for name in others}) == []
+
+
+class TestCores:
+    def files(self, folder: Path, **content: str) -> float:
+        for name, text in content.items():
+            path = folder / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return quota(str(folder / "mount"), str(folder / "groups"))
+
+    def test_a_limit_of_version_2_holds_for_the_groups_below(self, tmp_path: Path) -> None:
+        found = self.files(
+            tmp_path,
+            groups="0::/a/b\n",
+            mount__a__cpu_dot_max="250000 100000\n",
+            mount__a__b__cpu_dot_max="max 100000\n",
+        )
+        assert found == 2.5
+
+    def test_a_limit_of_version_1(self, tmp_path: Path) -> None:
+        found = self.files(
+            tmp_path,
+            groups="4:cpu,cpuacct:/\n3:memory:/x\n",
+            mount__cpu__cpu_dot_cfs_quota_us="300000",
+            mount__cpu__cpu_dot_cfs_period_us="100000",
+        )
+        assert found == 3.0
+        assert self.files(tmp_path, mount__cpu__cpu_dot_cfs_quota_us="-1") == math.inf
+
+    def test_without_one(self, tmp_path: Path) -> None:
+        assert self.files(tmp_path, groups="0::/\n") == math.inf
+        assert 1 <= cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_yes(text: str) -> None:
+    assert Settings.from_env({"FARANDOLE_STALL_CHECK_DISABLE": text}).stall_check_disable is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
+def test_no(text: str) -> None:
+    assert Placement.from_env({"FARANDOLE_HOMOGENEOUS": text}).homogeneous is False
+
+
+WORDS = st.text("az09:-", min_size=1)
+VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.booleans(), str: WORDS}
+CHOICES = {
+    "transport": st.sampled_from(["auto", "shm", "tcp"]),
+    "log_level": st.sampled_from(LOG_LEVELS),
+    "autotune_gaussian_process_noise": st.floats(0, 1),
+    "overlap": st.sampled_from(["auto", "on", "off"]),
+    "ssh_port": st.integers(0, 65535),
+    "codec": st.sampled_from(["", "int8", "topk:0.01"]),
+    "nccl": st.sampled_from(["auto", "on", "off"]),
+    "check": st.sampled_from(["warn", "raise", "off"]),
+    "servers": st.integers(1, 1024),
+    "replicas": st.integers(1, 16),
+    "tcp_streams": st.integers(1, 64),
+    "start_timeout": st.floats(0.001, 1e9),
+    "registration": st.sampled_from(["auto", "off"]),
+}
+
+
+def any_value(kind: type[Variables]) -> st.SearchStrategy[Variables]:
+    fields = {each.name: CHOICES.get(each.name, VALUES[each.kind]) for each in settings_of(kind)}
+    return st.fixed_dictionaries({}, optional=fields).map(lambda values: kind(**values))
+
+
+@given(st.tuples(*map(any_value, KINDS)))
+def test_all_three_survive_the_environment(told: tuple[Variables, ...]) -> None:
+    env = {name: text for each in told for name, text in each.to_env().items()}
+    assert tuple(kind.from_env(env) for kind in KINDS) == told
+
+
+def test_only_what_differs_travels() -> None:
+    assert Placement(rank=1, size=2).to_env() == {
+        "FARANDOLE_RANK": "1",
+        "HOROVOD_RANK": "1",
+        "FARANDOLE_SIZE": "2",
+        "HOROVOD_SIZE": "2",
+    }
+
+
+def test_what_was_said_travels_even_if_it_is_the_default() -> None:
+    settings = Settings(stall_warning_seconds=10.0, cycle_time=0.5)
+    found = settings.to_env({"HOROVOD_CACHE_CAPACITY", "FARANDOLE_TRANSPORT", "PATH"})
+    assert found == {
+        "FARANDOLE_CACHE_CAPACITY": "1024",
+        "HOROVOD_CACHE_CAPACITY": "1024",
+        "FARANDOLE_TRANSPORT": "auto",
+        "FARANDOLE_STALL_WARNING_SECONDS": "10",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "10",
+        "FARANDOLE_CYCLE_TIME": "0.5",
+        "HOROVOD_CYCLE_TIME": "0.5",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HOROVOD_WITH_PYTORCH",
+        "HOROVOD_WITHOUT_MPI",
+        "HOROVOD_GPU",
+        "HOROVOD_GPU_OPERATIONS",
+        "HOROVOD_GPU_ALLREDUCE",
+        "HOROVOD_CUDA_HOME",
+        "HOROVOD_NCCL_LINK",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_BUILD_CUDA_CC_LIST",
+    ],
+)
+def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
+    assert built_for(
+        {"PATH": "/bin", "HOROVOD_TIMELINE": "x", "HOROVOD_WITH_EVERYTHING": "1", name: "1"}
+    ) == [name]
+
+
+def test_what_the_worker_sets_for_programs_is_no_doing_of_the_user() -> None:
+    assert built_for({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}) == []
+
+
+def test_settings_cannot_be_changed_or_misspelt() -> None:
+    with pytest.raises(AttributeError, match="use replace"):
+        Settings().cycle_time = 1.0
+    with pytest.raises(TypeError, match="fusion_treshold"):
+        Settings(fusion_treshold=1)

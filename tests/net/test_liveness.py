@@ -1,0 +1,80 @@
+"""Is the other host still there? With what the kernel would say of connections;
+``job/context/test_hosts`` asks it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+from typing import Any
+
+import pytest
+
+from farandole.core.transports import tcp
+from farandole.errors import PeerLostError
+from farandole.net import liveness
+from farandole.net.handshake import new_secret
+from tests import pool
+from tests.core.transports.double_store import ThreadStore
+from tests.kits.transport import until
+
+
+def test_one_connection_that_is_answered_shows_that_the_host_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that sends again learns of a link that has come back later than one that is
+    probed.
+    """
+    said: dict[socket.socket, tuple[bool, float]] = {}
+    monkeypatch.setattr(liveness, "silence", lambda sock: said.get(sock, (False, 0.0)))
+    secret, store = new_secret(), ThreadStore()
+
+    def body(link: Any) -> None:
+        if link.rank == 0:
+            ((_, data),) = link.board.data
+            (peer,) = link.board._peers.values()
+            long = liveness.LOST_SECONDS + 1
+            said[data] = True, long
+            link.board.look_at_hosts()
+            said[peer.sock] = True, long - 2
+            link.board.look_at_hosts()
+            said[peer.sock] = False, long
+            link.board.look_at_hosts(waited=1.0)  # it was not silent for longer than that
+            with pytest.raises(PeerLostError, match=f"rank 1 {PeerLostError.SILENT}"):
+                link.board.look_at_hosts()
+
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+
+
+def test_an_answer_is_awaited_no_longer_than_the_host_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = socket.socketpair()
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.01)
+    with one, other:
+        with pytest.raises(TimeoutError, match=r"it says nothing for 0\.05 s"):
+            liveness.await_answer(one, 0.05)
+        monkeypatch.setattr(liveness, "silence", lambda sock: (True, liveness.LOST_SECONDS + 1))
+        with pytest.raises(TimeoutError, match=re.escape(PeerLostError.SILENT)):
+            liveness.await_answer(one, 60.0)
+        other.send(b"here")
+        liveness.await_answer(one, 60.0)
+
+
+def test_what_the_kernel_says_of_a_connection() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        liveness.probe(client)
+        client.send(b"data")
+        client.shutdown(socket.SHUT_WR)
+        peer, _ = server.accept()
+        with peer:
+            while peer.recv(100):
+                pass
+        until(lambda: not liveness.silence(client)[0], "all to be acknowledged")
+        assert liveness.silence(client)[1] < math.inf
+        assert not liveness.silent(client)
+    assert liveness.silence(client) == (False, math.inf)

@@ -1,0 +1,81 @@
+"""A job inside a test: ``job(n, fn)`` runs ``fn(rank)`` in n processes that have been through
+``init()``, so to say.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from farandole.net.handshake import new_secret
+from farandole.net.store import StoreServer
+from tests import pool
+
+
+@contextmanager
+def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]:
+    """Gives what makes a function of ranks one that runs with a store of their job."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    address = server.address
+
+    def having(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def body(of_rank: Any) -> Any:
+            from farandole.job import context
+            from farandole.net.store import StoreClient
+
+            context._store = client = StoreClient(address, secret)
+            try:
+                return fn(of_rank)
+            finally:
+                context._store = None
+                client.close()
+
+        return body
+
+    try:
+        yield having
+    finally:
+        server.close()
+
+
+def job(
+    n: int,
+    fn: Callable[[int], Any],
+    *,
+    wire: str = "",
+    deadline: float = 300.0,
+    store: bool = False,
+    deaths: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with
+    ``Settings(**settings)``; with a store, if they want one. ``deaths``: see ``pool``.
+    """
+
+    def body(transport: Any) -> Any:
+        from farandole.job import context
+        from farandole.job.config import Connection, Placement, Settings
+
+        placement = Placement(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n)
+        context._enter(placement, Settings(**settings), transport, Connection())
+        try:
+            return fn(transport.rank)
+        except BaseException as error:
+            context.engine().abort(f"rank {transport.rank} failed: {error!r}")
+            raise
+        finally:
+            context.shutdown()
+            while context._serving:  # this process does not end with the job
+                context._serving.pop().close(True)
+
+    # test modules need not be importable over there
+    cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])
+    if not store:
+        return pool.procs(n, body, wire=wire, deadline=deadline, deaths=deaths)
+    with stored() as having:
+        return pool.procs(n, having(body), wire=wire, deadline=deadline, deaths=deaths)
