@@ -39,7 +39,6 @@ FLAGS = [
     "--replicas",
     "--overlap",
     "--nccl",
-    "--registration",
     "--cycle-time-ms",
     "--cache-capacity",
     "--network-interfaces",
@@ -356,7 +355,6 @@ CHOICES = {
     "replicas": st.integers(1, 16),
     "tcp_streams": st.integers(1, 64),
     "start_timeout": st.floats(0.001, 1e9),
-    "registration": st.sampled_from(["auto", "off"]),
 }
 
 

@@ -9,7 +9,6 @@ ranks; only a ``Board`` may be asked at any time. Failures leave as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request, Response
@@ -185,36 +184,11 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Keeper(Protocol):
-    """Memory that a program gives again and again. Kept, it stays where it is, unless the program
-    resizes it.
-    """
-
-    identity: int
-
-    def moved(self) -> bool: ...
-    def shared(self) -> bool: ...  # does anybody else hold it?
-
-
-class Offer(Protocol):
-    """An array to be worked on where it stands. All ranks ``show`` what is ``shown``, then call one
-    of these with what they see. False: nothing was done; the next time it may be.
-    """
-
-    @property
-    def shown(self) -> Array: ...
-    def allreduce(
-        self, buffer: Buffer, offers: Sequence[Array], op: ReduceOp, scale: float
-    ) -> bool: ...
-    def broadcast(self, root: int, offers: Sequence[Array]) -> bool: ...
-
-
 @runtime_checkable
 class Showing(Protocol):
     """A transport on which ranks can see each other's memory."""
 
     shown: int  # bytes that a rank may show
-    least: int  # bytes of an array that is worth an offer
 
     def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
         """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the
@@ -226,11 +200,6 @@ class Showing(Protocol):
         """``sends[i]`` to rank i, ``receives[i]`` from it: uint8, anywhere, apart from each other.
         All ranks know the ``largest`` part of all in bytes, and have called ``show`` before; it is
         what they call next.
-        """
-
-    def offer(self, array: Array, keeper: Keeper | None) -> AbstractContextManager[Offer]:
-        """Until the collective has ended. ``keeper``: of the array's memory; None: it is not to be
-        registered.
         """
 
 

@@ -321,14 +321,6 @@ class Settings(Variables):
         group=EXCHANGE,
         choices=SWITCH,
     )
-    registration: str = setting(
-        "auto",
-        "tensors that torch.distributed reduces again and again: auto (where they stand) or off"
-        " (copied)",
-        flag="--registration",
-        group=EXCHANGE,
-        choices=("auto", "off"),
-    )
     cycle_time: float = setting(
         1.0,
         "time for which asynchronous collectives are gathered before the background thread starts"

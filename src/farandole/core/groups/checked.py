@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from farandole.base.contracts import Keeper, Showing, Transport
+from farandole.base.contracts import Showing, Transport
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core.kernels import halves, quiet, reducer, scaled_halves
 from farandole.errors import MismatchError
@@ -44,8 +44,6 @@ class Checked:
         # more than that: where it is larger, each reduces a part, at the cost of further waits,
         # which are long where ranks share cores.
         self._reduced = min(self.shown, 2 * self.shown // self.size)
-        # see ``Showing``
-        self.least = self._showing.least if self._showing is not None and self.size > 1 else None
         self.calls = 0  # that ranks have begun to compare
 
     def allreduce(
@@ -56,10 +54,9 @@ class Checked:
         wants: tuple[int, ...],
         describe: Describe,
         root: int = -1,
-        keeper: Keeper | None = None,
     ) -> None:
         """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked
-        at; -1: all are. ``keeper``: of the memory of one that is reduced in its place.
+        at; -1: all are.
         """
         # an average, which may fit where the sum does not
         if scale != 1.0 and buffers[0].dtype is DType.INT64:
@@ -73,13 +70,6 @@ class Checked:
             return
         nbytes = sum([buffer.data.nbytes for buffer in buffers])
         small = nbytes <= (self._reduced if root < 0 else self.shown)
-        if self._showing is not None and root < 0 and self._is_offered(len(buffers), nbytes):
-            (buffer,) = buffers
-            with self._showing.offer(buffer.data, keeper) as offer:
-                offers = self._agree(wants, describe, [offer.shown])
-                if offers is None or not offer.allreduce(buffer, offers, op, scale):
-                    self._transport.allreduce(buffers, op, scale)
-            return
         places = self._agree(wants, describe, [buffer.data for buffer in buffers] if small else ())
         if not nbytes:
             return
@@ -132,21 +122,10 @@ class Checked:
                 reducer(op, dtype, scale)(out, given)
 
     def broadcast(
-        self,
-        arrays: Sequence[Array],
-        root: int,
-        wants: tuple[int, ...],
-        describe: Describe,
-        keeper: Keeper | None = None,
+        self, arrays: Sequence[Array], root: int, wants: tuple[int, ...], describe: Describe
     ) -> None:
-        """``root``'s bytes on every rank. ``keeper``: of their memory, if that is one array."""
+        """``root``'s bytes on every rank."""
         nbytes = sum([len(array) for array in arrays])
-        if self._showing is not None and self._is_offered(len(arrays), nbytes):
-            with self._showing.offer(arrays[0], keeper) as offer:
-                offers = self._agree(wants, describe, [offer.shown])
-                if offers is None or not offer.broadcast(root, offers):
-                    self._transport.broadcast(arrays[0], root)
-            return
         small = nbytes <= self.shown
         places = self._agree(wants, describe, arrays if small and self.rank == root else ())
         if places is None or not small:
@@ -213,9 +192,6 @@ class Checked:
         self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
         if whole is None:
             _deal_out(into, receives)
-
-    def _is_offered(self, count: int, nbytes: int) -> bool:
-        return self.least is not None and count == 1 and nbytes >= self.least
 
     def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
         """Returns when all have come."""

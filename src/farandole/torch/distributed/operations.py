@@ -14,13 +14,11 @@ import torch
 
 from farandole.base.types import Buffer, DType
 from farandole.core.groups.group import Group
-from farandole.torch.distributed.lasting import StorageKeeper, keeper_of
 from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
 from farandole.torch.distributed.tensors import (
     Memory,
     code,
     elements,
-    itself,
     raw,
     reduction,
     shown,
@@ -64,7 +62,6 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     pairs = zip(inputs, outputs, strict=True)
     buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
     wants = (Kind.ALLREDUCE, op.op.value, code(first.dtype), *_shapes(tensors))
-    keeper = _keeper(group, tensors, [memory for pair in (inputs, outputs) for memory, _ in pair])
 
     def work() -> None:
         _refresh(memory for memory, _ in inputs)
@@ -74,7 +71,6 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
             asked.scale,
             wants,
             lambda: _told("all_reduce", asked.name, tensors),
-            keeper=keeper,
         )
         _write_back(memory for memory, _ in outputs)
 
@@ -108,14 +104,13 @@ def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
     _check_root("broadcast", group, root)
     memories = [raw(tensor, taken=group.rank != root) for tensor in tensors]
     wants = (Kind.BROADCAST, root, code(first.dtype), *(tensor.numel() for tensor in tensors))
-    keeper = _keeper(group, tensors, memories)
 
     def work() -> None:
         arrays = [memory.array for memory in memories]
         if group.rank == root:
             _refresh(memories)
         group.collectives.broadcast(
-            arrays, root, wants, lambda: _told(f"broadcast from {root}", "", tensors), keeper=keeper
+            arrays, root, wants, lambda: _told(f"broadcast from {root}", "", tensors)
         )
         if group.rank != root:
             _write_back(memories)
@@ -359,23 +354,6 @@ def barrier(group: Group) -> Operation:
         group.collectives.barrier((Kind.BARRIER,), lambda: "barrier")
 
     return Operation("barrier", work, [torch.empty(0)])
-
-
-def _keeper(
-    group: Group, tensors: Sequence[Any], memories: Sequence[Memory]
-) -> StorageKeeper | None:
-    """Of the only tensor's memory, if that is what is to be worked on, and is given again and
-    again.
-    """
-    least = group.collectives.least
-    if (
-        least is None
-        or len(tensors) != 1
-        or tensors[0].nbytes < least
-        or any(memory.home for memory in memories)
-    ):
-        return None
-    return keeper_of(itself(tensors[0]))
 
 
 def _told(what: str, op: str, tensors: Sequence[Any]) -> str:

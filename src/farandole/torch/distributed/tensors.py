@@ -85,7 +85,7 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a
     result; ValueError if it cannot hold one, or is sparse.
     """
-    tensor = itself(tensor)
+    tensor = _itself(tensor)
     _check_dense(tensor)
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
@@ -95,7 +95,7 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
     return Memory(_bytes(copy), (tensor, copy))
 
 
-def itself(tensor: Any) -> Any:
+def _itself(tensor: Any) -> Any:
     """Apart from autograd. What a functional collective gave wraps its result until that is there:
     then the result.
     """
@@ -181,7 +181,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
-    tensor = itself(tensor)
+    tensor = _itself(tensor)
     _check_dense(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None

@@ -2,8 +2,8 @@
 
 Ranks meet on abstract Unix sockets named by the job's secret (``rendezvous``), hand each other
 anonymous memory (``memory``), and from then on talk through flags in it (``segment``, ``futex``,
-``board``). Ordinary tensors go through small slots (``pipeline``), allocated ones are reduced where
-they stand (``registered``), and so are others that last (``remapped``).
+``board``). Ordinary tensors go through small slots (``pipeline``), allocated ones are reduced in
+place (``registered``).
 """
 
 from __future__ import annotations

@@ -170,38 +170,25 @@ class Rendezvous:
                 self._newcomers.refuse("", error)
 
 
-def hand_over(sock: socket.socket, fd: int, said: bytes = b"m") -> None:
-    """Send a file descriptor, with a few bytes."""
-    sock.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+def hand_over(sock: socket.socket, fd: int) -> None:
+    """Send a file descriptor."""
+    sock.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
 
 
 def receive(sock: socket.socket, peer: int, timeout: float) -> int:
     """Receive a file descriptor from ``peer``, as messages call it."""
-    _, fd = receive_with(sock, peer, timeout, 1)
-    if fd is None:
-        raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
-    return fd
-
-
-def receive_with(
-    sock: socket.socket, peer: int, timeout: float, length: int
-) -> tuple[bytes, int | None]:
-    """Receive ``length`` bytes, which were sent at once, and the file descriptor that came with
-    them, if one did.
-    """
     sock.settimeout(timeout)
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_WAITALL
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
     try:
-        said, ancillary, _, _ = sock.recvmsg(length, socket.CMSG_SPACE(4), flags)
+        _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(4), flags)
     except OSError as error:
         raise PeerLostError(
             f"rank {peer} did not hand over its shared memory: {error}", peer
         ) from error
     finally:
         sock.settimeout(None)
-    if len(said) < length:
+    if not ancillary:
         raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
     fds = array.array("i")
-    if ancillary:
-        fds.frombytes(ancillary[0][2][:4])
-    return said, fds[0] if fds else None
+    fds.frombytes(ancillary[0][2][:4])
+    return fds[0]

@@ -16,7 +16,6 @@ from farandole.core.kernels import quiet, reduce_into, reducer
 from farandole.core.transports.shm import pipeline
 from farandole.core.transports.shm.board import ShmBoard
 from farandole.core.transports.shm.registered import RegisteredBuffers
-from farandole.core.transports.shm.remapped import LEAST, RemappedBuffers
 from farandole.core.transports.shm.segment import SHOWN, SMALL, SMALLS, STAGING, Segment
 from farandole.core.transports.shm.streams import ShmStreams
 
@@ -47,8 +46,6 @@ class ShmTransport:
         # soon too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._registered = RegisteredBuffers(segment)
-        self._remapped = RemappedBuffers(segment)
-        self.least, self.offer = LEAST, self._remapped.offer  # see ``contracts.Showing``
         self._splits = 0
         self._closed = False
 
@@ -312,7 +309,6 @@ class ShmTransport:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._remapped.close()
             self._segment.close()
 
 
