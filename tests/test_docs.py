@@ -30,7 +30,8 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report, scale
-from farandole.job.config import Connection, Placement, Setting, settings_of
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import Setting, settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -264,8 +265,8 @@ def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
 def table() -> str:
     """Every setting, by the groups of --help, and what launchers set."""
     lines: list[str] = []
-    for group in dict.fromkeys(each.group for each in settings_of()):
-        found = [each for each in settings_of() if each.group == group]
+    for group in dict.fromkeys(each.group for each in settings_of(Settings)):
+        found = [each for each in settings_of(Settings) if each.group == group]
         lines += [
             f"## {group.capitalize()}",
             "",

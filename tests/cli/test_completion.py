@@ -9,7 +9,8 @@ import pytest
 from farandole import cli
 from farandole.cli import completion
 from farandole.cli.run import parser
-from farandole.job.config import settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import settings_of
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -92,7 +93,7 @@ def test_a_script_knows_every_flag_and_value(
     text = script(shell, capsys)
     for name in (name for action in parser()._actions for name in action.option_strings):
         assert (completion._spelling(name) if shell == "fish" else name) in text
-    assert all(" ".join(setting.choices) in text for setting in settings_of())
+    assert all(" ".join(setting.choices) in text for setting in settings_of(Settings))
     assert "auto local ssh spark" in text
     if shutil.which(shell):
         done = subprocess.run(

@@ -11,7 +11,8 @@ import farandole
 from farandole import cli
 from farandole.cli import run
 from farandole.errors import SettingsError
-from farandole.job.config import Settings, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import settings_of
 from farandole.job.launch import driver
 from farandole.job.launch.contract import Request
 from farandole.job.launch.job import Job
@@ -52,14 +53,14 @@ class TestRun:
 
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
-        special = {each.name: each.choices[-1] for each in settings_of() if each.choices}
+        special = {each.name: each.choices[-1] for each in settings_of(Settings) if each.choices}
         special |= {
             "autotune_gaussian_process_noise": "0.5",
             "codec": "topk:0.01",
             "strategy": "diloco:8",
         }
         flags: list[str] = []
-        for each in settings_of():
+        for each in settings_of(Settings):
             flags += (
                 [each.flag]
                 if each.kind is bool
@@ -67,7 +68,7 @@ class TestRun:
             )
         assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
         settings = started[0].settings
-        for each in settings_of():
+        for each in settings_of(Settings):
             plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
             wanted = each.kind(special[each.name]) if each.name in special else plain
             assert getattr(settings, each.name) == wanted, each.name
@@ -348,18 +349,18 @@ class TestRun:
         monkeypatch.setenv("COLUMNS", "80")
         assert cli.main(["run", "--help"]) == 0
         text = capsys.readouterr().out
-        assert all(each.flag in text for each in settings_of())
-        assert all(choice in text for each in settings_of() for choice in each.choices)
+        assert all(each.flag in text for each in settings_of(Settings))
+        assert all(choice in text for each in settings_of(Settings) for choice in each.choices)
         assert "--output-dir" in text
         assert "what starts them: auto, local, ssh, spark" in text
         assert "example: farandole run -np 2 python train.py" in text
         assert max(map(len, text.splitlines())) <= 80
-        assert all(f"\n{each.group}:\n" in text for each in settings_of())
+        assert all(f"\n{each.group}:\n" in text for each in settings_of(Settings))
 
     def test_the_flags_are_these(self) -> None:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
-        assert names == {each.flag for each in settings_of()} | {
+        assert names == {each.flag for each in settings_of(Settings)} | {
             "-np",
             "-n",
             "--np",
@@ -465,7 +466,7 @@ class TestOthers:
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config"]) == 0
         lines = capsys.readouterr().out.splitlines()
-        shown = settings_of()
+        shown = settings_of(Settings)
         assert len(lines) == len(shown) + 1
         for each, line in zip(shown, lines[1:], strict=True):
             assert each.flag in line

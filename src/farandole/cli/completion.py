@@ -10,7 +10,8 @@ from typing import NamedTuple
 from farandole import cli
 from farandole.cli.parsing import Parser, one_of, say
 from farandole.errors import SettingsError
-from farandole.job.config import settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import settings_of
 from farandole.job.plugins import registry
 
 SHELLS = ("bash", "zsh", "fish")
@@ -59,7 +60,12 @@ def _options(command: str) -> list[Option]:
 
 def _option(action: argparse.Action) -> Option:
     values = tuple(map(str, action.choices or ())) or next(
-        (setting.choices for setting in settings_of() if setting.flag in action.option_strings), ()
+        (
+            setting.choices
+            for setting in settings_of(Settings)
+            if setting.flag in action.option_strings
+        ),
+        (),
     )
     if action.dest == "setting_transport":
         values = ("auto", *registry.names("wire"))

@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, say
-from farandole.job.config import Setting, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import Setting, settings_of
 
 
 def parser() -> Parser:
@@ -21,7 +22,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     parser().parse_args(list(arguments))
-    shown = settings_of()
+    shown = settings_of(Settings)
     return say(_paragraphs(shown) if sys.stdout.isatty() else _table(shown))
 
 

@@ -18,9 +18,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
+from farandole.base.host import content, cores, quota
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
-from farandole.job.config import content, cores, quota
 
 PACKAGES = (
     "farandole",

@@ -16,7 +16,8 @@ from typing import Any
 from farandole.cli.parsing import Parser, say
 from farandole.cli.run import add_setting, overrides
 from farandole.errors import JobFailedError, SettingsError, printable
-from farandole.job.config import Settings, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import settings_of
 from farandole.job.launch.agents.bundle import archive, digests
 from farandole.job.launch.job import settings_for
 from farandole.job.launch.launchers.ssh import argv, search_path

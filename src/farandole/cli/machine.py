@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from farandole.job.config import content, control_groups
+from farandole.base.host import content, control_groups
 
 GIB = 1 << 30
 UNLIMITED = 1 << 62  # bytes: more than any machine has

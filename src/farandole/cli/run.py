@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from farandole.base.host import cores
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
 from farandole.errors import SettingsError, counted, did_you_mean, nearest
-from farandole.job.config import Setting, Settings, cores, parse, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import Setting, parse, settings_of
 from farandole.job.plugins import registry
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
     add("-h", "--help", action="store_true", help="show this text")
     groups: dict[str, Any] = {}
-    for setting in settings_of():
+    for setting in settings_of(Settings):
         if setting.group not in groups:
             groups[setting.group] = made.add_argument_group(setting.group)
         add_setting(groups[setting.group], setting)
@@ -228,7 +230,7 @@ def _check_exchange(settings: Settings) -> None:
 
 def _tell_idle(given: Mapping[str, Any], settings: Settings) -> None:
     """Say which flags of the command line do nothing for want of another."""
-    flags = {each.name: (each.group, each.flag) for each in settings_of()}
+    flags = {each.name: (each.group, each.flag) for each in settings_of(Settings)}
     for name in ("timeline", "autotune"):
         group, needed = flags[name]
         idle = [
@@ -312,7 +314,7 @@ def _near(name: str, known: Mapping[str, bool]) -> str:
 def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
     """Settings by name, of those options that were given."""
     found: dict[str, Any] = {}
-    for setting in settings_of():
+    for setting in settings_of(Settings):
         given = options.get(_dest(setting))
         if given is not None:
             found[setting.name] = (

@@ -12,7 +12,8 @@ from typing import Any
 
 from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
-from farandole.job.config import parse, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import parse, settings_of
 from farandole.job.launch import driver
 from farandole.job.launch.config_file import naming
 from farandole.job.launch.display import Display
@@ -119,7 +120,7 @@ def _launcher(use_mpi: bool) -> str:
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
     """The settings among the variables, by their own names: a flag wins over the environment."""
-    known = {setting.horovod: setting for setting in settings_of() if setting.horovod}
+    known = {setting.horovod: setting for setting in settings_of(Settings) if setting.horovod}
     return {
         known[name].name: parse(known[name], name, text)
         for name, text in env.items()

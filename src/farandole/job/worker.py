@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farandole.base.host import cores
 from farandole.base.types import Slot
 from farandole.errors import (
     AuthenticationError,
@@ -24,19 +25,11 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
-from farandole.job.config import (
-    AGENT_STORE,
-    HOROVOD_FIXED,
-    ORIGIN,
-    PROCESS,
-    STARTERS,
-    Connection,
-    Placement,
-    Settings,
-    cores,
-    torch_variables,
-    variables,
-)
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
+from farandole.job.config.horovod import HOROVOD_FIXED
+from farandole.job.config.rank_variables import ORIGIN, PROCESS, STARTERS
+from farandole.job.config.torchrun import AGENT_STORE, torch_variables
 from farandole.job.plugins import registry
 from farandole.job.report import keys
 from farandole.job.report.files import FILES, files

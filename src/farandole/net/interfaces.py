@@ -17,8 +17,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from farandole.base.host import content
 from farandole.errors import SettingsError, did_you_mean
-from farandole.job.config import content
 
 EVERYWHERE = ""  # where to listen: on all interfaces, by IPv4 and by IPv6
 _ADDRESS, _MASK, _FLAGS = 0x8915, 0x891B, 0x8913  # SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS

@@ -26,7 +26,7 @@ from farandole.core.api.agreement import Agreement, Replica
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.core.observe.replicas import combined
 from farandole.job import context
-from farandole.job.config import spare_cores
+from farandole.job.config.settings import spare_cores
 from farandole.strategies import ballots
 from farandole.strategies.alike import check_alike
 from farandole.strategies.bucket_layout import NO_WORD, BucketLayout

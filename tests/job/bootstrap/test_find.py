@@ -8,7 +8,9 @@ from farandole.errors import SettingsError
 from farandole.job import bootstrap as surroundings
 from farandole.job.bootstrap import hostlist, mpi, slurm
 from farandole.job.bootstrap.serverless import placements
-from farandole.job.config import ORIGIN, Placement, torch_variables
+from farandole.job.config import Placement
+from farandole.job.config.rank_variables import ORIGIN
+from farandole.job.config.torchrun import torch_variables
 from farandole.job.context import environment
 from farandole.job.plugins import registry
 

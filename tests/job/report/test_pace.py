@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.job.config import STATUS
+from farandole.job.config.rank_variables import STATUS
 from farandole.job.launch.status import described
 from farandole.job.report import pace
 from farandole.job.report.pace import Pace

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from farandole.base.host import cores
 from farandole.base.log import logger
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
@@ -22,7 +23,7 @@ from farandole.data.steps import EVEN, Step, Steps
 from farandole.data.whole import switch, whole
 from farandole.errors import DataError, SettingsError
 from farandole.job import context
-from farandole.job.config import Placement, cores
+from farandole.job.config import Placement
 
 if TYPE_CHECKING:
     from farandole.base.types import Array

@@ -24,7 +24,10 @@ from farandole.errors import (
 )
 from farandole.job.bootstrap import origin
 from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
-from farandole.job.config import ORIGIN, Connection, Placement, Settings, torch_variables, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
+from farandole.job.config.rank_variables import ORIGIN
+from farandole.job.config.torchrun import torch_variables
 from farandole.job.report import keys
 from farandole.job.report.files import FILES, files
 from farandole.job.report.outcome import Outcome

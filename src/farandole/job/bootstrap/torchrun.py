@@ -24,7 +24,8 @@ from farandole.errors import RendezvousError, SettingsError
 from farandole.job.bootstrap.siblings import NOBODY, Siblings
 from farandole.job.bootstrap.slurm import read, write
 from farandole.job.bootstrap.variables import numbers
-from farandole.job.config import AGENT_STORE, Placement
+from farandole.job.config import Placement
+from farandole.job.config.torchrun import AGENT_STORE
 
 WHO = ("RANK", "WORLD_SIZE")
 WHERE = ("MASTER_ADDR", "MASTER_PORT")

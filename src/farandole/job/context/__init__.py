@@ -19,7 +19,8 @@ from farandole.base.contracts import Transport
 from farandole.core.engine import Engine
 from farandole.core.transports import shm
 from farandole.errors import HorovodInternalError, NotInitializedError, RequestError
-from farandole.job.config import PROCESS, Connection, Placement, Settings
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.rank_variables import PROCESS
 from farandole.job.context import communicator, environment, wiring
 from farandole.job.context.malloc import keep_freed_memory
 from farandole.job.context.observers import Observers, note_ignored

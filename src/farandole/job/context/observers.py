@@ -14,7 +14,8 @@ from farandole.core.engine import Engine
 from farandole.core.observe.gradient_check import GradientCheck
 from farandole.core.observe.stall import Inquiry, StallCheck
 from farandole.errors import SettingsError
-from farandole.job.config import Connection, Placement, Settings, built_for
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.horovod import built_for
 from farandole.job.report import keys
 from farandole.job.report.files import DYNAMIC
 from farandole.net.store import StoreClient, clock_name

@@ -13,7 +13,9 @@ from farandole.base import log
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError
-from farandole.job.config import Connection, Placement, Settings, doubts, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.doubts import doubts
+from farandole.job.config.fields import variables
 from farandole.job.launch.contract import Launcher, Request
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams

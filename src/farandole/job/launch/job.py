@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from farandole.errors import SettingsError, did_you_mean
-from farandole.job.config import Settings, settings_of
+from farandole.job.config import Settings
+from farandole.job.config.fields import settings_of
 from farandole.job.launch.contract import Launcher
 from farandole.job.launch.display import Display
 from farandole.job.report.files import of_outer_job
@@ -38,7 +39,7 @@ class Job(NamedTuple):
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """The settings of a job: this process's variables, then ``env``, then ``overrides`` by name."""
     check_env(env)
-    adjustable = {setting.name: setting for setting in settings_of()}
+    adjustable = {setting.name: setting for setting in settings_of(Settings)}
     for name, value in overrides.items():
         if name not in adjustable:
             near = did_you_mean(name, adjustable)

@@ -12,7 +12,8 @@ from collections.abc import Container, Mapping, Sequence
 from farandole.base.package import PARENT
 from farandole.base.types import Slot
 from farandole.errors import counted
-from farandole.job.config import Connection, Placement, Settings, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 from farandole.job.launch import outer
 from farandole.job.launch.contract import Allocation, Serving, Worker
 from farandole.job.launch.explain import Verdict, describe, exit_status

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from farandole.base.host import content
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError, RendezvousError, counted
-from farandole.job.config import STATUS, content
+from farandole.job.config.rank_variables import STATUS
 from farandole.job.launch import servers
 from farandole.job.launch.contract import Allocation, Worker
 from farandole.job.launch.explain import Event, Verdict, explain, with_lines

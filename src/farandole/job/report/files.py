@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farandole.job.config import Settings, variables
+from farandole.job.config import Settings
+from farandole.job.config.fields import variables
 
 FILES = "FARANDOLE_FILES"  # the variable that holds those of this rank's job, a line each
 DYNAMIC = "DYNAMIC"  # in the place of a timeline's file: start_timeline() names it

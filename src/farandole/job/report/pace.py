@@ -13,7 +13,8 @@ import weakref
 from collections import deque
 from typing import NamedTuple
 
-from farandole.job.config import STATUS, Placement
+from farandole.job.config import Placement
+from farandole.job.config.rank_variables import STATUS
 from farandole.job.report import messages
 
 EVERY = 1.0  # seconds between reports

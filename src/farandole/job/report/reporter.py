@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Protocol
 
 from farandole.errors import HorovodInternalError
-from farandole.job.config import PROCESS, Connection, Placement
+from farandole.job.config import Connection, Placement
+from farandole.job.config.rank_variables import PROCESS
 from farandole.job.report import keys
 from farandole.job.report.outcome import Outcome
 

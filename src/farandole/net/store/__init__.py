@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from farandole.base import threads
+from farandole.base.host import namespace
 from farandole.base.log import logger
 from farandole.errors import (
     AuthenticationError,
@@ -552,9 +552,4 @@ def clock_name() -> str:
     """The common trait of processes with the same monotonic clock: the running kernel, and the time
     namespace in it.
     """
-    name = ""
-    with contextlib.suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            name = file.read().strip()
-        name += os.readlink("/proc/self/ns/time")
-    return name
+    return namespace("time")

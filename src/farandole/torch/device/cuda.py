@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
+from farandole.base.host import boot_id
 from farandole.errors import RequestError
 
 _PATIENCE = timedelta(seconds=30)  # for giving up what hangs; a collective itself may take any time
@@ -50,8 +50,8 @@ class Cuda:
         if uuid is not None:
             return f"GPU-{uuid}"
         # older torch: this host's GPU by number
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"GPU {os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{self.device.index} of {boot}"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return f"GPU {visible}:{self.device.index} of {boot_id()}"
 
     def count(self) -> int:
         return int(torch.cuda.device_count())

@@ -21,7 +21,8 @@ from farandole.core.groups.calls import Call
 from farandole.core.groups.group import Group
 from farandole.core.groups.whereabouts import Whereabouts
 from farandole.errors import HorovodInternalError
-from farandole.job.config import Settings, spare_cores
+from farandole.job.config import Settings
+from farandole.job.config.settings import spare_cores
 from farandole.job.plugins.autoload import NAME
 from farandole.torch.distributed import accelerators, operations, rendezvous
 from farandole.torch.distributed.operations import Operation

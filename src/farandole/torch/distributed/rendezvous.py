@@ -20,7 +20,8 @@ from farandole.core.groups.messages import told
 from farandole.core.groups.whereabouts import Whereabouts
 from farandole.core.transports import shm
 from farandole.errors import PeerLostError, RendezvousError, SettingsError
-from farandole.job.config import AGENT_STORE, Connection, Placement, Settings
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.torchrun import AGENT_STORE
 from farandole.job.context import wiring
 from farandole.job.context.malloc import keep_freed_memory
 from farandole.job.plugins.autoload import check_rank

@@ -8,6 +8,8 @@ import os
 import re
 import socket
 
+from farandole.base.host import namespace
+
 _STATES = {
     "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT lets it go on)",
     "t": "is stopped by a debugger",
@@ -20,7 +22,7 @@ _STATES = {
 
 def here() -> bytes:
     """How the others can look at this process."""
-    return json.dumps([os.getpid(), socket.gethostname(), _space()]).encode()
+    return json.dumps([os.getpid(), socket.gethostname(), namespace("pid")]).encode()
 
 
 def why_silent(where: bytes | None) -> str:
@@ -28,7 +30,7 @@ def why_silent(where: bytes | None) -> str:
     if where is None:
         return "where its process is, nobody was told"
     pid, host, space = json.loads(where)
-    if space != _space():
+    if space != namespace("pid"):
         return f"it stopped, process {pid} on {host}, or the network between"
     return f"its process {pid} {state(pid)}"
 
@@ -51,12 +53,3 @@ def _swapped(pid: int) -> int:
         found = re.search(r"^VmSwap:\s+(\d+) kB", file.read(), re.MULTILINE)
         return int(found[1]) if found else 0
     return 0
-
-
-def _space() -> str:
-    """The common trait of processes that see each other's numbers: the running kernel, and the
-    namespace of numbers.
-    """
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip() + os.readlink("/proc/self/ns/pid")
-    return ""

@@ -12,11 +12,11 @@ import socket
 from collections.abc import Sequence
 
 from farandole.base.contracts import End
+from farandole.base.host import cores
 from farandole.core.transports.shm.pipeline import staging
 from farandole.core.transports.shm.rendezvous import Rendezvous
 from farandole.core.transports.shm.segment import SMALL, Segment
 from farandole.core.transports.shm.transport import ShmTransport
-from farandole.job.config import cores
 
 # Bytes of slots per rank. Measured on 2 cores with 2 MiB of second-level cache each: what is under
 # way should fit into it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from farandole.base.host import cores
 from farandole.core.transports.shm import futex, memory
 from farandole.core.transports.shm.segment import LEFT, STAGING, Segment
 from farandole.errors import PeerLostError
-from farandole.job.config import cores
 
 if TYPE_CHECKING:
     from farandole.base.types import Array

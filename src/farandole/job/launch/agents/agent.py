@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from farandole.base.host import cores, namespace
 from farandole.base.types import Slot
 from farandole.errors import (
     AuthenticationError,
@@ -27,7 +28,8 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
-from farandole.job.config import Connection, Placement, Settings, cores, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 from farandole.job.launch import outer
 from farandole.job.launch.limits import cure
 from farandole.job.launch.processes import LocalWorker, start_ranks
@@ -348,12 +350,7 @@ def place() -> str:
     """The common trait of processes that can share memory: the running kernel, and its network
     namespace (Unix sockets without a file belong to one).
     """
-    name = ""
-    with contextlib.suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            name = file.read().strip()
-        name += os.readlink("/proc/self/ns/net")
-    return name or socket.gethostname()
+    return namespace("net") or socket.gethostname()
 
 
 def environment(

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
+from farandole.base.host import content, cores
 from farandole.errors import (
     AuthenticationError,
     HorovodInternalError,
     RendezvousError,
     SettingsError,
 )
-from farandole.job.config import content, cores
 from farandole.job.launch.agents.remote import likeliest_first, no_contact
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, listening
 from farandole.net.store import StoreClient

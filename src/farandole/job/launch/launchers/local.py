@@ -7,9 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from farandole.base.host import cores
 from farandole.base.types import Slot
 from farandole.errors import SettingsError, counted
-from farandole.job.config import Connection, Placement, Settings, cores, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 from farandole.job.launch import outer
 from farandole.job.launch.contract import Request
 from farandole.job.launch.limits import crowding

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from farandole.errors import SettingsError, counted
-from farandole.job.config import Connection, Placement, Settings, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 from farandole.job.launch.contract import Request
 from farandole.job.launch.plan import parse_hosts, plan
 

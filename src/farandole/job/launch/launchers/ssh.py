@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import SettingsError, counted
-from farandole.job.config import Connection, Placement, Settings, variables
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 from farandole.job.launch import outer
 from farandole.job.launch.contract import Request
 from farandole.job.launch.openssh import CONNECT, Session, command, failures, program

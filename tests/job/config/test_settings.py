@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import SettingsError
-from farandole.job.config import (
-    LOG_LEVELS,
-    Connection,
-    Placement,
-    Settings,
-    Variables,
-    built_for,
-    cores,
-    doubts,
-    quota,
-    settings_of,
-    variables,
-)
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.doubts import doubts
+from farandole.job.config.fields import Variables, settings_of, variables
+from farandole.job.config.horovod import built_for
+from farandole.job.config.settings import LOG_LEVELS
 
 KINDS: tuple[type[Variables], ...] = (Placement, Connection, Settings)
 SETTINGS = {each.name: each for kind in KINDS for each in settings_of(kind)}
@@ -116,7 +104,7 @@ def test_without_variables_there_is_one_rank_and_no_job() -> None:
 
 def test_who_a_process_is_and_how_it_reaches_its_job_are_no_settings() -> None:
     assert {each.name for each in settings_of(Connection)} == {"store", "secret", "launcher"}
-    assert all(each.flag for each in settings_of())
+    assert all(each.flag for each in settings_of(Settings))
     assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
     apart = [variables(kind) for kind in KINDS]
     assert sum(map(len, apart)) == len(variables(*KINDS))
@@ -296,38 +284,6 @@ class TestUnits:
             "CONTROLLER",
         )
         assert doubts(Settings(), {f"HOROVOD_{name}": "1" for name in others}) == []
-
-
-class TestCores:
-    def files(self, folder: Path, **content: str) -> float:
-        for name, text in content.items():
-            path = folder / name.replace("__", "/").replace("_dot_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return quota(str(folder / "mount"), str(folder / "groups"))
-
-    def test_a_limit_of_version_2_holds_for_the_groups_below(self, tmp_path: Path) -> None:
-        found = self.files(
-            tmp_path,
-            groups="0::/a/b\n",
-            mount__a__cpu_dot_max="250000 100000\n",
-            mount__a__b__cpu_dot_max="max 100000\n",
-        )
-        assert found == 2.5
-
-    def test_a_limit_of_version_1(self, tmp_path: Path) -> None:
-        found = self.files(
-            tmp_path,
-            groups="4:cpu,cpuacct:/\n3:memory:/x\n",
-            mount__cpu__cpu_dot_cfs_quota_us="300000",
-            mount__cpu__cpu_dot_cfs_period_us="100000",
-        )
-        assert found == 3.0
-        assert self.files(tmp_path, mount__cpu__cpu_dot_cfs_quota_us="-1") == math.inf
-
-    def test_without_one(self, tmp_path: Path) -> None:
-        assert self.files(tmp_path, groups="0::/\n") == math.inf
-        assert 1 <= cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])

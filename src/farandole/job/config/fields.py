@@ -1,0 +1,261 @@
+"""Fields of configuration: one field is one setting, with its default, type, doc, flag and
+environment variable.
+
+``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to. ``FARANDOLE_X`` counts
+in the unit of its flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.job.plugins import registry
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: bool) -> Any:
+        return lambda cls: cls
+
+
+_Kind = TypeVar("_Kind", bound="Variables")
+
+
+class Setting(NamedTuple):
+    """The facts about one field."""
+
+    name: str
+    kind: type
+    default: Any
+    doc: str
+    flag: str  # empty for what only launchers set
+    variable: str
+    horovod: str
+    group: str  # heading of the flag in --help
+    unit: str  # of the flag and of our variable
+    scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
+    choices: tuple[str, ...]  # of a closed set
+    plugins: str  # the kind of which other distributions may add to the choices (see registry)
+    least: float
+    most: float
+    plausible: tuple[float, float]  # values outside are hardly meant; 0 is never meant to be inside
+
+    def shown(self, value: Any) -> str:
+        """A value in the unit of the flag and of our variable, as both are written."""
+        return _text(value / self.scale if self.scale != 1.0 else value)
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    flag: str = "",
+    horovod: str = "",
+    group: str = "",
+    unit: str = "",
+    scale: float = 1.0,
+    choices: tuple[str, ...] = (),
+    plugins: str = "",
+    least: float = 0.0,
+    most: float = math.inf,
+    plausible: tuple[float, float] = (0.0, math.inf),
+) -> Any:
+    """A field of Placement, Connection or Settings."""
+    # Its class gives it name, type and variable.
+    return Setting(
+        name="",
+        kind=str,
+        default=default,
+        doc=doc,
+        flag=flag,
+        variable="",
+        horovod=horovod,
+        group=group,
+        unit=unit,
+        scale=scale,
+        choices=choices,
+        plugins=plugins,
+        least=least,
+        most=most,
+        plausible=plausible,
+    )
+
+
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_SETTINGS: dict[type[Variables], tuple[Setting, ...]] = {}  # by class
+
+
+def _named(setting: Setting, name: str, kind: str) -> Setting:
+    # Where the flag has a unit that is not the field's, our variable has it, too, and says so in
+    # its name.
+    ours = name if setting.scale == 1.0 else setting.flag.removeprefix("--").replace("-", "_")
+    return setting._replace(name=name, kind=_TYPES[kind], variable=f"FARANDOLE_{ours.upper()}")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Variables:
+    """Fields made by ``setting``, and the environment variables for them. Frozen and compared by
+    value, as a dataclass, which takes milliseconds to make: every process of a job would pay for
+    it.
+    """
+
+    def __init_subclass__(cls) -> None:
+        _SETTINGS[cls] = tuple(
+            _named(vars(cls)[name], name, str(kind)) for name, kind in cls.__annotations__.items()
+        )
+        for setting in _SETTINGS[cls]:
+            delattr(cls, setting.name)
+
+    if not TYPE_CHECKING:  # type checkers know it by its fields
+
+        def __init__(self, **values: Any) -> None:
+            for setting in settings_of(type(self)):
+                value = values.pop(setting.name, setting.default)
+                self.__dict__[setting.name] = checked(
+                    setting, setting.flag or setting.variable, value
+                )
+            if values:
+                raise TypeError(
+                    f"{type(self).__name__}() got an unexpected keyword argument"
+                    f" {next(iter(values))!r}"
+                )
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be changed: use replace({name}={value!r})"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
+    def replace(self: _Kind, **changes: Any) -> _Kind:
+        """The same with other values of some fields."""
+        return type(self)(**{**vars(self), **changes})
+
+    @classmethod
+    def from_env(cls: type[_Kind], env: Mapping[str, str] | None = None) -> _Kind:
+        """Read the variables of this process (or of ``env``). A value that cannot be read raises
+        SettingsError.
+        """
+        source = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for setting in settings_of(cls):
+            for variable in (setting.variable, setting.horovod):
+                if variable and source.get(variable, "") != "":
+                    values[setting.name] = parse(setting, variable, source[variable])
+                    break
+        return cls(**values)
+
+    def to_env(self, said: Container[str] = ()) -> dict[str, str]:
+        """The variables that make ``from_env`` give the same value; only those that differ from the
+        default, and those of which a variable is in ``said``: programs look at what they were
+        started with.
+        """
+        found: dict[str, str] = {}
+        for setting in settings_of(type(self)):
+            value = getattr(self, setting.name)
+            if (
+                value != setting.default
+                or setting.variable in said
+                or (setting.horovod or "") in said
+            ):
+                found[setting.variable] = setting.shown(value)
+                if setting.horovod:
+                    found[setting.horovod] = _text(value)
+        return found
+
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def settings_of(kind: type[Variables]) -> tuple[Setting, ...]:
+    """The fields of ``kind``, in their order."""
+    return _SETTINGS[kind]
+
+
+def variables(*kinds: type[Variables]) -> frozenset[str]:
+    """The names of all environment variables of ``kinds``, ours and Horovod's."""
+    return frozenset(
+        name
+        for kind in kinds
+        for each in settings_of(kind)
+        for name in (each.variable, each.horovod)
+        if name
+    )
+
+
+def parse(setting: Setting, name: str, text: str) -> Any:
+    """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's
+    variable counts in the field's unit, the others in the flag's. Raises SettingsError for a value
+    that cannot be read or used.
+    """
+    scale = 1.0 if name == setting.horovod else setting.scale
+    kind = setting.kind if scale == 1.0 else float
+    try:
+        value = _READ[kind](text)
+    except ValueError:
+        kinds = {int: "a whole number", float: "a number", bool: "0 or 1"}
+        raise SettingsError(
+            f"{name}={text!r} cannot be read: it must be {kinds[kind]} ({setting.doc})"
+        ) from None
+    value = checked(setting, name, value)
+    return value if scale == 1.0 else setting.kind(value * scale)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError
+    return text.lower() in _TRUE
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError
+    return number
+
+
+_READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finite, str: str}
+
+
+def checked(setting: Setting, name: str, value: Any) -> Any:
+    """``value`` if it can be used (of a closed set: in lower case), else SettingsError with
+    ``name`` in front.
+    """
+    if setting.choices:
+        known = setting.choices
+        if setting.plugins and value.lower() not in known:
+            known = ("auto", *registry.names(setting.plugins))
+        if value.lower() not in known:
+            near = did_you_mean(value.lower(), known)
+            raise SettingsError(
+                f"{name}={value!r} is not known; choose one of {', '.join(known)}{near}"
+            )
+        return value.lower()
+    if setting.plugins and value:
+        try:
+            registry.check(setting.plugins, value)
+        except SettingsError as error:
+            raise SettingsError(f"{name}={value!r}: {error}") from None
+    if setting.kind in (int, float) and not setting.least <= value <= setting.most:
+        rule = ">= 0" if setting.most == math.inf else f"in [{setting.least:g}, {setting.most:g}]"
+        raise SettingsError(f"{name}={value} must be {rule}")
+    return value
+
+
+def _text(value: Any) -> str:
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    # seconds are whole numbers to Horovod's programs
+    return str(int(value)) if whole else str(value)

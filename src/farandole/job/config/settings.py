@@ -1,0 +1,289 @@
+"""Settings of a user. Flags, variables and the table in the docs are derived from the fields."""
+
+from __future__ import annotations
+
+from farandole.base.host import cores
+from farandole.job.config.fields import Variables, setting
+from farandole.job.plugins import registry
+
+MIB = 1 << 20
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+SWITCH = ("auto", "on", "off")
+SIZES = (1 << 10, 1 << 40)  # bytes: a message between the two is possible
+EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "ranks that stay away"
+TIMELINE, AUTOTUNE, OTHER = "timeline", "autotune", "other"
+
+
+class Settings(Variables):
+    """The settings of a user."""
+
+    transport: str = setting(
+        "auto",
+        "wire between ranks: auto, shm (shared memory), tcp, or one that another distribution adds",
+        flag="--transport",
+        group=EXCHANGE,
+        choices=("auto", *registry.BUILT_IN["wire"]),
+        plugins="wire",
+    )
+    fusion_threshold: int = setting(
+        64 * MIB,
+        "size up to which tensors are fused into one exchange; 0 = no fusion",
+        flag="--fusion-threshold-mb",
+        horovod="HOROVOD_FUSION_THRESHOLD",
+        group=EXCHANGE,
+        unit="MiB",
+        scale=MIB,
+        plausible=SIZES,
+    )
+    bucket_bytes: int = setting(
+        8 * MIB,
+        "size of the gradients that are collected before they are exchanged",
+        flag="--bucket-mb",
+        group=EXCHANGE,
+        unit="MiB",
+        scale=MIB,
+        plausible=SIZES,
+    )
+    strategy: str = setting(
+        "allreduce",
+        "what ranks exchange: gradients (allreduce, adasum), or weights now and then (local_sgd:8,"
+        " ...)",
+        flag="--strategy",
+        group=EXCHANGE,
+    )
+    codec: str = setting(
+        "",
+        "add up gradients compressed: a name like int8, or name:argument, like topk:0.01 (see"
+        " docs/strategies.md)",
+        flag="--codec",
+        group=EXCHANGE,
+        plugins="codec",
+    )
+    servers: int = setting(
+        1,
+        "parameter servers, of strategies like ps and ssp: one beside the driver, several on the"
+        " ranks' hosts",
+        flag="--servers",
+        group=EXCHANGE,
+        least=1,
+        most=1024,
+    )
+    replicas: int = setting(
+        1,
+        "processes of each parameter server, of which all but one may be lost",
+        flag="--replicas",
+        group=EXCHANGE,
+        least=1,
+        most=16,
+    )
+    overlap: str = setting(
+        "auto",
+        "exchange gradients while backward computes: on, off, or auto (where there are cores to"
+        " spare)",
+        flag="--overlap",
+        group=EXCHANGE,
+        choices=SWITCH,
+    )
+    nccl: str = setting(
+        "auto",
+        "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank"
+        " has one)",
+        flag="--nccl",
+        group=EXCHANGE,
+        choices=SWITCH,
+    )
+    cycle_time: float = setting(
+        1.0,
+        "time for which asynchronous collectives are gathered before the background thread starts"
+        " on them",
+        flag="--cycle-time-ms",
+        horovod="HOROVOD_CYCLE_TIME",
+        group=EXCHANGE,
+        unit="ms",
+        plausible=(0.0, 1000.0),
+    )
+    cache_capacity: int = setting(
+        1024,
+        "signatures remembered by the response cache; 0 = off",
+        flag="--cache-capacity",
+        horovod="HOROVOD_CACHE_CAPACITY",
+        group=EXCHANGE,
+    )
+    network_interfaces: str = setting(
+        "",
+        "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the"
+        " fastest first",
+        flag="--network-interfaces",
+        group=HOSTS,
+    )
+    tcp_streams: int = setting(
+        1,
+        "TCP connections between two ranks; several for long links, and for networks that limit"
+        " each connection",
+        flag="--tcp-streams",
+        group=HOSTS,
+        least=1,
+        most=64,
+    )
+    tls: bool = setting(
+        False,
+        "encrypt what goes between hosts (TLS 1.3), with a certificate of the job's own at"
+        " each end",
+        flag="--tls",
+        group=HOSTS,
+    )
+    ssh_port: int = setting(
+        0,
+        "port of ssh on all hosts; 0: as ssh's configuration says",
+        flag="--ssh-port",
+        group=HOSTS,
+        most=65535,
+    )
+    ssh_identity_file: str = setting(
+        "", "file with the private key for ssh", flag="--ssh-identity-file", group=HOSTS
+    )
+    ssh_options: str = setting(
+        "", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS
+    )
+    stall_check_disable: bool = setting(
+        False,
+        "do not warn about ranks that stay away",
+        flag="--no-stall-check",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        group=STALLS,
+    )
+    stall_warning_seconds: float = setting(
+        60.0,
+        "time after which a waiting tensor is reported",
+        flag="--stall-check-warning-time-seconds",
+        horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        group=STALLS,
+        unit="s",
+    )
+    stall_shutdown_seconds: float = setting(
+        0.0,
+        "time after which a stalled job is ended; 0 = never",
+        flag="--stall-check-shutdown-time-seconds",
+        horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        group=STALLS,
+        unit="s",
+    )
+    check: str = setting(
+        "warn",
+        "when ranks hold different weights, step differently or read the same data: warn, raise,"
+        " or off",
+        flag="--check",
+        group=OTHER,
+        choices=("warn", "raise", "off"),
+    )
+    timeline: str = setting(
+        "",
+        "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline()"
+        " names it",
+        flag="--timeline-filename",
+        horovod="HOROVOD_TIMELINE",
+        group=TIMELINE,
+    )
+    timeline_mark_cycles: bool = setting(
+        False,
+        "a mark in the timeline for every round of agreement",
+        flag="--timeline-mark-cycles",
+        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        group=TIMELINE,
+    )
+    timeline_all_ranks: bool = setting(
+        False,
+        "every rank writes its timeline, to <file>.rank<N>; see farandole timeline merge",
+        flag="--timeline-all-ranks",
+        group=TIMELINE,
+    )
+    autotune: bool = setting(
+        False,
+        "try out sizes of exchanges while training, and keep the fastest",
+        flag="--autotune",
+        horovod="HOROVOD_AUTOTUNE",
+        group=AUTOTUNE,
+    )
+    autotune_log: str = setting(
+        "",
+        "CSV file for what autotune tried, the best in the last row",
+        flag="--autotune-log-file",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+        group=AUTOTUNE,
+    )
+    autotune_warmup_samples: int = setting(
+        3,
+        "samples that autotune throws away at first",
+        flag="--autotune-warmup-samples",
+        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        group=AUTOTUNE,
+    )
+    autotune_steps_per_sample: int = setting(
+        10,
+        "training steps that autotune measures as one",
+        flag="--autotune-steps-per-sample",
+        horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        group=AUTOTUNE,
+    )
+    autotune_bayes_opt_max_samples: int = setting(
+        20,
+        "sizes that autotune tries at most",
+        flag="--autotune-bayes-opt-max-samples",
+        horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        group=AUTOTUNE,
+    )
+    autotune_gaussian_process_noise: float = setting(
+        0.8,
+        "how little autotune trusts one measurement, from 0 to 1",
+        flag="--autotune-gaussian-process-noise",
+        horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        group=AUTOTUNE,
+        most=1.0,
+    )
+    dynamic_process_sets: bool = setting(
+        False,
+        "process sets may be added and removed after init()",
+        flag="--dynamic-process-sets",
+        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+        group=OTHER,
+    )
+    join_mean_of_present: bool = setting(
+        False,
+        "after join(), averages are over the ranks that still have data, not over all",
+        flag="--join-mean-of-present",
+        group=OTHER,
+    )
+    start_timeout: float = setting(
+        30.0,
+        "time for all ranks to reach init()",
+        flag="--start-timeout",
+        horovod="HOROVOD_START_TIMEOUT",
+        group=OTHER,
+        unit="s",
+        least=0.001,
+        most=1e9,
+    )
+    log_level: str = setting(
+        "warning",
+        "from which level on the log is shown: trace, debug, info, warning, error or fatal",
+        flag="--log-level",
+        horovod="HOROVOD_LOG_LEVEL",
+        group=OTHER,
+        choices=LOG_LEVELS,
+    )
+    log_hide_time: bool = setting(
+        False,
+        "log lines without a time stamp",
+        flag="--log-without-timestamp",
+        horovod="HOROVOD_LOG_HIDE_TIME",
+        group=OTHER,
+    )
+
+
+def spare_cores(settings: Settings, local_size: int) -> bool:
+    """Is there a core to exchange on while another one computes, for each of so many ranks? Where
+    they have one each, the exchange would only take turns with what computes.
+    """
+    if settings.overlap != "auto":
+        return settings.overlap == "on"
+    return cores() >= 2 * local_size
