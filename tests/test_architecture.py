@@ -30,6 +30,7 @@ keras
 torch tensorflow jax mxnet numpy
 data
 strategies
+checks
 core.api
 job.context job.launch
 core.engine core.ps core.groups
@@ -308,8 +309,8 @@ UNUSED = {
     "farandole.job.bootstrap",
     "farandole.job.launch.agents.allocation",
     "farandole.core.observe.timeline",
-    "farandole.core.observe.replicas",
-    "farandole.core.observe.order",
+    "farandole.checks.replicas",
+    "farandole.checks.call_order",
     "farandole.core.observe.autotune",
     "farandole.core.observe.stall.report",
     "farandole.core.observe.stall.stacks",

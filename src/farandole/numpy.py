@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole import checks as checks
 from farandole.base.types import Buffer, DType
 from farandole.core.api.array_binding import ArrayBinding, carried
 from farandole.core.api.basics import *  # noqa: F403

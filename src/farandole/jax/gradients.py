@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from farandole.base.types import Kind, ReduceOp
+from farandole.checks.replicas import Cures
 from farandole.core.api.documented import documented
-from farandole.core.observe.replicas import Cures
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
+from farandole.jax.checks import CURES, ArraysReplica, comparable, sample
 from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call, wait
-from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
 from farandole.strategies.codecs import keeper
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
@@ -146,7 +146,7 @@ def reduce_gradients(
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
     What is None or has type float0 (the gradient of whole numbers) stays as it is. Ranks compare
-    ``parameters`` now and then (see ``frontend.agreement``). Raises ValueError on all ranks, naming
+    ``parameters`` now and then (see ``checks.agreement``). Raises ValueError on all ranks, naming
     rank and array, when their lists differ (inside ``jit`` JAX makes a JaxRuntimeError of it; see
     ``plain_errors``).
     """

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from farandole.base.contracts import Codec, Strategy
 from farandole.base.types import ReduceOp
-from farandole.core.api.agreement import Replica
+from farandole.checks.agreement import Replica
 from farandole.core.api.compression import NoneCompressor
 from farandole.core.api.documented import documented
 from farandole.core.api.ops import WORLD

@@ -9,20 +9,20 @@ import keras
 import numpy as np
 
 from farandole.base.contracts import Observer
-from farandole.core.api.agreement import Agreement
+from farandole.base.digests import combined
+from farandole.checks.agreement import Agreement
+from farandole.checks.unwrapped_optimizer import MOMENT, compared, tell_solo
 from farandole.core.api.objects import allgather_object, broadcast_object
-from farandole.core.api.solo import MOMENT, compared, tell_solo
-from farandole.core.observe.replicas import combined
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import pace
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
+from farandole.keras.checks import CURES, KerasReplica
 from farandole.keras.files import Unsaved
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
 from farandole.keras.reducer import counter, name_of
-from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.values import allreduce
 from farandole.keras.weights import (
     accumulated,
@@ -210,7 +210,7 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
         self._looking = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._looking and not self._seen and not context.gradient_check().skipped:  # said once
+        if self._looking and not self._seen and not context.exchange_counts().skipped:  # said once
             name = type(self._model.optimizer).__name__
             found = compared(combined(digests(self._model.trainable_weights)), MOMENT)
             cure = "compile with hvd.DistributedOptimizer(optimizer)"

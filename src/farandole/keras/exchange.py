@@ -53,7 +53,7 @@ class KerasExchange:
         ``after_step``; a step may be computed several times before it counts. What it gives must be
         there when the step begins. ``variables`` may be more than in the steps so far.
         """
-        context.skip_gradient_check()  # it may be long until the first exchange
+        context.skip_exchange_check()  # it may be long until the first exchange
         if not self._kept.exchange.kinds:
             return ()
         first = step == 1

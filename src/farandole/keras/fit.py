@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from farandole.core.api.agreement import tell
+from farandole.checks.agreement import tell
+from farandole.checks.replicas import Finding, same_data
 from farandole.core.api.objects import allgather_object
-from farandole.core.observe.replicas import Finding, same_data
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.keras import metrics, warnings
@@ -33,6 +33,7 @@ from farandole.keras.callbacks import (
     process_set_of,
     together,
 )
+from farandole.keras.checks import CURES
 from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
 from farandole.keras.epochs import (
     AfterUserCallbacks,
@@ -51,7 +52,6 @@ from farandole.keras.optimizer import (
 )
 from farandole.keras.pooling import root_of
 from farandole.keras.reducer import backend
-from farandole.keras.replica import CURES
 
 
 def install() -> None:

@@ -10,7 +10,7 @@ import jax
 from farandole.jax import weights
 from farandole.jax.gradients import reduce_gradients
 from farandole.jax.primitive import plain_errors as plain_errors
-from farandole.keras.replica import KerasReplica
+from farandole.keras.checks import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from farandole.job import context
 from farandole.job.context import ProcessSet
+from farandole.keras.checks import KerasReplica
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
-from farandole.keras.replica import KerasReplica
 from farandole.strategies.codecs import codec, keeper
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.list_reducer import GradientListReducer

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.keras.replica import KerasReplica
+from farandole.keras.checks import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.tensorflow.gradients import reduce_gradients
 from farandole.tensorflow.sparse import as_dense

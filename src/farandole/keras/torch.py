@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from farandole.base.types import DType
-from farandole.keras.replica import KerasReplica
+from farandole.keras.checks import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.torch.functions import binding
 from farandole.torch.weights import Held

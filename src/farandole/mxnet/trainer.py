@@ -15,11 +15,11 @@ from farandole.core.api.ops import WORLD
 from farandole.core.kernels import narrow_into, widen
 from farandole.job.context import ProcessSet
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, writable
+from farandole.mxnet.checks import TrainerReplica
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
 from farandole.mxnet.parameters import check_dense
-from farandole.mxnet.replica import TrainerReplica
 from farandole.mxnet.sparse import reduce_rows
 from farandole.mxnet.weights import TrainerExchange
 from farandole.strategies.list_reducer import GradientListReducer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole.base.differences import first_difference
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.core.api.differences import first_difference
 from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry
 from farandole.job.context import ProcessSet

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from farandole.base.digests import combined
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.core.api.agreement import Agreement, Replica
+from farandole.checks.agreement import Agreement, Replica
 from farandole.core.engine import Engine, Entry, Handle
-from farandole.core.observe.replicas import combined
 from farandole.job import context
 from farandole.job.config.settings import spare_cores
 from farandole.strategies import ballots

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.base.contracts import Codec, TakingBack
+from farandole.base.differences import first_difference
+from farandole.base.digests import combined, gradient_digest
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.core.api.agreement import Agreement, Replica
-from farandole.core.api.differences import first_difference
+from farandole.checks.agreement import Agreement, Replica
 from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry, Handle
-from farandole.core.observe.replicas import combined, gradient_digest
 from farandole.errors import JoinedError, MismatchError
 from farandole.job import context
 from farandole.job.report import pace

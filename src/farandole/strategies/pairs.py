@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import PushCodec
-from farandole.core.api.agreement import gathered
+from farandole.base.digests import digest_of_text
+from farandole.checks.agreement import gathered
+from farandole.checks.strategy_mismatch import check_same_weights, described
 from farandole.core.engine import Engine
-from farandole.core.observe.replicas import digest_of_text
 from farandole.job import context
-from farandole.strategies.unlike import check_same_weights, described
 
 if TYPE_CHECKING:
     from farandole.base.types import Array

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.base.contracts import Codec, PushCodec
+from farandole.base.digests import digest_of_text
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.checks.strategy_mismatch import check_same_weights, described, label_of
 from farandole.core.engine import Engine, Entry
-from farandole.core.observe.replicas import digest_of_text
 from farandole.errors import JoinedError
 from farandole.job import context
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
-from farandole.strategies.unlike import check_same_weights, described, label_of
 from farandole.strategies.ways import ways_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from farandole.base.contracts import Codec, Settling, Strategy
-from farandole.core.api.agreement import all_equal, gathered
+from farandole.base.digests import digest_of_text
+from farandole.checks.agreement import all_equal, gathered
+from farandole.checks.strategy_mismatch import UnlikeKinds
 from farandole.core.engine import Engine
-from farandole.core.observe.replicas import digest_of_text
 from farandole.core.ps.share import keys_of
 from farandole.job import context
 from farandole.job.report import pace
@@ -19,7 +20,6 @@ from farandole.strategies.codecs import claim, codec, keeper
 from farandole.strategies.codecs.base import KEPT
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers
-from farandole.strategies.unlike import UnlikeKinds
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -75,7 +75,7 @@ class WeightExchange:
         process_set = self._options.process_set
         needed = context.size() > 1 and process_set.included() and process_set.size() > 1
         if needed:
-            context.skip_gradient_check()  # it may be long until the first exchange
+            context.skip_exchange_check()  # it may be long until the first exchange
         return needed
 
     @property

@@ -17,8 +17,8 @@ from farandole.job.context import ProcessSet
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow import graph, reductions
+from farandole.tensorflow.checks import TensorFlowReplica
 from farandole.tensorflow.functions import Names
-from farandole.tensorflow.replica import TensorFlowReplica
 from farandole.tensorflow.sparse import allreduce_slices, is_slices
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from farandole.base.types import ReduceOp
 from farandole.job import context
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import GradientOptions
+from farandole.tensorflow.checks import VariablesReplica, settings_of
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, names_of, reduce_gradients, reducer_for
-from farandole.tensorflow.replica import VariablesReplica, settings_of
 from farandole.tensorflow.sparse import as_dense, is_slices
 
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
+from farandole.base.digests import combined
 from farandole.base.types import ReduceOp
-from farandole.core.api.agreement import Agreement
+from farandole.checks.agreement import Agreement
+from farandole.checks.strategy_mismatch import UnlikeKinds
 from farandole.core.engine import Engine
-from farandole.core.observe.replicas import combined
 from farandole.job import context
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import ADASUM
-from farandole.strategies.unlike import UnlikeKinds
 from farandole.torch.binding import as_real
+from farandole.torch.bypassed_step import OwnSteps
+from farandole.torch.checks import TorchReplica, digest
 from farandole.torch.functions import grouped_allreduce
-from farandole.torch.own_steps import OwnSteps
-from farandole.torch.replica import TorchReplica, digest
 from farandole.torch.validation import name_of
 
 

@@ -14,7 +14,7 @@ import torch
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions
-from farandole.torch import replica
+from farandole.torch import checks
 from farandole.torch.binding import DTYPES, as_real, is_dense, supported
 from farandole.torch.functions import anywhere, binding
 from farandole.torch.sparse import sparse, sparse_allreduce_async
@@ -109,7 +109,7 @@ class TorchGradient:
         return parameter.grad if parameter.requires_grad or frozen else None
 
     def digest(self, gradient: Any) -> int:
-        return replica.digest(gradient)
+        return checks.digest(gradient)
 
     def place(self, array: Array) -> None:
         parameter = self._parameter

@@ -13,22 +13,22 @@ import torch
 
 from farandole.base.contracts import Codec, Strategy
 from farandole.base.types import ReduceOp
-from farandole.core.api.agreement import tell
+from farandole.checks.agreement import tell
+from farandole.checks.replicas import Finding
 from farandole.core.api.compression import Compressing, NoneCompressor
 from farandole.core.api.documented import documented
-from farandole.core.observe.replicas import Finding
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import keeper
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import codec_state, loss_scale, solo, validation
+from farandole.torch import codec_state, loss_scale, unwrapped_optimizer, validation
 from farandole.torch.adasum import AdasumState
+from farandole.torch.checks import TorchReplica
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import Arrivals, TorchGradient
-from farandole.torch.replica import TorchReplica
-from farandole.torch.spoilt import Spoilt
+from farandole.torch.nonfinite import Spoilt
 from farandole.torch.weights import WeightState
 
 Closure = Callable[[], Any]
@@ -151,7 +151,7 @@ def DistributedOptimizer(
     else:
         wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
     if context.size() > 1 and process_set.included() and process_set.size() > 1:
-        solo.distributed.add(wrapped)
+        unwrapped_optimizer.distributed.add(wrapped)
     return wrapped  # type: ignore[no-any-return]
 
 

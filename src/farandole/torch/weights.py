@@ -14,7 +14,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 from farandole.torch import codec_state
 from farandole.torch.binding import as_real
-from farandole.torch.own_steps import OwnSteps
+from farandole.torch.bypassed_step import OwnSteps
 from farandole.torch.validation import name_of
 
 if TYPE_CHECKING:

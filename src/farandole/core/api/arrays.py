@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole.base.differences import Row, first_difference, names_of_one
+from farandole.base.digests import digest
 from farandole.base.types import Buffer, DType, Kind, Request
-from farandole.core.api.differences import Row, first_difference, names_of_one
 from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.core.api.ops import WORLD, place_of
 from farandole.core.engine import Entry
-from farandole.core.observe.replicas import digest
 from farandole.job import context
 from farandole.job.context import ProcessSet
 

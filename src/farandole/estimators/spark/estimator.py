@@ -20,7 +20,7 @@ from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
-from farandole.estimators.nans import look
+from farandole.estimators.nonfinite import look
 from farandole.estimators.spark.frames import padded, prepared
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent

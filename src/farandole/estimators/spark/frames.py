@@ -14,7 +14,7 @@ from farandole.data.parquet.places import NullError
 from farandole.data.spark import spark_url
 from farandole.errors import DataError, counted
 from farandole.estimators import row_weights
-from farandole.estimators.nans import KINDS, warn
+from farandole.estimators.nonfinite import KINDS, warn
 from farandole.estimators.spark.recomputed import kept, varies
 from farandole.estimators.spec import Columns
 

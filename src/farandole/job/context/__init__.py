@@ -30,7 +30,7 @@ from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
     from farandole.core.groups.messages import Messages
-    from farandole.core.observe.gradient_check import GradientCheck
+    from farandole.core.observe.exchanges import ExchangeCounts
     from farandole.core.ps.client import Servers
     from farandole.core.ps.peer import PeerServer
     from farandole.job.context.server_access import ServerAccess
@@ -114,8 +114,22 @@ class ProcessSet:
 
 
 _registered: set[ProcessSet] = set()  # in this stay
-# each tells those since it was last asked
+# each returns the failures since its last call
 unheard_failures: list[Callable[[], list[HorovodInternalError]]] = []
+
+
+class JobEnd(NamedTuple):
+    """A job that this rank leaves without a failure. ``unheard``: the errors of asynchronous
+    collectives that the program never waited for, by framework.
+    """
+
+    rank: int
+    size: int
+    exchanges: ExchangeCounts
+    unheard: Sequence[Sequence[HorovodInternalError]]
+
+
+end_checks: list[Callable[[JobEnd], None]] = []  # of the room ``checks``
 global_process_set = ProcessSet([])
 global_process_set.process_set_id, global_process_set.ranks = 0, None
 
@@ -210,16 +224,15 @@ def shutdown() -> None:
         handles = sys.exc_info()[0] is not None  # an exception, which it may raise again or not
         if servers is not None:
             servers.say_bye(reporter.failed())
-        verdict = place.observers.gradient_check.verdict(place.placement.size)
         if not place.engine.ended and not handles and not reporter.failed():
-            if verdict and not place.placement.rank:
-                log.logger.warning(verdict)
-            for failures in filter(None, [unheard() for unheard in unheard_failures]):
-                log.logger.warning(
-                    f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
-                    " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"
-                    f" handle. The first error: {failures[0]}"
-                )
+            end = JobEnd(
+                place.placement.rank,
+                place.placement.size,
+                place.observers.exchange_counts,
+                [failures for each in unheard_failures if (failures := each())],
+            )
+            for check in end_checks:
+                check(end)
         place.sets.shutdown()
         place.observers.close()
         if servers is not None and handles:
@@ -346,28 +359,28 @@ def add_parameters_broadcast(
     ``unchanged`` says at the end whether they are still the same, so that there was none; None if
     it cannot know.
     """
-    check = _entered().observers.gradient_check
-    check.begun(elements)
-    if unchanged is not None and len(check.unchanged) < _WATCHED:
-        check.unchanged.append(unchanged)
+    counts = _entered().observers.exchange_counts
+    counts.add_broadcast(elements)
+    if unchanged is not None and len(counts.unchanged) < _WATCHED:
+        counts.unchanged.append(unchanged)
 
 
 def parameters_broadcast() -> int:
     """How many numbers all ranks were given alike."""
-    return _entered().observers.gradient_check.broadcast
+    return _entered().observers.exchange_counts.broadcast
 
 
 def largest_exchange(*, by_program: bool = False) -> int:
     """How many numbers the largest piece had that ranks have put together; ``by_program``: not by
     an optimizer.
     """
-    check = _entered().observers.gradient_check
-    return check.by_program if by_program else check.exchanged
+    counts = _entered().observers.exchange_counts
+    return counts.by_program if by_program else counts.exchanged
 
 
 def exchanges_no_gradients() -> bool:
     """Did the ranks begin alike, and exchange no gradients since?"""
-    return _entered().observers.gradient_check.missing(size())
+    return _entered().observers.exchange_counts.no_gradients(size())
 
 
 def scope() -> str:
@@ -377,16 +390,16 @@ def scope() -> str:
     return f"{_stay[0]}.{_stay[1]}"
 
 
-def gradient_check() -> GradientCheck:
-    """Whether the ranks that begin alike also learn together, in this stay."""
-    return _entered().observers.gradient_check
+def exchange_counts() -> ExchangeCounts:
+    """Return the counts of what the ranks have exchanged since ``init()``."""
+    return _entered().observers.exchange_counts
 
 
-def skip_gradient_check() -> None:
+def skip_exchange_check() -> None:
     """Gradients are exchanged where the engine cannot see it, or the user was told already that
     they are not.
     """
-    _entered().observers.gradient_check.skipped = True
+    _entered().observers.exchange_counts.skipped = True
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

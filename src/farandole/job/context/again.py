@@ -12,12 +12,13 @@ def init_again() -> None:
     objects stay valid. All ranks must call this. Whether a job learns is asked when it ends, and
     this is not its end.
     """
-    check = context.gradient_check()
-    so_far, check.skipped = copy.copy(check), True
+    counts = context.exchange_counts()
+    so_far = copy.copy(counts)
+    counts.skipped = True
     dynamic = context.settings().dynamic_process_sets
     sets = sorted(context._registered, key=lambda each: each.process_set_id or 0)
     context.shutdown()
     context.init(process_sets="dynamic" if dynamic else None)
-    context.gradient_check().go_on(so_far)
+    context.exchange_counts().continue_from(so_far)
     for process_set in sets:
         context._add(process_set)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.base.contracts import Observer, Transport, Waiting
 from farandole.base.log import logger
 from farandole.core.engine import Engine
-from farandole.core.observe.gradient_check import GradientCheck
+from farandole.core.observe.exchanges import ExchangeCounts
 from farandole.core.observe.stall import Inquiry, StallCheck
 from farandole.errors import SettingsError
 from farandole.job.config import Connection, Placement, Settings
@@ -43,7 +43,7 @@ class Observers:
         """
         self._settings, self._rank = settings, placement.rank
         self.timeline: Timeline | None = None
-        self.gradient_check = GradientCheck()
+        self.exchange_counts = ExchangeCounts()
         self._client = client
         self._tuner = self._tuner_of(placement, settings)
         if settings.timeline:
@@ -83,7 +83,7 @@ class Observers:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job,
         and the prefix of names in the timeline, where two sets may have a tensor of the same name.
         """
-        observers: list[Observer] = [self.gradient_check]
+        observers: list[Observer] = [self.exchange_counts]
         if not self._settings.stall_check_disable:
             check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
             self._stall_checks.append(check)

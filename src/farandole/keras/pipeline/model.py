@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
+from farandole.checks.replicas import numbers
 from farandole.core.api.objects import allgather_object
 from farandole.core.groups.messages import Messages
-from farandole.core.observe.replicas import numbers
 from farandole.errors import HorovodInternalError
 from farandole.job import context
 from farandole.job.context import ProcessSet

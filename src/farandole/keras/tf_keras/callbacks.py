@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tf_keras
 
-from farandole.core.api.solo import MOMENT, compared, tell_solo
-from farandole.core.observe.replicas import combined
+from farandole.base.digests import combined
+from farandole.checks.unwrapped_optimizer import MOMENT, compared, tell_solo
 from farandole.job import context
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
@@ -33,7 +33,7 @@ from farandole.keras.tf_keras.optimizer import (
 )
 from farandole.keras.tf_keras.values import allreduce, evaluated
 from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.replica import digests_of, readable
+from farandole.tensorflow.checks import digests_of, readable
 
 __all__ = [
     "BestModelCheckpoint",

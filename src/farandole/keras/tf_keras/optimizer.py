@@ -25,10 +25,10 @@ from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.codecs import keeper
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import LINEAR, gradient_options
+from farandole.tensorflow.checks import readable
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from farandole.tensorflow.gradients import names_of
 from farandole.tensorflow.reducer import VariableReducer, key_of
-from farandole.tensorflow.replica import readable
 from farandole.tensorflow.weights import run_if
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.core.observe.replicas import Cures, digest, stride
+from farandole.base.digests import digest, stride
+from farandole.checks.replicas import Cures
 
 CURES = Cures(
     "params = hvd.broadcast_parameters(params, root_rank=0)",
@@ -20,7 +21,7 @@ CURES = Cures(
 
 
 class ArraysReplica:
-    """See ``frontend.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
+    """See ``checks.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
     of arrays of JAX nothing is copied before somebody looks.
     """
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from farandole.base.types import DType, Kind, Request, Response
-from farandole.core.observe.gradient_check import GradientCheck
+from farandole.checks.missing_exchange import missing_exchange
+from farandole.core.observe.exchanges import ExchangeCounts
 from tests.run_job import job
 
 
-def check(broadcast: int, *pieces: Request) -> GradientCheck:
-    found = GradientCheck()
-    found.begun(broadcast)
+def check(broadcast: int, *pieces: Request) -> ExchangeCounts:
+    found = ExchangeCounts()
+    found.add_broadcast(broadcast)
     for piece in pieces:
         found.agreed([Response(piece.kind, (piece.name,), (piece,))])
     return found
@@ -39,7 +40,7 @@ def piece(
     ],
 )
 def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
-    text = check(1_000_000, *pieces).verdict(4)
+    text = missing_exchange(check(1_000_000, *pieces), 4)
     assert text.startswith(
         "the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged "
     )
@@ -47,24 +48,25 @@ def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER])
 def test_gradients(kind: Kind) -> None:
-    assert check(1_000_000, piece((8, 8), kind, DType.BFLOAT16)).verdict(4) == ""
+    assert missing_exchange(check(1_000_000, piece((8, 8), kind, DType.BFLOAT16)), 4) == ""
 
 
 def test_small_models_have_small_gradients() -> None:
-    assert check(3, piece((3,))).verdict(2) == ""
-    assert "then exchanged nothing" in check(3).verdict(2)
+    assert missing_exchange(check(3, piece((3,))), 2) == ""
+    assert "then exchanged nothing" in missing_exchange(check(3), 2)
 
 
 def test_several_small_models_have_small_gradients() -> None:
     found = check(100, piece((48,)))
     for _ in range(9):
-        found.begun(149)
-        found.begun(-49)  # an optimizer's
+        found.add_broadcast(149)
+        found.add_broadcast(-49)  # an optimizer's
     assert found.broadcast == 1000
-    assert found.verdict(2) == ""
-    found.begun(1000)  # a large one
-    assert "same 2,000 parameters and then exchanged at most 48 numbers at a time" in found.verdict(
-        2
+    assert missing_exchange(found, 2) == ""
+    found.add_broadcast(1000)  # a large one
+    assert (
+        "same 2,000 parameters and then exchanged at most 48 numbers at a time"
+        in missing_exchange(found, 2)
     )
 
 
@@ -75,26 +77,29 @@ def test_several_small_models_have_small_gradients() -> None:
 def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
     found = check(1000)
     found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
-    assert bool(found.verdict(2)) == told
+    assert bool(missing_exchange(found, 2)) == told
 
 
 def test_a_job_that_begins_anew_has_learned_what_it_had_learned() -> None:
     learned, forgot = check(1000, piece((1000,))), check(1000)
     forgot.unchanged = [lambda: False]
     anew = check(1000)
-    anew.go_on(learned)
-    assert anew.verdict(2) == ""
+    anew.continue_from(learned)
+    assert missing_exchange(anew, 2) == ""
     for later in (0, 1000):  # after hosts were only removed, nothing is broadcast again
-        anew = GradientCheck()
-        anew.go_on(forgot)
-        anew.begun(later)
+        anew = ExchangeCounts()
+        anew.continue_from(forgot)
+        anew.add_broadcast(later)
         anew.unchanged.append(lambda: True)  # since then
-        assert "began with the same 1,000 parameters and then exchanged nothing" in anew.verdict(2)
+        assert (
+            "began with the same 1,000 parameters and then exchanged nothing"
+            in missing_exchange(anew, 2)
+        )
 
 
 def test_nothing_to_say() -> None:
-    assert check(0).verdict(4) == ""  # nothing was broadcast: no training
-    assert check(1000).verdict(1) == ""
+    assert missing_exchange(check(0), 4) == ""  # nothing was broadcast: no training
+    assert missing_exchange(check(1000), 1) == ""
 
 
 class Heard(logging.Handler):
@@ -170,7 +175,7 @@ def test_a_job_that_is_excused_stays_so() -> None:
     def train(rank: int) -> None:
         from farandole.job import context
 
-        context.skip_gradient_check()
+        context.skip_exchange_check()
         context.add_parameters_broadcast(1000)
 
     assert heard(train) == []

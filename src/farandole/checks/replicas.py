@@ -10,19 +10,14 @@ ranks exchange what they tell.
 
 from __future__ import annotations
 
-from _blake2 import blake2b  # hashlib loads OpenSSL: milliseconds at the start of each rank
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from farandole.base.types import Array
+from farandole.base.ranks import ranks_named
 
-SAMPLE = 1024  # elements of a parameter that are looked at
 _RAREST = 1024  # steps between two looks, at most
-_BITS = 62  # of a digest: it and its negative are int64
-_NAMED = 8  # ranks that a message counts up
 # names of settings that are told in words of their own
 KIND, FROZEN = "the optimizer", "number of frozen parameters"
 
@@ -98,55 +93,6 @@ class Schedule:
             return False
         self._next += min(self._next, _RAREST)
         return True
-
-
-def digest(array: Array) -> int:
-    """A number from 1 to 2**62 for an array's type, shape and bits: of at most ``SAMPLE`` elements
-    spread over it.
-
-    ``array``: of any type, in any layout. Two arrays that differ in all elements (of other seeds,
-    or a step apart) have different digests; the bits count, so that NaN equals itself.
-    """
-    flat = sampled(array.reshape(-1))
-    return digest_of_bytes(
-        f"{array.dtype}{array.shape}".encode(), np.ascontiguousarray(flat).view(np.uint8).data
-    )
-
-
-def gradient_digest(array: Array) -> int:
-    """``digest``, or 0 for an array that tells nothing about data: all zeros, or NaN or infinite
-    somewhere.
-    """
-    seen = np.ascontiguousarray(sampled(array.reshape(-1)))
-    return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
-
-
-def sampled(flat: Array) -> Array:
-    """At most ``SAMPLE`` elements of a 1-D array, over its whole length."""
-    return flat[:: stride(len(flat))]
-
-
-def stride(count: int) -> int:
-    """The distance of the elements to look at, of so many. It is odd, so that no matrix has them in
-    one column.
-    """
-    return 1 if count <= SAMPLE else -(-count // SAMPLE) | 1
-
-
-def digest_of_bytes(*parts: bytes | memoryview) -> int:
-    found = blake2b(digest_size=8)
-    for part in parts:
-        found.update(part)
-    return (int.from_bytes(found.digest(), "little") >> (64 - _BITS)) + 1
-
-
-def digest_of_text(text: str) -> int:
-    return digest_of_bytes(text.encode())
-
-
-def combined(digests: Sequence[int]) -> int:
-    """One digest for several."""
-    return digest_of_bytes(np.array(digests, dtype=np.int64).tobytes())
 
 
 def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -367,12 +313,3 @@ def _odd(groups: Sequence[Sequence[int]]) -> str:
     return (
         f"{ranks_named(odd)} {'differ' if len(odd) > 1 else 'differs'} from {ranks_named(majority)}"
     )
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 1 and 5``, ``ranks 0, 1, ... (17 of them)``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > _NAMED:
-        return f"ranks {', '.join(map(str, ranks[:_NAMED]))}, ... ({len(ranks)} of them)"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.core.observe.replicas import (
-    SAMPLE,
+from farandole.base.digests import SAMPLE, digest, gradient_digest, stride
+from farandole.base.ranks import ranks_named
+from farandole.checks.replicas import (
     Cures,
     History,
     Report,
     Schedule,
-    digest,
     findings,
-    gradient_digest,
-    ranks_named,
     same_gradients,
     same_gradients_of_some,
-    stride,
 )
 
 CURES = Cures("CALL BROADCAST", "DEAL DATA")

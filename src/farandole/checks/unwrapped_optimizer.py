@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from farandole.core.api.agreement import tell
-from farandole.core.observe.gradient_check import outcome
-from farandole.core.observe.replicas import Finding
+from farandole.checks.agreement import tell
+from farandole.checks.missing_exchange import outcome
+from farandole.checks.replicas import Finding
 from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job import context
 
@@ -86,4 +86,4 @@ def tell_solo(what: str, digests: Sequence[int] | None, cure: str) -> None:
             f" {outcome(size, digests)}: {cure}"
         )
         tell(context.engine(), [Finding("solo", text)])
-    context.skip_gradient_check()
+    context.skip_exchange_check()

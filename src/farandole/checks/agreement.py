@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from farandole.base.digests import combined, digest_of_text
 from farandole.base.log import logger
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.core.api.calls import Calls
-from farandole.core.engine import Engine, Entry
-from farandole.core.observe.order import Called, swapped
-from farandole.core.observe.replicas import (
+from farandole.checks.call_order import Called, swapped
+from farandole.checks.call_sites import Calls
+from farandole.checks.replicas import (
     Cures,
     Finding,
     History,
     Report,
     Schedule,
-    combined,
-    digest_of_text,
     findings,
     same_gradients,
     same_gradients_of_some,
 )
+from farandole.core.engine import Engine, Entry
 from farandole.errors import RanksDifferError
 from farandole.job import context
 

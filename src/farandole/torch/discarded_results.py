@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.torch.checks import digest
 from farandole.torch.functions import _collectives
-from farandole.torch.replica import digest
 
 # address -> digest of what was reduced into another tensor, while one listens
 _given: dict[int, int] = {}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from farandole.core.observe.replicas import Cures, digest, numbers, sampled
+from farandole.base.digests import digest, sampled
+from farandole.checks.replicas import Cures, numbers
 from farandole.mxnet.binding import readable
 
 CURES = Cures(
@@ -28,7 +29,7 @@ _SETTINGS = (
 
 
 class TrainerReplica:
-    """See ``frontend.agreement.Replica``: the parameters of a gluon trainer that travel
+    """See ``checks.agreement.Replica``: the parameters of a gluon trainer that travel
     together.
     """
 

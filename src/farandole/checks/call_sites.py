@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from farandole.base.package import FOLDER
 
 if TYPE_CHECKING:
-    from farandole.core.observe.order import Called
+    from farandole.checks.call_order import Called
 
 _KEPT = 256  # calls
 _OTHERS = 32  # places of which it is known whether they exclude each other
@@ -48,7 +48,7 @@ class Calls:
     def digest(self, after: int) -> int:
         """A number for the order of the calls after number ``after``."""
         # here: at the first look, not at every start
-        from farandole.core.observe.replicas import digest_of_text
+        from farandole.base.digests import digest_of_text
 
         return digest_of_text(
             "\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after))
@@ -56,7 +56,7 @@ class Calls:
 
     def called(self, after: int) -> Called:
         """All that is known of them."""
-        from farandole.core.observe.order import Called, alternatives
+        from farandole.checks.call_order import Called, alternatives
 
         calls = self._since(after)
         sites = list(dict.fromkeys((code, at) for _, code, at in calls))

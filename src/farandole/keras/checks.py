@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from farandole.core.observe.replicas import Cures, digest, numbers, stride
+from farandole.base.digests import digest, stride
+from farandole.checks.replicas import Cures, numbers
 
 CURES = Cures(
     "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",
@@ -18,7 +19,7 @@ CURES = Cures(
 
 
 class KerasReplica:
-    """See ``frontend.agreement.Replica``. Loops of one's own may broadcast after the first step,
+    """See ``checks.agreement.Replica``. Loops of one's own may broadcast after the first step,
     when optimizers have made their variables: ``patient``.
     """
 

@@ -17,7 +17,8 @@ from itertools import combinations
 from types import CodeType
 from typing import NamedTuple
 
-from farandole.core.observe.replicas import Finding, ranks_named
+from farandole.base.ranks import ranks_named
+from farandole.checks.replicas import Finding
 
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # the next instruction does not run after these

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from farandole.core.api.calls import Calls
-from farandole.core.observe.order import Called, swapped
+from farandole.checks.call_order import Called, swapped
+from farandole.checks.call_sites import Calls
 
 
 def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> Called:

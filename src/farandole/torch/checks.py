@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from farandole.core.observe.replicas import FROZEN, KIND, Cures, digest_of_bytes, stride
+from farandole.base.digests import digest_of_bytes, stride
+from farandole.checks.replicas import FROZEN, KIND, Cures
 from farandole.torch.binding import is_dense
 
 CURES = Cures(
@@ -21,7 +22,7 @@ _NO_MATTER = ("foreach", "fused", "capturable", "differentiable")  # how a step 
 
 
 class TorchReplica:
-    """See ``frontend.agreement.Replica``. ``parameters``: (name, parameter), those that are
+    """See ``checks.agreement.Replica``. ``parameters``: (name, parameter), those that are
     exchanged.
     """
 

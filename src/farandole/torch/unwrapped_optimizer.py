@@ -10,16 +10,22 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from farandole.base.digests import combined, digest_of_text
 from farandole.base.log import logger
-from farandole.core.api.solo import MOMENT, compared, tell_beside, tell_solo, tell_unused
+from farandole.checks.unwrapped_optimizer import (
+    MOMENT,
+    compared,
+    tell_beside,
+    tell_solo,
+    tell_unused,
+)
 from farandole.core.engine import Engine
-from farandole.core.observe.replicas import combined, digest_of_text
 from farandole.errors import RanksDifferError
 from farandole.job import context
 from farandole.job.report import reporter
-from farandole.torch.own_steps import share
-from farandole.torch.replica import CURES, digests
-from farandole.torch.unused import listen, unused
+from farandole.torch.bypassed_step import share
+from farandole.torch.checks import CURES, digests
+from farandole.torch.discarded_results import listen, unused
 
 STEPS = 100  # so many steps without an exchange are training
 # of gradients in one piece; metrics are fewer, and so are the gradients of a small model
@@ -81,7 +87,7 @@ class _Watch:
     def _alone(self) -> bool:
         others = torch.distributed
         return bool(self._unused) or not (
-            (not self._of and (context.gradient_check().skipped or self._number))
+            (not self._of and (context.exchange_counts().skipped or self._number))
             or context.largest_exchange(by_program=bool(self._of)) >= self._enough
             or (others.is_available() and others.is_initialized())
         )

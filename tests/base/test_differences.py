@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.core.api.differences import first_difference
+from farandole.base.differences import first_difference
 
 A = ("a", (2, 3), "float32")
 COLUMNS = ("shape", "type")

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from farandole.core.api.agreement import Replica
-from farandole.core.observe.replicas import Cures, digest, numbers, stride
+from farandole.base.digests import digest, stride
+from farandole.checks.agreement import Replica
+from farandole.checks.replicas import Cures, numbers
 
 CURES = Cures(
     "hvd.broadcast_variables(model.variables, root_rank=0)",
@@ -26,7 +27,7 @@ class TensorFlowReplica(Replica, Protocol):
 
 
 class VariablesReplica:
-    """See ``frontend.agreement.Replica``. Variables are often made, and broadcast, in the first
+    """See ``checks.agreement.Replica``. Variables are often made, and broadcast, in the first
     step: ``patient``.
     """
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from farandole.core.api.agreement import tell
-from farandole.core.observe.replicas import Finding
+from farandole.checks.agreement import tell
+from farandole.checks.replicas import Finding
 from farandole.job import context
 from farandole.job.context import ProcessSet
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from farandole.base.contracts import Observer, Waiting
-from farandole.core.api.agreement import all_equal, gathered
-from farandole.core.api.differences import first_difference
+from farandole.base.differences import first_difference
+from farandole.base.digests import digest_of_text
+from farandole.checks.agreement import all_equal, gathered
 from farandole.core.engine import Engine
-from farandole.core.observe.replicas import digest_of_text
 from farandole.errors import StalledError
 
 if TYPE_CHECKING:

@@ -1,0 +1,55 @@
+"""Detects jobs whose ranks began alike and exchanged no gradients.
+
+A program that gives all ranks the same parameters and then forgets to exchange gradients trains
+unrelated models, and looks well. Metrics are a few numbers; gradients are as many as the
+parameters. So a job in which parameters were broadcast, and nothing but a few numbers was reduced
+afterwards, ends with a warning. If the parameters did not change, it only predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.base.log import logger
+from farandole.core.observe.exchanges import ExchangeCounts
+from farandole.job import context
+
+
+def outcome(size: int, digests: Sequence[int] | None) -> str:
+    """Describe what ``size`` ranks train that exchange nothing. ``digests``: of the weights of each
+    after the same number of steps.
+    """
+    if digests is None:
+        return f"{size} models apart, or the same one {size} times if all read the same data"
+    if len(set(digests)) == 1:
+        return f"the same model on the same data, and do the same work {size} times"
+    return f"{size} unrelated models"
+
+
+def missing_exchange(counts: ExchangeCounts, size: int) -> str:
+    """Return the warning for a job of ``size`` ranks that ends; empty if there is none."""
+    if not counts.no_gradients(size) or counts.predicted():
+        return ""
+    what = f"at most {counts.exchanged} numbers at a time" if counts.exchanged else "nothing"
+    return (
+        f"the {size} ranks of this job began with the same {counts.broadcast_in_all():,} parameters"
+        f" and then exchanged {what}: no gradients. If it trains, it trained {outcome(size, None)}:"
+        " let gradients pass through hvd's DistributedOptimizer (or DistributedGradientTape,"
+        " DistributedTrainer, hvd.allreduce). If it only predicts, all is well"
+    )
+
+
+def at_end(end: context.JobEnd) -> None:
+    """Warn of a job without gradients, and of asynchronous collectives that failed unnoticed."""
+    text = missing_exchange(end.exchanges, end.size)
+    if text and not end.rank:
+        logger.warning(text)
+    for failures in end.unheard:
+        logger.warning(
+            f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
+            " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"
+            f" handle. The first error: {failures[0]}"
+        )
+
+
+context.end_checks.append(at_end)
