@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.base.contracts import Codec, Part, TakingBack, Transport
+from farandole.base.contracts import Codec, Part, Retractable, Transport
 from farandole.base.types import Buffer, DType
 from farandole.core.kernels import narrow_into, widen
 from tests.pool import ranks
@@ -209,8 +209,8 @@ class CodecKit:
                 results = step(
                     codec, arrays, transport, shapes=shapes, names=members, absent=absent
                 )
-                if isinstance(codec, TakingBack):
-                    codec.take_back([f"t{place}" for place in absent])
+                if isinstance(codec, Retractable):
+                    codec.retract([f"t{place}" for place in absent])
                 found -= sum(array.sum() for array in arrays)
                 for place, array in zip(
                     members, results if transport.rank == 0 else (), strict=False
@@ -240,7 +240,7 @@ class CodecKit:
             return
 
         def body(transport: Transport, codec: Codec) -> float:
-            assert isinstance(codec, TakingBack)
+            assert isinstance(codec, Retractable)
             found = 0.0
             for number in range(6):
                 arrays = gradients(transport.rank, number, self.shapes)
@@ -248,7 +248,7 @@ class CodecKit:
                 for place in absent:
                     arrays[place][:] = 0
                 results = step(codec, arrays, transport, shapes=self.shapes, absent=absent)
-                codec.take_back([f"t{place}" for place in absent])
+                codec.retract([f"t{place}" for place in absent])
                 found -= sum(array.sum() for array in arrays)
                 for place, array in enumerate(results if transport.rank == 0 else ()):
                     found += 0.0 if place in absent else exact(array, DType.FLOAT32).sum()

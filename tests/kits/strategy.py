@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.base.contracts import Settling, Strategy
+from farandole.base.contracts import Consolidating, Strategy
 from farandole.errors import HorovodInternalError
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import KeptExchange, WeightExchange
+from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
 
 SHAPES = ((3, 4), (), (0,), (7,), (2, 1, 5))
@@ -190,14 +190,14 @@ class StrategyKit:
             pytest.skip("what lasts from one exchange to the next is not in slots alone")
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
-            def trained(kept: KeptExchange, weights: Arrays, steps: range) -> None:
+            def trained(kept: StatefulExchange, weights: Arrays, steps: range) -> None:
                 for step in steps:
                     kept.begin(weights, np.copy, stepping=True)
                     learn(rank, step, weights)
                     if strategy.due(step):
                         kept(weights, step)
 
-            kept, weights = KeptExchange("kit", options, strategy), beginning("float32")
+            kept, weights = StatefulExchange("kit", options, strategy), beginning("float32")
             trained(kept, weights, range(1, 6))
             codec = kept.exchange.codec
             of_codec = None if codec is None else codec.state_dict()
@@ -205,7 +205,7 @@ class StrategyKit:
                 pickle.dumps((kept.state_dict(), of_codec, weights))
             )
             trained(kept, weights, range(6, 12))
-            again = KeptExchange("kit", options, strategy)
+            again = StatefulExchange("kit", options, strategy)
             again.load_state_dict(state)
             if again.exchange.codec is not None:
                 again.exchange.codec.load_state_dict(of_codec)
@@ -284,8 +284,8 @@ class Renamed:
     def __init__(self, strategy: Strategy, spec: str) -> None:
         self._strategy, self.spec = strategy, spec
         self.epochs, self.common, self.slots = strategy.epochs, strategy.common, strategy.slots
-        if isinstance(strategy, Settling):
-            self.settle = strategy.settle
+        if isinstance(strategy, Consolidating):
+            self.consolidate = strategy.consolidate
 
     def due(self, step: Any) -> Any:
         return self._strategy.due(step)

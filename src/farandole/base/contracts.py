@@ -314,7 +314,7 @@ class Part(NamedTuple):
     ``key``: under what the codec keeps its state for it. Empty on a rank that has joined: that one
     takes part with the zeros in ``buffer``, and keeps nothing. ``shape``: the tensor's own; the
     memory is flat. ``given``: False, if there is no such tensor on this rank now, and zeros count;
-    see ``TakingBack``.
+    see ``Retractable``.
     """
 
     key: str
@@ -361,12 +361,12 @@ class Consensus(Protocol):
 
 
 @runtime_checkable
-class TakingBack(Protocol):
+class Retractable(Protocol):
     """A codec that keeps what it has not sent (or a momentum), and may have sent it in vain: for a
     tensor that no rank has given.
     """
 
-    def take_back(self, keys: Sequence[str]) -> None:
+    def retract(self, keys: Sequence[str]) -> None:
         """What was sent of these parts, in the last ``allreduce`` of each, where they were not
         ``given`` on any rank, counts as not sent; what is kept of them is what it was before.
         """
@@ -523,10 +523,10 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
-class Settling(Protocol):
+class Consolidating(Protocol):
     """A strategy for which the mean of all ranks' weights is not their common model."""
 
-    def settle(
+    def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
         """Give all ranks the same weights, in place. Collective."""

@@ -1,23 +1,15 @@
-"""Finds ranks that reduce gradients where others exchange weights, or combine steps (Adasum): they
-would wait for each other for ever. And ranks with other weights, whose exchange would not notice.
+"""Detects ranks that reduce gradients where others exchange weights, or combine steps (Adasum):
+they would wait for each other for ever.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from farandole.base.contracts import Observer, Waiting
-from farandole.base.differences import first_difference
-from farandole.base.digests import digest_of_text
-from farandole.checks.agreement import all_equal, gathered
 from farandole.core.engine import Engine
 from farandole.errors import StalledError
-
-if TYPE_CHECKING:
-    from farandole.base.types import Array
 
 # What reducers of gradients are called, with the number of the optimizer among those of this job.
 _GRADIENTS = re.compile(
@@ -25,10 +17,10 @@ _GRADIENTS = re.compile(
 )
 
 
-class UnlikeKinds(Observer):
-    """``with UnlikeKinds(...):`` around a collective that ranks with weights to exchange, or with
-    Adasum, begin optimizer ``number`` with. Raises ValueError if another rank's optimizer of that
-    number reduces gradients (or, for one with weights, has Adasum); all ranks are told.
+class StrategyMismatchCheck(Observer):
+    """A context around the first collective of optimizer ``number``, on ranks with weights to
+    exchange, or with Adasum. Raises ValueError on all ranks if another rank's optimizer of that
+    number reduces gradients (or, for one with weights, has Adasum).
     """
 
     def __init__(
@@ -65,34 +57,3 @@ class UnlikeKinds(Observer):
         self._engine.observers.remove(self)
         if self._why and isinstance(error, StalledError):
             raise ValueError(self._why) from None
-
-
-def described(weights: Sequence[Array], names: Sequence[str]) -> str:
-    """Name, shape and type of each, as JSON."""
-    return json.dumps(
-        [(row, weight.shape, weight.dtype.name) for row, weight in zip(names, weights, strict=True)]
-    )
-
-
-def check_same_weights(
-    engine: Engine, name: str, ranks: Sequence[int], weights: Sequence[Array], names: Sequence[str]
-) -> None:
-    """Raise ValueError on all ranks if one has weights of another name, shape or type. Collective.
-    ``name``: of the optimizer; ``ranks``: as above. Ranks that have joined do not count.
-    """
-    told = described(weights, names)
-    if all_equal(engine, f"{name}.model", [digest_of_text(told)])[0] is not False:
-        return
-    said = gathered(engine, f"{name}.model", told.encode())
-    places = [place for place, text in enumerate(said) if text]
-    tables = [json.loads(said[place]) for place in places]
-    difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in places])
-    raise ValueError(
-        f"{label_of(name)}: all ranks must train the same model, but its weights differ:"
-        f" {difference}"
-    )
-
-
-def label_of(name: str) -> str:
-    """What messages call the optimizer whose exchanges have this name."""
-    return name.partition(".weights.")[0]

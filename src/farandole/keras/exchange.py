@@ -17,7 +17,7 @@ import numpy as np
 from farandole.base.contracts import Strategy
 from farandole.job import context
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import KeptExchange
+from farandole.strategies.weights import StatefulExchange
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -35,7 +35,7 @@ class KerasExchange:
     ) -> None:
         """``tensor_of``, ``array_of``: the value of a variable, as this Keras has it."""
         self._kept, self._strategy = (
-            KeptExchange("DistributedOptimizer", options, strategy),
+            StatefulExchange("DistributedOptimizer", options, strategy),
             strategy,
         )
         self.spec = strategy.spec

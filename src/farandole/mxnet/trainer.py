@@ -196,7 +196,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
         def finish() -> None:
             *totals, anywhere = wait()
-            reducer.take_back(
+            reducer.retract(
                 [
                     gradient.name
                     for gradient, count in zip(group, anywhere, strict=True)

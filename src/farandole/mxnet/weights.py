@@ -11,7 +11,7 @@ import numpy as np
 from farandole.base.contracts import Strategy
 from farandole.mxnet.names import canonical
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import KeptExchange
+from farandole.strategies.weights import StatefulExchange
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -21,7 +21,7 @@ class TrainerExchange:
     """The exchanges of one trainer's weights."""
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self._kept, self._strategy = KeptExchange(label, options, strategy), strategy
+        self._kept, self._strategy = StatefulExchange(label, options, strategy), strategy
         self._step = 0
 
     def before_step(self, parameters: Sequence[Any], optimizer: Any) -> None:

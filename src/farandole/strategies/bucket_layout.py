@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from farandole.base.contracts import Codec
+from farandole.checks.consistency import extremes
 from farandole.core.engine import Engine
 from farandole.errors import JoinedError
 from farandole.job import context
-from farandole.strategies.alike import extremes
 from farandole.strategies.buckets import (
     Bucket,
     ContiguousBucket,

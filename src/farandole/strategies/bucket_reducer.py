@@ -24,17 +24,17 @@ import numpy as np
 from farandole.base.digests import combined
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
 from farandole.checks.agreement import Agreement, Replica
+from farandole.checks.consistency import check_same_parameters
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.job import context
 from farandole.job.config.settings import spare_cores
 from farandole.strategies import ballots
-from farandole.strategies.alike import check_alike
 from farandole.strategies.bucket_layout import NO_WORD, BucketLayout
 from farandole.strategies.buckets import Gradient
 from farandole.strategies.codecs import HandingOver, claim, codec
-from farandole.strategies.numbers import OptimizerNumber
+from farandole.strategies.optimizer_id import OptimizerId
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
-from farandole.strategies.scaled import Scaled
+from farandole.strategies.residual_scale import ResidualScale
 
 _UNOPENED = -2  # "there are no buckets yet that all ranks have"
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
@@ -57,10 +57,10 @@ class BucketReducer:
         """``options.groups``: their number, or the indexes of their members among ``gradients``."""
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
-        self.scaled = Scaled(self.codec)
+        self.residual_scale = ResidualScale(self.codec)
         self.options = options
         self._passes, self._replica = options.passes, replica
-        self._number = OptimizerNumber(options.process_set)
+        self._number = OptimizerId(options.process_set)
         self.lock = threading.RLock()  # hooks may come from one thread per device
         self.backward = -1  # the one that it heard of last
         self._engine: Engine | None = None
@@ -246,7 +246,7 @@ class BucketReducer:
         buckets = self._layout.buckets
         while self._next < len(buckets) and not buckets[self._next].left:
             if not self._next:
-                self.scaled.follow(self.gradients)
+                self.residual_scale.update(self.gradients)
                 self.unfit = None
             if not again and self.unfit is None and self._agreement is not None:
                 self._glance(self._next)
@@ -452,7 +452,7 @@ class BucketReducer:
         """
         if not isinstance(self.codec, HandingOver):
             return
-        self.scaled.follow(self.gradients)
+        self.residual_scale.update(self.gradients)
         for index in self._layout.sparse:
             gradient = self.gradients[index]
             unsent = self.codec.hand_over(gradient.identity[0]) if gradient.trainable() else None
@@ -555,7 +555,7 @@ class BucketReducer:
     def _check_alike(self) -> None:
         identity = [gradient.identity for gradient in self.gradients]
         try:
-            check_alike(self.engine, self._name, identity, self.options.process_set)
+            check_same_parameters(self.engine, self._name, identity, self.options.process_set)
         except ValueError:
             self._engine = None
             raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from farandole.base.contracts import Codec, TakingBack
+from farandole.base.contracts import Codec, Retractable
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.strategies.buffer_pool import ALIGNMENT
@@ -294,8 +294,8 @@ class GroupedBucket(Bucket):
     def _give(self, missing: Sequence[int]) -> list[int]:
         empty = [slot for slot in missing if not self._flags[slot]]
         sent = [slot for slot in empty if self._first_time(slot)]
-        if sent and isinstance(self._codec, TakingBack):
-            self._codec.take_back([self.gradients[slot].identity[0] for slot in sent])
+        if sent and isinstance(self._codec, Retractable):
+            self._codec.retract([self.gradients[slot].identity[0] for slot in sent])
         for slot, gradient in enumerate(self.gradients):
             if slot not in empty:
                 gradient.unpack()

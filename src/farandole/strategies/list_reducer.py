@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.base.contracts import Codec, TakingBack
+from farandole.base.contracts import Codec, Retractable
 from farandole.base.differences import first_difference
 from farandole.base.digests import combined, gradient_digest
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
@@ -106,7 +106,7 @@ class GradientListReducer:
         differ or a type cannot be reduced. ``replica``: what these gradients are of, if it is not
         always the same. What the ranks hold is compared now and then (see ``agreement``), which
         raises RanksDifferError with ``--check raise``. ``lacking``: the numbers of those that this
-        rank has not computed, and zeros count; see ``take_back``. A second start waits for the end
+        rank has not computed, and zeros count; see ``retract``. A second start waits for the end
         of the first.
         """
         layout = self._layout(arrays, names, in_place)
@@ -161,12 +161,12 @@ class GradientListReducer:
             self._allocate(engine, layout.nbytes())
         return results
 
-    def take_back(self, names: Sequence[str]) -> None:
+    def retract(self, names: Sequence[str]) -> None:
         """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent,
         for nobody will use it. ``names``: those of the call, in which each was there once.
         """
-        if isinstance(self.codec, TakingBack) and names:
-            self.codec.take_back([self._scope + name for name in names])
+        if isinstance(self.codec, Retractable) and names:
+            self.codec.retract([self._scope + name for name in names])
 
     def compare(self, replica: Replica) -> None:
         """Compare the ranks' replicas now. Collective."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.base.contracts import PushCodec
 from farandole.base.digests import digest_of_text
 from farandole.checks.agreement import gathered
-from farandole.checks.strategy_mismatch import check_same_weights, described
+from farandole.checks.consistency import check_same_weights, describe_weights
 from farandole.core.engine import Engine
 from farandole.job import context
 
@@ -75,7 +75,7 @@ class Pairs:
                 len(statistics),
                 self._tell,
                 self._averages(names),
-                digest=digest_of_text(described(weights, names)),
+                digest=digest_of_text(describe_weights(weights, names)),
             )
         return self._group
 

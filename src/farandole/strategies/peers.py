@@ -14,15 +14,15 @@ import numpy as np
 from farandole.base.contracts import Codec, PushCodec
 from farandole.base.digests import digest_of_text
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.checks.strategy_mismatch import check_same_weights, described, label_of
+from farandole.checks.consistency import check_same_weights, describe_weights, label_of
 from farandole.core.engine import Engine, Entry
 from farandole.errors import JoinedError
 from farandole.job import context
+from farandole.strategies.deltas import deltas
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
-from farandole.strategies.ways import ways_of
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -202,7 +202,7 @@ class EnginePeers:
         if self._digested is None or self._digested[0] != key:
             self._digested = (
                 key,
-                np.array([digest_of_text(described(arrays, names))]).view(np.uint8),
+                np.array([digest_of_text(describe_weights(arrays, names))]).view(np.uint8),
             )
         return self._digested[1]
 
@@ -264,7 +264,7 @@ class EnginePeers:
         count = len(changes)
         # A rank that has gone on may have averaged with this one meanwhile: its next exchange
         # counts that.
-        group.correct(ways_of(means[:count], own[:count]), means[count:])
+        group.correct(deltas(means[:count], own[:count]), means[count:])
         for array, mean in zip((*changes, *statistics), means, strict=True):
             np.copyto(array, mean)  # as all have it: what is shown was rounded
 

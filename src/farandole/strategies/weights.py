@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from farandole.base.contracts import Codec, Settling, Strategy
+from farandole.base.contracts import Codec, Consolidating, Strategy
 from farandole.base.digests import digest_of_text
 from farandole.checks.agreement import all_equal, gathered
-from farandole.checks.strategy_mismatch import UnlikeKinds
+from farandole.checks.strategy_mismatch import StrategyMismatchCheck
 from farandole.core.engine import Engine
 from farandole.core.ps.share import keys_of
 from farandole.job import context
@@ -81,14 +81,14 @@ class WeightExchange:
     @property
     def keeper(self) -> str:
         """What remembers exchanges elsewhere than in slots, for messages; empty: nothing does."""
-        if isinstance(self.strategy, Settling):
+        if isinstance(self.strategy, Consolidating):
             return f"strategy={self.strategy.spec!r}"
         return keeper(self.codec)
 
     @property
     def lasts(self) -> bool:
         """Does ``keeper`` not go with this, for it is the program's?"""
-        return not isinstance(self.strategy, Settling) and self._options.owner is not None
+        return not isinstance(self.strategy, Consolidating) and self._options.owner is not None
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
         """What is kept between exchanges, as it begins with these weights."""
@@ -211,12 +211,12 @@ class WeightExchange:
         the place of it. ``slots``: none, if the strategy has not begun. Collective.
         """
         peers = self._open()
-        if isinstance(self.strategy, Settling) and slots:
+        if isinstance(self.strategy, Consolidating) and slots:
             # they would be those of the rank that is first
             if statistics and not self.any_of(self._exchanged):
                 self._average(statistics)
             peers.names, peers.statistics = names, statistics
-            self.strategy.settle(weights, slots, peers)
+            self.strategy.consolidate(weights, slots, peers)
             self._average(peers.statistics)
         else:
             self._average([*weights, *statistics])
@@ -257,7 +257,7 @@ class WeightExchange:
         self._known, self._exchanged = None, False
         if self.codec is not None and self.strategy.common == "centre":
             self._forget_kept(self._own)
-        if isinstance(self.strategy, Settling) and self._peers is not None:
+        if isinstance(self.strategy, Consolidating) and self._peers is not None:
             self._peers[1].close()
             self._peers = None
 
@@ -279,7 +279,7 @@ class WeightExchange:
     def _check_alike(self, engine: Engine, name: str, number: int) -> None:
         ranks = self._options.process_set.ranks or range(engine.size)
         spec = self._spec()
-        with UnlikeKinds(engine, number, ranks, self._label, spec):
+        with StrategyMismatchCheck(engine, number, ranks, self._label, spec):
             alike = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
         if alike is not False:
             return
@@ -293,7 +293,7 @@ class WeightExchange:
         )
 
 
-class KeptExchange:
+class StatefulExchange:
     """A ``WeightExchange`` that keeps the strategy's slots in host memory: where a framework has no
     place for them.
 
@@ -434,7 +434,7 @@ class KeptExchange:
     ) -> None:
         """See ``WeightExchange.average``. ``weights``: those that take part."""
         # other ranks may have taken steps already
-        if isinstance(self.strategy, Settling) and not self.begun:
+        if isinstance(self.strategy, Consolidating) and not self.begun:
             self.begin(weights, lambda weight: weight)
         self.exchange.average(weights, self._taking_part(weights, names), names, statistics)
 

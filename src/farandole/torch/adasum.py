@@ -16,7 +16,7 @@ import torch
 from farandole.base.digests import combined
 from farandole.base.types import ReduceOp
 from farandole.checks.agreement import Agreement
-from farandole.checks.strategy_mismatch import UnlikeKinds
+from farandole.checks.strategy_mismatch import StrategyMismatchCheck
 from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.strategies.options import GradientOptions
@@ -82,7 +82,7 @@ class AdasumState:
             ]
             number = engine.numbers.next_optimizer()
             self._agreement = engine, Agreement(replica, engine, f"{ADASUM}.{number}")
-            with UnlikeKinds(
+            with StrategyMismatchCheck(
                 engine,
                 number,
                 self._set.ranks or range(engine.size),

@@ -437,16 +437,16 @@ class OptimizerState:
     def scaled_by(self, scaler: Any) -> None:
         """This scaler has scaled the loss whose gradients came last."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
-            self._scaler, self.reducer.scaled.scale = (
+            self._scaler, self.reducer.residual_scale.scale = (
                 weakref.ref(scaler),
                 loss_scale.scale_of(scaler),
             )
-            self.reducer.scaled.follow(self.reducer.gradients)
+            self.reducer.residual_scale.update(self.reducer.gradients)
 
     def state_dict(self) -> dict[str, Any]:
         if self.reducer is not None:
             # the scaler's own checkpoint is of the next loss
-            self.reducer.scaled.follow(self.reducer.gradients)
+            self.reducer.residual_scale.update(self.reducer.gradients)
         return (
             {}
             if self.reducer is None
@@ -456,7 +456,7 @@ class OptimizerState:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
             options = self._options
-            self.reducer.scaled.forget()
+            self.reducer.residual_scale.forget()
             codec_state.load(
                 self.reducer.codec, options.process_set, state, own=options.owner is None
             )

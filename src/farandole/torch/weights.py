@@ -11,7 +11,7 @@ import torch
 
 from farandole.base.contracts import Strategy
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import KeptExchange
+from farandole.strategies.weights import StatefulExchange
 from farandole.torch import codec_state
 from farandole.torch.binding import as_real
 from farandole.torch.bypassed_step import OwnSteps
@@ -41,7 +41,7 @@ class WeightState:
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._strategy, self._kept = (
             strategy,
-            KeptExchange("DistributedOptimizer", options, strategy),
+            StatefulExchange("DistributedOptimizer", options, strategy),
         )
         self._exchange = self._kept.exchange
         self._set, self._common = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.base.contracts import TakingBack, Transport
+from farandole.base.contracts import Retractable, Transport
 from farandole.base.types import DType, ReduceOp
 from farandole.errors import SettingsError
 from farandole.job.plugins import registry
@@ -221,7 +221,7 @@ def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int
 
     def body(transport: Transport) -> list[dict[int, Values]]:
         made, found = codec("sign:0.9"), []
-        assert isinstance(made, TakingBack)
+        assert isinstance(made, Retractable)
         for number, members in enumerate(units):
             arrays = [given(transport.rank, number, place) for place in members]
             lack = lacking.get(number, {})
@@ -234,7 +234,7 @@ def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int
                 names=members,
                 absent=absent,
             )
-            made.take_back([f"t{place}" for place in members if len(lack.get(place, ())) == size])
+            made.retract([f"t{place}" for place in members if len(lack.get(place, ())) == size])
             found.append(dict(zip(members, results, strict=True)))
         return found
 

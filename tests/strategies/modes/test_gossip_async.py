@@ -13,7 +13,7 @@ from farandole.strategies.modes.gossip import GRAPHS
 from farandole.strategies.modes.gossip_async import AsyncGossip, asked
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import KeptExchange, WeightExchange
+from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 from tests.strategies.modes.test_parameter_servers import ORDER
@@ -165,14 +165,14 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
         import farandole.numpy as hvd
         from farandole.job import context
 
-        def trained(kept: KeptExchange, weights: list[Any], steps: int) -> None:
+        def trained(kept: StatefulExchange, weights: list[Any], steps: int) -> None:
             for step in range(1, steps + 1):
                 kept.begin(weights, np.copy)
                 for weight in weights:
                     weight += 1.0
                 kept(weights, step)
 
-        kept = KeptExchange("test", GradientOptions(), AsyncGossip("complete"))
+        kept = StatefulExchange("test", GradientOptions(), AsyncGossip("complete"))
         weights = [np.zeros(2), np.zeros(3, dtype=np.float32)]
         trained(kept, weights, 10 * rank)  # rank 0 has no data
         hvd.join()
@@ -193,12 +193,12 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
         assert [round(float(weight[0]), 4) for weight in weights] == [25.0, 25.0, 6.0]
 
         mine = [context.add_process_set([0, 1]), context.add_process_set([2, 3])][rank // 2]
-        of_set = KeptExchange("test", GradientOptions(process_set=mine), AsyncGossip())
+        of_set = StatefulExchange("test", GradientOptions(process_set=mine), AsyncGossip())
         weights = [np.full(2, 10.0 * (rank // 2))]
         trained(of_set, weights, 4 + rank)
         of_set.average(weights)
         assert np.allclose(weights[0], 4.5 + 12.0 * (rank // 2))
-        last = KeptExchange("test", GradientOptions(), AsyncGossip("ring"))
+        last = StatefulExchange("test", GradientOptions(), AsyncGossip("ring"))
         trained(last, weights, 1 + 30 * rank)  # the others do not wait for those that have ended
 
     job(4, fn, store=True, dynamic_process_sets=True)
@@ -212,7 +212,7 @@ def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
 
-        kept = KeptExchange("test", GradientOptions(), AsyncGossip())
+        kept = StatefulExchange("test", GradientOptions(), AsyncGossip())
         weights, learned = [np.zeros(3)], 0
 
         def step() -> None:
@@ -252,7 +252,7 @@ def test_pairs_with_other_weights_of_the_same_size_are_told() -> None:
     """Each has frozen one."""
 
     def fn(rank: int) -> None:
-        kept = KeptExchange("test", GradientOptions(), AsyncGossip())
+        kept = StatefulExchange("test", GradientOptions(), AsyncGossip())
         weights, names = [np.full(3, 1.0), np.full(3, 2.0)], ["first", "second"]
         steps = itertools.count(1)
 

@@ -19,7 +19,7 @@ from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import KeptExchange, WeightExchange
+from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -166,7 +166,7 @@ def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() ->
 
 def test_ranks_that_begin_anew_with_other_weights_are_brought_together_again() -> None:
     def fn(rank: int) -> list[Any]:
-        kept = KeptExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
+        kept = StatefulExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
         for begin in (1.0, 7.0 * rank):  # the second time each has a state of its own
             weights = [np.full(5, begin)]
             kept.begin_anew()
@@ -457,13 +457,13 @@ def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
 
 def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
     one, two = np.ones(3, np.float32), np.full(2, 7, np.float32)
-    kept = KeptExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
+    kept = StatefulExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
     kept.begin([one], lambda weight: weight)
     kept.begin([one * 2, two], lambda weight: weight)
     weights, velocities = kept.state_dict()["slots"]
     assert [weight.tolist() for weight in weights] == [[1, 1, 1], [7, 7]]
     assert [velocity.tolist() for velocity in velocities] == [[0, 0, 0], [0, 0]]
-    other = KeptExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
+    other = StatefulExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
     state = kept.state_dict()
     assert state["waiting"] == [0, 1]
     other.load_state_dict({**state, "waiting": []})  # as after an exchange

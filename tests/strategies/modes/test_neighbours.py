@@ -18,7 +18,7 @@ from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.neighbours import Copies
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import KeptExchange, WeightExchange
+from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -143,7 +143,7 @@ def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
     """Copies of neighbours are not in a checkpoint: these send theirs whole, once."""
 
     def fn(rank: int) -> None:
-        def trained(kept: KeptExchange, weights: Arrays, steps: range) -> None:
+        def trained(kept: StatefulExchange, weights: Arrays, steps: range) -> None:
             for step in steps:
                 kept.begin(weights, np.copy, stepping=True)
                 for weight, change in zip(weights, drift(rank, step), strict=True):
@@ -153,13 +153,13 @@ def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
         weights = [
             weight.astype(kind) for weight, kind in zip(beginning(rank), "fdff", strict=True)
         ]
-        kept = KeptExchange("test", GradientOptions(codec=codec), Gossip("ring"))
+        kept = StatefulExchange("test", GradientOptions(codec=codec), Gossip("ring"))
         trained(kept, weights, range(1, 6))
         assert kept.exchange.codec is not None
         saved = pickle.dumps((kept.state_dict(), kept.exchange.codec.state_dict(), weights))
         trained(kept, weights, range(6, 12))
         state, of_codec, others = pickle.loads(saved)
-        again = KeptExchange("test", GradientOptions(codec=codec), Gossip("ring"))
+        again = StatefulExchange("test", GradientOptions(codec=codec), Gossip("ring"))
         again.load_state_dict(state)
         assert again.exchange.codec is not None
         again.exchange.codec.load_state_dict(of_codec)
@@ -302,7 +302,7 @@ def test_ranks_that_go_on_with_other_weights_of_the_same_size_are_told(codec: st
     """
 
     def fn(rank: int) -> str:
-        kept = KeptExchange("test", GradientOptions(codec=codec or None), Gossip("ring"))
+        kept = StatefulExchange("test", GradientOptions(codec=codec or None), Gossip("ring"))
         weights, names = [np.full(3, 1.0), np.full(3, 2.0)], ["first", "second"]
         for step in range(1, 5):
             if step == 3:

@@ -15,7 +15,7 @@ from farandole.strategies.modes.gossip_async import AsyncGossip
 from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServer, ParameterServer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import KeptExchange, WeightExchange
+from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 
@@ -256,7 +256,7 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
     def fn(rank: int) -> None:
         from farandole.job import context
 
-        kept = KeptExchange("test", GradientOptions(), ParameterServer())
+        kept = StatefulExchange("test", GradientOptions(), ParameterServer())
         weights = [np.full(2, 5.0)]
         kept.begin(weights, np.copy)
         weights[0] += rank
@@ -277,7 +277,7 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
         for begin in (1.0, 11.0):
             pair = context.add_process_set([1, 2])
             if rank:
-                of_pair = KeptExchange(
+                of_pair = StatefulExchange(
                     "test", GradientOptions(process_set=pair), AsyncParameterServer()
                 )
                 weights = [np.full(2, begin)]
@@ -292,7 +292,7 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
 @pytest.mark.parametrize("spec", ["ps", "ssp:1"])
 def test_a_rank_that_alone_adds_a_weight_is_named_on_all(spec: str) -> None:
     def fn(rank: int) -> str:
-        kept = KeptExchange("test", GradientOptions(), strategy_of(spec))  # type: ignore[arg-type]
+        kept = StatefulExchange("test", GradientOptions(), strategy_of(spec))  # type: ignore[arg-type]
         weights, names = [np.zeros(2)], ["first"]
         try:
             for step in range(1, 10):
@@ -343,7 +343,7 @@ def test_exchanges_that_are_no_collectives_are_in_the_timeline(tmp_path: Path) -
 
 def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
     def fn(rank: int) -> None:
-        kept = KeptExchange("test", GradientOptions(), AsyncParameterServer(4))
+        kept = StatefulExchange("test", GradientOptions(), AsyncParameterServer(4))
         weights = [np.ones(2)]
         if rank:
             kept.begin(weights, np.copy)

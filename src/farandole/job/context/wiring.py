@@ -104,14 +104,14 @@ def connect(
         return share(client, placement, f"{scope}/{topic}", mine, timeout)
 
     if settings.transport != "auto":
-        check_alike(said("listening", alike(settings)))
+        check_same_parameters(said("listening", alike(settings)))
         logger.info(
             "rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport
         )
         return wire(settings.transport, scope, range(size))
     rendezvous = shm.Rendezvous(rank, size, secret, scope)
     try:
-        check_alike(said("listening", alike(settings)))  # everybody is
+        check_same_parameters(said("listening", alike(settings)))  # everybody is
         rendezvous.look_around()
         said("looked", "")  # nobody knocks any more
     finally:
@@ -154,7 +154,7 @@ def alike(settings: Settings) -> str:
     )
 
 
-def check_alike(told: Sequence[str]) -> None:
+def check_same_parameters(told: Sequence[str]) -> None:
     """Raise SettingsError, on all ranks, if ``alike`` of each rank is not the same."""
     ranks = [json.loads(text) for text in told]
     for name, value in ranks[0].items():

@@ -38,7 +38,7 @@ class FlatCodec:
         self.spec = f"{self.name}:{argument}" if argument else self.name
         self.sent = self.saved = 0
         self._state: dict[str, Array] = {}
-        self._before: dict[str, list[tuple[str, int, Array]]] = {}  # see ``may_take_back``
+        self._before: dict[str, list[tuple[str, int, Array]]] = {}  # see ``remember_for_retract``
 
     @property
     def keeps(self) -> bool:
@@ -68,8 +68,8 @@ class FlatCodec:
         whole = sum(part.buffer.data.nbytes for part in parts)
         self.saved += ring_bytes(whole, transport) - (self.sent - before)
 
-    def take_back(self, keys: Sequence[str]) -> None:
-        """See ``contracts.TakingBack``."""
+    def retract(self, keys: Sequence[str]) -> None:
+        """See ``contracts.Retractable``."""
         for key in keys:
             for name, begin, old in self._before.pop(key, ()):
                 array = self._state[name].copy()
@@ -119,7 +119,7 @@ class FlatCodec:
         if key:
             self._state[f"{name}/{key}"] = array
 
-    def may_take_back(self, part: Part, name: str, begin: int, old: Array) -> None:
+    def remember_for_retract(self, part: Part, name: str, begin: int, old: Array) -> None:
         """``old`` stood in the state of this ``name``, from ``begin`` on, as far as it is of
         ``part``, which was not given.
         """
@@ -153,7 +153,7 @@ class FlatCodec:
         for part, place in pieces(values, parts):
             if not part.given:
                 old = self.kept("residual", part.key, len(place), place.dtype)
-                self.may_take_back(part, f"residual/{part.key}", 0, old)
+                self.remember_for_retract(part, f"residual/{part.key}", 0, old)
             self.keep("residual", part.key, place)
 
 

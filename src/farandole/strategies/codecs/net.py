@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole.base.contracts import Codec, Part, Rescaling, TakingBack, Transport
+from farandole.base.contracts import Codec, Part, Rescaling, Retractable, Transport
 from farandole.base.types import Buffer, DType
 from farandole.core.kernels import quiet, widen
 from farandole.errors import SettingsError
@@ -81,10 +81,10 @@ class Net:
         with quiet():
             write(whole, parts, scale)
 
-    def take_back(self, keys: Sequence[str]) -> None:
-        """See ``contracts.TakingBack``."""
-        if isinstance(self._codec, TakingBack):
-            self._codec.take_back(keys)
+    def retract(self, keys: Sequence[str]) -> None:
+        """See ``contracts.Retractable``."""
+        if isinstance(self._codec, Retractable):
+            self._codec.retract(keys)
 
     def rescale(self, keys: Sequence[str], factor: float) -> None:
         """See ``contracts.Rescaling``."""

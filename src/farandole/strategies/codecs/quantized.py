@@ -98,7 +98,7 @@ class Quantized(FlatCodec):
             self.keep("owed", part.key, own[low:high])
             self.keep("at", part.key, np.array([at]))
             if not part.given:
-                self.may_take_back(part, f"owed/{part.key}", 0, before[low:high])
+                self.remember_for_retract(part, f"owed/{part.key}", 0, before[low:high])
 
     def _sum_of_slice(
         self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport

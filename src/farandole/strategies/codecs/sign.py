@@ -90,7 +90,7 @@ class Sign(Quantized):
         for part, place in pieces(values, parts):
             old = self.kept("momentum", part.key, len(place), place.dtype)
             if not part.given:
-                self.may_take_back(part, f"momentum/{part.key}", 0, old)
+                self.remember_for_retract(part, f"momentum/{part.key}", 0, old)
             place += old * place.dtype.type(self._momentum)
         # rounded, subnormal numbers would vote for ever
         values[np.abs(values) < np.finfo(values.dtype).tiny] = 0

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
+from farandole.strategies.deltas import Staleness, deltas, restart_from
 from farandole.strategies.modes.gossip import GRAPHS
 from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
-from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -83,18 +83,18 @@ class AsyncGossip:
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
     ) -> None:
         (anchors,) = slots
-        shown = ways_of(weights, anchors)
+        shown = deltas(weights, anchors)
         others = asked(self.graph, peers.rank, peers.size, step // self.every)
         self.staleness.see(
             peers.average_async(anchors, shown, others, damp=self.damp, gamma=self.gamma)
         )
-        go_on_from(weights, anchors, shown)
+        restart_from(weights, anchors, shown)
 
-    def settle(
+    def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
         """The mean of what all ranks have learned."""
         (anchors,) = slots
-        shown = ways_of(weights, anchors)
+        shown = deltas(weights, anchors)
         peers.average_shown(anchors, shown, gamma=self.gamma)
-        go_on_from(weights, anchors, shown)
+        restart_from(weights, anchors, shown)

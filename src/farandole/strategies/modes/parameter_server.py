@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
 from farandole.core.ps.clocks import OPTIMIZERS, Rule
+from farandole.strategies.deltas import Staleness, deltas, restart_from
 from farandole.strategies.specs import number, parsed, real, refuse, switch
-from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -112,20 +112,20 @@ class ParameterServer:
         if self.backup >= peers.size:
             refuse(self.name, "backup", self.backup, f"less than the number of ranks, {peers.size}")
         (anchors,) = slots
-        centre = ways_of(weights, anchors)
+        centre = deltas(weights, anchors)
         self.staleness.see(*peers.push(self.rule, anchors, centre))
-        go_on_from(weights, anchors, centre)
+        restart_from(weights, anchors, centre)
 
-    def settle(
+    def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
         """The centre, with all that ranks have done since their last push."""
         (anchors,) = slots
-        centre = ways_of(weights, anchors)
+        centre = deltas(weights, anchors)
         peers.push(self.rule, anchors, centre, count=False)
         peers.barrier()  # all have pushed
         peers.pull(centre)
-        go_on_from(weights, anchors, centre)
+        restart_from(weights, anchors, centre)
         peers.barrier()  # nobody pushes before all have pulled
 
 

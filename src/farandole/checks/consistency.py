@@ -1,15 +1,18 @@
-"""Do all ranks optimize the same parameters?"""
+"""Checks that all ranks optimize the same parameters, and exchange the same weights."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from farandole.base.differences import first_difference
+from farandole.base.digests import digest_of_text
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.checks.agreement import all_equal, gathered
 from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry
 from farandole.job.context import ProcessSet
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-def check_alike(
+def check_same_parameters(
     engine: Engine, name: str, identity: Sequence[tuple[Any, ...]], process_set: ProcessSet
 ) -> None:
     """Raise ValueError on all ranks, with the first difference, if one has other parameters.
@@ -50,3 +53,35 @@ def extremes(engine: Engine, name: str, lows: Array, highs: Array) -> tuple[Arra
     ]
     engine.run(entries)
     return lows, highs
+
+
+def describe_weights(weights: Sequence[Array], names: Sequence[str]) -> str:
+    """Return name, shape and type of each weight, as JSON."""
+    return json.dumps(
+        [(row, weight.shape, weight.dtype.name) for row, weight in zip(names, weights, strict=True)]
+    )
+
+
+def check_same_weights(
+    engine: Engine, name: str, ranks: Sequence[int], weights: Sequence[Array], names: Sequence[str]
+) -> None:
+    """Raise ValueError on all ranks if one has weights of another name, shape or type. Collective.
+    ``name``: of the optimizer; ``ranks``: the engine's ranks as numbers in the job. Ranks that have
+    joined do not count.
+    """
+    description = describe_weights(weights, names)
+    if all_equal(engine, f"{name}.model", [digest_of_text(description)])[0] is not False:
+        return
+    texts = gathered(engine, f"{name}.model", description.encode())
+    present = [place for place, text in enumerate(texts) if text]
+    tables = [json.loads(texts[place]) for place in present]
+    difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in present])
+    raise ValueError(
+        f"{label_of(name)}: all ranks must train the same model, but its weights differ:"
+        f" {difference}"
+    )
+
+
+def label_of(name: str) -> str:
+    """Return the label in messages of the optimizer whose exchanges have this name."""
+    return name.partition(".weights.")[0]

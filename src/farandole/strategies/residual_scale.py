@@ -10,7 +10,7 @@ from farandole.base.contracts import Codec, Rescaling
 from farandole.strategies.buckets import Gradient
 
 
-class Scaled:
+class ResidualScale:
     """Of one optimizer. ``scale``: gives that of the next gradients (0: nobody knows); None: nobody
     scales.
     """
@@ -21,7 +21,7 @@ class Scaled:
         # of what the codec keeps; 0: that of the next gradients, which nobody has asked for
         self._last = 0.0
 
-    def follow(self, gradients: Sequence[Gradient]) -> None:
+    def update(self, gradients: Sequence[Gradient]) -> None:
         """What is kept of these comes to the scale of now."""
         if self.scale is None or not isinstance(self._codec, Rescaling):
             return

@@ -11,7 +11,7 @@ from farandole.job import context
 from farandole.job.context import ProcessSet
 
 
-class OptimizerNumber:
+class OptimizerId:
     """The number of an optimizer among those of its process set, from 1, taken when it is made:
     ranks make their optimizers in one order, but may not use them in one. It stays the same after
     another ``init()``, where numbers begin again: its name then tells in which stay it was made.

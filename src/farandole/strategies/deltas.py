@@ -1,4 +1,4 @@
-"""The way of a rank's weights since its last exchange, and the staleness of ways."""
+"""Changes of a rank's weights since its last exchange, and their staleness."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ class Staleness:
         self.maximum, self._sum = max(self.maximum, staleness), self._sum + staleness
 
 
-def ways_of(weights: Sequence[Array], anchors: Sequence[Array]) -> list[Array]:
-    """From the anchors to the weights; new arrays."""
+def deltas(weights: Sequence[Array], anchors: Sequence[Array]) -> list[Array]:
+    """Return ``weights - anchors``, as new arrays."""
     return [
         np.subtract(weight, anchor, out=np.empty_like(weight, order="C"))
         for weight, anchor in zip(weights, anchors, strict=True)
     ]
 
 
-def go_on_from(weights: Sequence[Array], anchors: Sequence[Array], values: Sequence[Array]) -> None:
+def restart_from(
+    weights: Sequence[Array], anchors: Sequence[Array], values: Sequence[Array]
+) -> None:
+    """Set weights and anchors to ``values``."""
     for weight, anchor, value in zip(weights, anchors, values, strict=True):
         np.copyto(weight, value)
         np.copyto(anchor, value)
