@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from farandole.base.contracts import DeviceTransport, T, Transport
+from farandole.base.contracts import DeviceTransport, Transport
 from farandole.errors import HorovodInternalError
 from farandole.job.config import Settings
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Lost = Callable[[HorovodInternalError], None]
     Factory = Callable[[Transport, Settings, Lost], DeviceTransport]
 
+T = TypeVar("T")
 HOST = "CPU"
 _factories: dict[str, Factory] = {}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from farandole.base.contracts import Parts, Report, T, Transport
+from farandole.base.contracts import Parts, Report, Transport
 from farandole.base.log import logger
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.errors import HorovodInternalError, RequestError
@@ -22,6 +22,7 @@ from farandole.torch.device.native import Native, scale_into
 from farandole.torch.device.staged import Staged, on_device
 from farandole.torch.device.watch import Watch
 
+T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a group has to end
 _TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}
 _NO_GROUP = (
