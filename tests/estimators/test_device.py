@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from farandole.estimators.trainers.device import pin
+from farandole.estimators.trainers.rank import pin_gpu
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_a_rank_sees_one_gpu(
     monkeypatch.setenv("FARANDOLE_LOCAL_RANK", "1")
     monkeypatch.setenv("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", by_rank)
     for _ in range(2):  # the second time, it is so already
-        pin(True)
+        pin_gpu(True)
         assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["FARANDOLE_GPUS"]) == expected
-    pin(False)
+    pin_gpu(False)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 

@@ -1,5 +1,5 @@
 """Estimators in Spark ML: Params, Pipeline, CrossValidator, write and read, bad DataFrames,
-leftovers.
+scratch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from farandole.data import spark as spark_data
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
 from farandole.estimators.spark.frames import computed_once, prepared, split
+from farandole.estimators.spark.param_grid import ParamGridFits
 from farandole.estimators.spark.persistence import public
+from farandole.estimators.spark.plan_stability import cached, may_vary
 from farandole.estimators.spark.prepare import prepare_data
-from farandole.estimators.spark.recomputed import kept, varies
-from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns
 from tests.estimators.test_torch import estimator, net, weights
 from tests.estimators.tools import Never, Pool, frame
@@ -146,19 +146,19 @@ def test_several_trainings_share_data_until_the_last_has_ended() -> None:
     def failing(_: str) -> None:
         raise ArithmeticError("no step today")
 
-    whole = Several(data(), [lambda rows: (rows, 0), lambda rows: (rows, 1)])
+    whole = ParamGridFits(data(), [lambda rows: (rows, 0), lambda rows: (rows, 1)])
     assert next(whole) == (0, ("rows", 0))
     assert there
     assert list(whole) == [(1, ("rows", 1))]
     assert not there
-    broken = Several(data(), [str, failing, str])
+    broken = ParamGridFits(data(), [str, failing, str])
     next(broken)
     # Spark's other threads would take the end of the iterator for that of their work
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             next(broken)
     assert not there
-    abandoned = Several(data(), [str])
+    abandoned = ParamGridFits(data(), [str])
     assert there
     del abandoned
     assert not there
@@ -464,8 +464,8 @@ def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> N
         rows.groupBy("k").applyInPandas(lambda table: table, rows.schema),
         rows.withColumn("v", F.rand()),
     ]
-    assert [varies(each) for each in alike] == [False] * len(alike)
-    assert [varies(each) for each in otherwise] == [True] * len(otherwise)
+    assert [may_vary(each) for each in alike] == [False] * len(alike)
+    assert [may_vary(each) for each in otherwise] == [True] * len(otherwise)
     alike[-1].unpersist()
 
 
@@ -473,8 +473,8 @@ def test_a_session_that_keeps_nothing_is_told_so(caplog: pytest.LogCaptureFixtur
     """As Databricks' serverless ones; they have no plan here, either."""
     frame = Mock(spec=["persist", "storageLevel"], storageLevel=StorageLevel.NONE)
     frame.persist.side_effect = RuntimeError("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE")
-    assert varies(frame)
-    with kept(frame) as found:
+    assert may_vary(frame)
+    with cached(frame) as found:
         assert found is frame
     assert "cannot keep it meanwhile ([NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE)" in caplog.text
 

@@ -18,7 +18,7 @@ from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator, TorchModel
 from farandole.estimators.batches import first
-from farandole.estimators.loaders.torch import Loader, inputs_of, naming, several
+from farandole.estimators.loaders.torch import Loader, inputs_of, naming, output_list
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers.torch.losses import Objective, _matched
@@ -119,9 +119,9 @@ def test_outputs_with_the_name_of_another_label_are_told() -> None:
             DataError,
             match=r"outputs are a dict of .*, and the label columns are y, z: in order, '[yz]'",
         ):
-            several(outputs, ["y", "z"])
+            output_list(outputs, ["y", "z"])
     for outputs in ({"p": one, "q": two}, {"y": one, "q": two}):
-        assert several(outputs, ["y", "z"]) == [one, two]
+        assert output_list(outputs, ["y", "z"]) == [one, two]
 
 
 def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.inference.isolate import WholeError, parts
+from farandole.inference.isolate import BatchError, isolate
 from farandole.inference.recut import recut
 
 
@@ -76,7 +76,7 @@ def test_the_rows_that_fail_are_found_and_the_others_have_their_values(
             raise ValueError(f"{begin} to {end}")
         return list(range(begin, end))
 
-    found = list(parts(call, 0, rows))
+    found = list(isolate(call, 0, rows))
     assert [part.begin for part in found if part.error] == sorted(row for row in bad if row < rows)
     assert [row for part in found for row in part.found or [part.begin]] == list(range(rows))
     assert len(calls) == 1 or len(calls) <= 2 * len(bad) * (rows.bit_length() + 1)
@@ -88,7 +88,7 @@ def test_a_batch_that_fails_as_a_whole_has_no_failing_row() -> None:
             raise MemoryError("too many")
         return end - begin
 
-    assert [(part.found, part.error) for part in parts(call, 0, 10)] == [
+    assert [(part.found, part.error) for part in isolate(call, 0, 10)] == [
         (2, None),
         (3, None),
         (2, None),
@@ -101,10 +101,10 @@ def test_an_error_of_the_model_ends_the_search() -> None:
 
     def call(begin: int, end: int) -> None:
         calls.append((begin, end))
-        raise WholeError(TypeError("no such input"))
+        raise BatchError(TypeError("no such input"))
 
-    with pytest.raises(WholeError):
-        list(parts(call, 0, 10))
+    with pytest.raises(BatchError):
+        list(isolate(call, 0, 10))
     assert calls == [(0, 10)]
 
 
@@ -119,6 +119,6 @@ def test_what_a_handler_of_a_signal_raises_is_no_fault_of_a_row() -> None:
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(Preempted):
-            list(parts(lambda *_: signal.raise_signal(signal.SIGUSR1), 0, 2))
+            list(isolate(lambda *_: signal.raise_signal(signal.SIGUSR1), 0, 2))
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -14,13 +14,13 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.inference import models
-from farandole.inference.isolate import WholeError
-from farandole.inference.models import Model, Place, is_loader, kind_of, open_model, pack
+from farandole.inference.isolate import BatchError
+from farandole.inference.models import Execution, Model, is_loader, kind_of, open_model, pack
 
 torch = pytest.importorskip("torch")
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-HERE = Place(1, "cpu")
+HERE = Execution(1, "cpu")
 
 
 def called(model: Model, *arrays: Any, names: str = "x y") -> Any:
@@ -123,7 +123,7 @@ def test_a_model_is_opened_once(tmp_path: Path) -> None:
         packed = pack(load)
         models._opened.clear()
         assert open_model(packed, HERE) is open_model(packed, HERE)
-        assert open_model(packed, HERE) is not open_model(packed, Place(2, "cpu"))
+        assert open_model(packed, HERE) is not open_model(packed, Execution(2, "cpu"))
     assert len(opened) == 2
     path = tmp_path / "layers.pt"
     torch.save(layers(), path)
@@ -140,7 +140,7 @@ def test_a_model_has_the_threads_of_its_place() -> None:
     before = torch.get_num_threads()
     try:
         packed = pack(Counts())
-        three, two = open_model(packed, Place(3)), open_model(packed, Place(2))
+        three, two = open_model(packed, Execution(3)), open_model(packed, Execution(2))
         assert [int(each({"x": X})[0]) for each in (three, two, three)] == [3, 2, 3]
     finally:
         torch.set_num_threads(before)
@@ -189,7 +189,7 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
         np.testing.assert_array_equal(found["far"], -np.ones_like(X))
         np.testing.assert_array_equal(found["near"], 2 * X)
     with pytest.raises(
-        WholeError, match=r"the Keras model takes .* in no order, and columns x, y are given"
+        BatchError, match=r"the Keras model takes .* in no order, and columns x, y are given"
     ):
         open_model(packed, HERE)({"x": X, "y": X})
     # which Keras goes by
@@ -199,7 +199,7 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
     np.testing.assert_array_equal(called(listed, X, X + 1, names="two one"), np.ones_like(X))
     np.testing.assert_array_equal(called(listed, X, X + 1, names="p q"), -np.ones_like(X))
     with pytest.raises(
-        WholeError,
+        BatchError,
         match=r"takes one, two, and columns p, one are given: in order, 'one' would come",
     ):
         open_model(listed, HERE)({"p": X, "one": X})
@@ -233,11 +233,11 @@ def test_saved_models(tmp_path: Path) -> None:
     found = called(packed, X.astype("float64"), np.ones(3), names="a b")["rows"]
     np.testing.assert_allclose(found, expected)
     np.testing.assert_allclose(called(packed, np.ones(3), X, names="b a")["rows"], expected)
-    with pytest.raises(WholeError) as error:
+    with pytest.raises(BatchError) as error:
         called(packed, X)
     assert re.search("the SavedModel takes (a, b|b, a), and is given 1 column", str(error.value))
     with pytest.raises(
-        WholeError, match="in no order, and columns x, y are given: give them the names"
+        BatchError, match="in no order, and columns x, y are given: give them the names"
     ):
         called(packed, X, np.ones(3))
     with pytest.raises(
@@ -276,7 +276,7 @@ def test_onnx_models(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X)
     )
-    with pytest.raises(WholeError, match="takes a, b, and is given 1 column"):
+    with pytest.raises(BatchError, match="takes a, b, and is given 1 column"):
         called(packed, X)
 
 
@@ -334,7 +334,7 @@ def test_a_device_that_is_not_there_is_told() -> None:
         ("gpu", "device='gpu' is none that torch knows"),
     ):
         with pytest.raises(SettingsError, match=says):
-            open_model(pack(torch.nn.Linear(4, 1)), Place(1, device))
+            open_model(pack(torch.nn.Linear(4, 1)), Execution(1, device))
 
 
 def test_a_model_whose_device_failed_is_not_used_again() -> None:
@@ -344,7 +344,7 @@ def test_a_model_whose_device_failed_is_not_used_again() -> None:
 
     for packed in (pack(Broken()), pack(lambda x: Broken()(x))):
         predict = open_model(packed, HERE)
-        with pytest.raises(WholeError, match="device-side assert"):
+        with pytest.raises(BatchError, match="device-side assert"):
             predict({"x": X})
         assert open_model(packed, HERE) is not predict
 

@@ -22,21 +22,23 @@ from hypothesis import strategies as st
 from farandole import cli
 from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.inference import predict_parquet
-from farandole.inference.pieces import PIECE_BYTES, Source, pieces, share
+from farandole.inference.output_files import FILE_BYTES, InputFile, plan_files, share
 
 SPARK = "org.apache.spark.sql.parquet.row.metadata"
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, PIECE_BYTES)), max_size=5),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, FILE_BYTES)), max_size=5),
     st.integers(1, 60),
     st.integers(1, 4),
 )
 def test_each_row_is_in_one_piece_of_one_rank(
     files: list[tuple[int, int]], rows: int, size: int
 ) -> None:
-    sources = [Source(str(number), count, bytes_) for number, (count, bytes_) in enumerate(files)]
-    every = pieces(sources, rows)
+    sources = [
+        InputFile(str(number), count, bytes_) for number, (count, bytes_) in enumerate(files)
+    ]
+    every = plan_files(sources, rows)
     found = [(piece.file, row) for piece in every for row in range(piece.begin, piece.end)]
     assert found == [(file, row) for file, (count, _) in enumerate(files) for row in range(count)]
     assert [piece.number for piece in every] == list(range(len(every)))
@@ -44,7 +46,7 @@ def test_each_row_is_in_one_piece_of_one_rank(
 
 
 def test_large_rows_make_small_pieces() -> None:
-    assert [piece.end for piece in pieces([Source("a", 10, 5 * PIECE_BYTES)], 1000)] == [
+    assert [piece.end for piece in plan_files([InputFile("a", 10, 5 * FILE_BYTES)], 1000)] == [
         2,
         4,
         6,

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from farandole.data.parquet.columns import Wanted, values
+from farandole.data.parquet.columns import ColumnOptions, values
 from farandole.errors import DataError
 from farandole.inference.returns import parse
-from farandole.inference.stream import How, predictions
+from farandole.inference.stream import PredictOptions, predictions
 
 
 class Function:
@@ -28,12 +28,12 @@ class Function:
         return self.function(*inputs.values())
 
 
-def how(inputs: Sequence[str], returns: str, batch_size: int = 4, **options: Any) -> How:
-    wanted = Wanted(*(options.pop(name, {}) for name in Wanted._fields))
-    return How(tuple(inputs), parse(returns), batch_size, wanted, **options)
+def how(inputs: Sequence[str], returns: str, batch_size: int = 4, **options: Any) -> PredictOptions:
+    wanted = ColumnOptions(*(options.pop(name, {}) for name in ColumnOptions._fields))
+    return PredictOptions(tuple(inputs), parse(returns), batch_size, wanted, **options)
 
 
-def run(chunks: Sequence[Sequence[Any]], model: Function, options: How) -> list[Any]:
+def run(chunks: Sequence[Sequence[Any]], model: Function, options: PredictOptions) -> list[Any]:
     found = list(predictions(iter(chunks), model, options, "partition 0"))
     assert all(each.type == options.type for each in found)
     return [value for each in found for value in each.to_pylist()]

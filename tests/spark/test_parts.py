@@ -23,7 +23,7 @@ from farandole.job.launch.agents.allocation import visible
 from farandole.job.launch.agents.bundle import bundle, digests, packed
 from farandole.job.launch.contract import Request
 from farandole.job.launch.launchers.spark import Spark, cluster
-from farandole.job.launch.launchers.spark.cluster import Cluster, reason
+from farandole.job.launch.launchers.spark.cluster import SparkCluster, reason
 from farandole.job.report import messages, pickling
 from farandole.net.handshake import new_secret
 from farandole.spark import (
@@ -225,7 +225,7 @@ LATE = "^Timed out waiting for Spark tasks to start"
 
 class TestSlots:
     def test_executors_that_come_are_awaited(self) -> None:
-        assert Cluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
+        assert SparkCluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
 
     def test_nobody_says_how_many_will_come_and_they_are_awaited_until_the_start_timeout(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -235,7 +235,9 @@ class TestSlots:
         monkeypatch.setattr(
             cluster, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None)
         )
-        assert Cluster(Context("yarn", [0, 0, 1, 1, 1, 1, 1, 1, 2], 1)).await_slots(2, 600.0) == 2
+        assert (
+            SparkCluster(Context("yarn", [0, 0, 1, 1, 1, 1, 1, 1, 2], 1)).await_slots(2, 600.0) == 2
+        )
         assert caplog.messages == [
             f"waiting for executors: np=2 ranks need as many task slots, and yarn has {slots} "
             f"on {executors}; it waits 600 s (HOROVOD_SPARK_START_TIMEOUT)"
@@ -245,22 +247,22 @@ class TestSlots:
             SettingsError,
             match=r"at the same time; yarn has 1 task slot on 1 executor after 600 s\. Use",
         ):
-            Cluster(Context("yarn", [1], 1)).await_slots(2, 600.0)
+            SparkCluster(Context("yarn", [1], 1)).await_slots(2, 600.0)
 
     def test_a_cluster_without_executors(self) -> None:
         with pytest.raises(
             SettingsError, match=r"has 0 task slots on 0 executors .*No executor has registered"
         ) as caught:
-            Cluster(Context("spark://h:1", [0], 0)).await_slots(2, 0.1)
+            SparkCluster(Context("spark://h:1", [0], 0)).await_slots(2, 0.1)
         assert "np=0" not in str(caught.value)
 
     def test_all_of_them_means_those_that_come(self) -> None:
         launcher = Spark()
-        launcher._cluster = Cluster(Context("yarn", [0, 0, 2], 2))
+        launcher._cluster = SparkCluster(Context("yarn", [0, 0, 2], 2))
         assert launcher.all_slots() == 2
 
     def test_late_tasks_name_what_the_user_can_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = Cluster(Context("yarn", [2], 2))
+        found = SparkCluster(Context("yarn", [2], 2))
         stage = SimpleNamespace(ended=False, close=lambda seconds: None)
         monkeypatch.setattr(found, "submit", lambda *_: stage)
         monkeypatch.setattr(found, "addresses", lambda: ("127.0.0.1", ""))
@@ -281,7 +283,7 @@ class TestSlots:
 
     def test_a_longer_start_timeout_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
-        found = Cluster(Context("yarn", [2], 2))
+        found = SparkCluster(Context("yarn", [2], 2))
         monkeypatch.setattr(found, "await_slots", lambda np, seconds: seen.append(seconds) or 2)
         for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
             launcher = Spark(start_timeout=told)
@@ -291,7 +293,7 @@ class TestSlots:
         assert seen == [600.0, 900.0, 5.0]
 
     def test_what_can_never_be_is_said_at_once(self) -> None:
-        two = Cluster(
+        two = SparkCluster(
             Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2")
         )
         with pytest.raises(SettingsError) as caught:
@@ -325,20 +327,23 @@ class TestSlots:
     )
     def test_other_sizes_that_are_known(self, master: str, conf: dict[str, str]) -> None:
         with pytest.raises(SettingsError, match="np=3 ranks need 3 task slots"):
-            Cluster(Context(master, [2], 1, **conf)).await_slots(3, 60.0)
+            SparkCluster(Context(master, [2], 1, **conf)).await_slots(3, 60.0)
 
     def test_dynamic_allocation(self) -> None:
-        found = Cluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
+        found = SparkCluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
         with pytest.raises(SettingsError, match=r"spark\.dynamicAllocation\.enabled=false"):
             found.await_slots(2, 60.0)
 
     def test_where_the_driver_listens(self) -> None:
-        assert Cluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")
-        assert Cluster(Context("yarn", [4], 1, spark__driver__host="h")).addresses() == ("h", "h")
+        assert SparkCluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")
+        assert SparkCluster(Context("yarn", [4], 1, spark__driver__host="h")).addresses() == (
+            "h",
+            "h",
+        )
         found = Context(
             "k8s://x", [4], 1, spark__driver__host="svc", spark__driver__bindAddress="10.1.1.1"
         )
-        assert Cluster(found).addresses() == ("10.1.1.1", "svc")
+        assert SparkCluster(found).addresses() == ("10.1.1.1", "svc")
 
 
 class TestWithoutASession:

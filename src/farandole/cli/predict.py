@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from farandole.base.optional import require
 from farandole.cli.parsing import Parser, one_of, say
-from farandole.data.extras import need
 from farandole.errors import DataError, SettingsError
 
 EXAMPLE = "farandole predict --model m.pt --input in.parquet --output out.parquet -np 4"
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.np < 1:
         raise SettingsError(f"-np {options.np} must be at least 1")
     try:
-        need("pyarrow", "farandole predict")
+        require("pyarrow", "farandole predict")
     except ImportError as error:
         raise SettingsError(str(error)) from error
     from farandole.inference import predict_parquet

@@ -55,7 +55,7 @@ def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
     return min(max(_AHEAD_PER_THREAD * threads, lanes), max(1, memory // max(largest, 1) - lanes))
 
 
-class Piece(NamedTuple):
+class LanePiece(NamedTuple):
     """The part of a block that belongs to one lane."""
 
     lane: int
@@ -107,7 +107,7 @@ class Order:
     def lane_length(self, lane: int) -> int:
         return len(range(lane, self.rows, self.lanes))
 
-    def pieces(self, lane: int, step: int = 0) -> list[Piece]:
+    def pieces(self, lane: int, step: int = 0) -> list[LanePiece]:
         """A lane's pieces, from the one with ``step`` on."""
         length, longer = divmod(self.rows, self.lanes)
         begin = lane * length + min(lane, longer)  # of the lane, in the sequence of blocks
@@ -117,12 +117,18 @@ class Order:
             start = self._ends[number] - self._lengths[number]
             first, last = max(start, begin), min(self._ends[number], end)
             found.append(
-                Piece(lane, int(self._blocks[number]), first - start, last - start, first - begin)
+                LanePiece(
+                    lane=lane,
+                    block=int(self._blocks[number]),
+                    begin=first - start,
+                    end=last - start,
+                    step=first - begin,
+                )
             )
             place = last
         return found
 
-    def rows_of(self, piece: Piece) -> Array:
+    def rows_of(self, piece: LanePiece) -> Array:
         """The rows of its block, in their order (int64)."""
         if not self.shuffled:
             return np.arange(piece.begin, piece.end)

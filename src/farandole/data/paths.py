@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.data.extras import need
+from farandole.base.optional import require
 from farandole.errors import DataError
 
 # file systems that pyarrow has itself
@@ -44,7 +44,7 @@ def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tup
     """pyarrow's file system and the path in it. With ``options``, and for schemes that pyarrow does
     not know, it is fsspec's.
     """
-    fs = need("pyarrow.fs", "reading Parquet")
+    fs = require("pyarrow.fs", "reading Parquet")
     path = normalized(path)
     scheme, url, _ = path.partition("://")
     if not url:
@@ -53,7 +53,7 @@ def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tup
         if scheme in _NATIVE and not options:
             found: tuple[Any, str] = fs.FileSystem.from_uri(path)
             return found
-        fsspec = need("fsspec", f"reading {scheme}://")
+        fsspec = require("fsspec", f"reading {scheme}://")
         system, inside = fsspec.core.url_to_fs(path, **(options or {}))
         return fs.PyFileSystem(fs.FSSpecHandler(system)), inside
     except (ValueError, OSError) as error:

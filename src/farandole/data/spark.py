@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from farandole.base.log import logger
-from farandole.data import leftovers, paths, plans
+from farandole.data import paths, plans, scratch
 from farandole.data.parquet import ParquetData
-from farandole.data.parquet.places import InFrame, Where
+from farandole.data.parquet.location import FrameLocation, RowLocation
 from farandole.errors import DataError, SettingsError
 
 # bytes: small enough to mix rows of many, large enough to be read at full speed
@@ -97,9 +97,9 @@ class SparkData(ParquetData):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_files_of"}
 
-    def where(self, file: str, row: int = 0) -> Where:
+    def where(self, file: str, row: int = 0) -> RowLocation:
         """The DataFrame: its files are gone when somebody reads an error."""
-        return InFrame(file, row)
+        return FrameLocation(file, row)
 
     def __enter__(self) -> SparkData:
         return self
@@ -176,8 +176,8 @@ def _check_frame(frame: Any) -> None:
 
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     plans.check_no_delta(frame)
-    leftovers.sweep(paths.local(how.parent), _PREFIX)
-    path = f"{spark_url(how.parent)}/{leftovers.own_name(_PREFIX)}"
+    scratch.remove_abandoned(paths.local(how.parent), _PREFIX)
+    path = f"{spark_url(how.parent)}/{scratch.scratch_name(_PREFIX)}"
     columns = ["`" + name.replace("`", "``") + "`" for name in names]
     writer = frame.select(*columns).write.option("parquet.block.size", how.row_group)
     if how.compression:

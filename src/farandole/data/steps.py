@@ -11,7 +11,7 @@ from typing import NamedTuple
 EVEN = ("exact", "pad", "drop", "weights")
 
 
-class Step(NamedTuple):
+class BatchRows(NamedTuple):
     """One batch of a rank: its own ``rows``, and others (taken twice) up to ``length``;
     ``everybody``: the rows of all ranks, each once.
     """
@@ -32,21 +32,21 @@ class Steps:
         self._size = size
         full, rest = divmod(left, batch_size * size)
         own = rest // size + (rank < rest % size)
-        self._full = Step(batch_size, batch_size, batch_size * size)
-        self._last: Step | None = None
+        self._full = BatchRows(batch_size, batch_size, batch_size * size)
+        self._last: BatchRows | None = None
         if rest and even in ("pad", "weights"):
-            self._last = Step(own, batch_size, rest)
+            self._last = BatchRows(own, batch_size, rest)
         elif rest and even == "exact" and (rest >= size * least or not full):
-            self._last = Step(own, max(own, 1), rest)
+            self._last = BatchRows(own, max(own, 1), rest)
         # some ranks would have a step with no row: all have more in the step before
         elif rest and even == "exact":
             full -= 1
-            self._last = Step(batch_size + own, batch_size + own, batch_size * size + rest)
+            self._last = BatchRows(batch_size + own, batch_size + own, batch_size * size + rest)
         self._before = full
         self.count = full + (self._last is not None)
         self.rows = full * batch_size + (self._last.rows if self._last else 0)
 
-    def __getitem__(self, step: int) -> Step:
+    def __getitem__(self, step: int) -> BatchRows:
         return self._full if step < self._before or self._last is None else self._last
 
     def done(self, steps: int) -> int:

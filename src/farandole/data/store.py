@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from farandole.base.optional import require
 from farandole.data import paths
-from farandole.data.extras import need
 from farandole.errors import DataError
 
 _PURPOSE = "a store"
@@ -140,7 +140,7 @@ class Store:
     def fs(self) -> Any:
         """fsspec's file system."""
         if self._connected is None:
-            core = need("fsspec.core", _PURPOSE)
+            core = require("fsspec.core", _PURPOSE)
             self._connected = core.url_to_fs(self.prefix_path, **self.storage_options)[0]
         return self._connected
 
@@ -196,7 +196,7 @@ class Store:
 
     def get_parquet_dataset(self, path: str) -> Any:
         """pyarrow's dataset of the files at ``path``. DataError if they are not Parquet."""
-        pa, ds = need("pyarrow", _PURPOSE), need("pyarrow.dataset", _PURPOSE)
+        pa, ds = require("pyarrow", _PURPOSE), require("pyarrow.dataset", _PURPOSE)
         system, inside = paths.arrow_filesystem(path, self.storage_options)
         try:
             found = ds.dataset(inside, filesystem=system, format="parquet", partitioning="hive")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole.base.log import logger
+from farandole.base.optional import require
 from farandole.data import ParquetData
-from farandole.data.extras import need
-from farandole.data.steps import Step, Steps
+from farandole.data.steps import BatchRows, Steps
 from farandole.errors import DataError, counted, did_you_mean
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
@@ -145,7 +145,7 @@ class Batches:
         left = self._data.rows - self._reader.position
         return Steps(left, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
 
-    def _batch(self, arrays: Mapping[str, Array], step: Step) -> Batch:
+    def _batch(self, arrays: Mapping[str, Array], step: BatchRows) -> Batch:
         share = step.rows * self._size / step.everybody
         return batch_of(arrays, self._columns, step.rows, share)._replace(
             even=step.everybody / self._size
@@ -172,7 +172,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
     weight = None
     if columns.weight is not None and columns.weight in arrays:
         weight = arrays[columns.weight].astype(np.float32).reshape(-1)
-        row_weights.check(columns.weight, row_weights.look(weight), len(weight))
+        row_weights.check(columns.weight, row_weights.count_weights(weight), len(weight))
     if free:
         return Batch((), (), weight, rows, share, arrays)
     inputs, labels = (
@@ -214,7 +214,7 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
 
 def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
     """Given all rows as a pandas DataFrame, with an object for each value that is no number."""
-    pandas = need("pandas", "transformation_fn")
+    pandas = require("pandas", "transformation_fn")
     frame = pandas.DataFrame(
         {name: list(array) if array.ndim > 1 else array for name, array in arrays.items()}
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from farandole.base.log import logger
 from farandole.data import ParquetData
-from farandole.data.parquet.data import Files
+from farandole.data.parquet.data import ParquetFiles
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns
 
@@ -19,7 +19,7 @@ KINDS = ("number", "list", "vector")  # of columns that are looked at
 MOST = 64 << 20
 
 
-def look(data: ParquetData, columns: Columns) -> None:
+def check_nonfinite(data: ParquetData, columns: Columns) -> None:
     """A warning for each column with such numbers, and DataError for those in the column of
     weights, in the first 64 MiB of the rows: footers do not tell.
     """
@@ -31,15 +31,17 @@ def look(data: ParquetData, columns: Columns) -> None:
     names = list(dict.fromkeys([*floats, *([weight] if weight is not None else [])]))
     if not names:
         return
-    files, found, rows, size = Files(data.only(names)), Counter[str](), 0, 0
-    weights = row_weights.Found()
+    files, found, rows, size = ParquetFiles(data.only(names)), Counter[str](), 0, 0
+    weights = row_weights.WeightCounts()
     for group in data.scan.groups:
         if size and size + group.size > MOST:
             break
         for arrays in files.parts([group]):
             for name, array in arrays.items():
                 if name == weight:
-                    weights += row_weights.look(array.astype(np.float32, copy=False).reshape(-1))
+                    weights += row_weights.count_weights(
+                        array.astype(np.float32, copy=False).reshape(-1)
+                    )
                 else:
                     found[name] += int(
                         (~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum()
@@ -48,10 +50,10 @@ def look(data: ParquetData, columns: Columns) -> None:
     if weight is not None:
         row_weights.check(weight, weights, rows, everything=rows == data.rows)
     for name in names:
-        warn(name, found[name], rows, columns)
+        warn_nonfinite(name, found[name], rows, columns)
 
 
-def warn(name: str, count: int, rows: int, columns: Columns) -> None:
+def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:
     """Of a column that holds such numbers in ``count`` of so many rows, unless that is none."""
     if count:
         what = (

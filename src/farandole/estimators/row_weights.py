@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class WeightCounts:
     """``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one of these weights;
     ``above``: rows whose weight is above 0.
     """
@@ -25,20 +25,20 @@ class Found:
     first: float | None = None
     above: int = 0
 
-    def __add__(self, other: Found) -> Found:
+    def __add__(self, other: WeightCounts) -> WeightCounts:
         first = other.first if self.first is None else self.first
-        return Found(self.wrong + other.wrong, first, self.above + other.above)
+        return WeightCounts(self.wrong + other.wrong, first, self.above + other.above)
 
 
-def look(weights: Array) -> Found:
+def count_weights(weights: Array) -> WeightCounts:
     """At the weights of some rows."""
     right = np.isfinite(weights) & (weights >= 0)
     wrong = weights[~right]
     first = float(wrong[0]) if len(wrong) else None
-    return Found(len(wrong), first, int(np.count_nonzero(right & (weights > 0))))
+    return WeightCounts(len(wrong), first, int(np.count_nonzero(right & (weights > 0))))
 
 
-def check(name: str, found: Found, rows: int, *, everything: bool = False) -> None:
+def check(name: str, found: WeightCounts, rows: int, *, everything: bool = False) -> None:
     """DataError for weights that are none; where ``everything`` was looked at, also if no row
     counts.
     """

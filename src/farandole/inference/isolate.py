@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from farandole.base.interrupts import interrupts
 
 
-class Part(NamedTuple):
+class RowResult(NamedTuple):
     """Rows ``begin`` to ``end - 1``, with what the call gave for them, or the error of the
     one row.
     """
@@ -19,11 +19,11 @@ class Part(NamedTuple):
     error: Exception | None = None
 
 
-class WholeError(Exception):
+class BatchError(Exception):
     """Made of an error that no single row has: it ends the search."""
 
 
-def parts(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[Part]:
+def isolate(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[RowResult]:
     """``call(begin, end)``, and where it raises, that of each half, down to single rows: in order,
     without gaps.
 
@@ -31,16 +31,16 @@ def parts(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[Par
     whole but not in parts (no memory for so many rows) has no failing row.
     """
     try:
-        yield Part(begin, end, call(begin, end))
+        yield RowResult(begin, end, call(begin, end))
         return
-    except WholeError:
+    except BatchError:
         raise
     except Exception as error:
         if interrupts(error):
             raise
         if end - begin == 1:
-            yield Part(begin, end, error=error)
+            yield RowResult(begin, end, error=error)
             return
     middle = (begin + end) // 2
-    yield from parts(call, begin, middle)
-    yield from parts(call, middle, end)
+    yield from isolate(call, begin, middle)
+    yield from isolate(call, middle, end)

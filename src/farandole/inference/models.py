@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from farandole.base.optional import require
 from farandole.base.pickled import dumps
 from farandole.data import paths
-from farandole.data.extras import need
 from farandole.errors import SettingsError, did_you_mean
-from farandole.inference.isolate import WholeError
+from farandole.inference.isolate import BatchError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
 
@@ -59,7 +59,7 @@ _opened: OrderedDict[tuple[Any, ...], Predictor] = OrderedDict()
 _lock = threading.Lock()
 
 
-class Place(NamedTuple):
+class Execution(NamedTuple):
     """Where a model computes. ``threads``: 0 leaves the framework's own number. ``device``: "cpu",
     "cuda", "cuda:1".
     """
@@ -131,7 +131,10 @@ def pack(model: Any, **options: Any) -> Model:
 
 
 def open_model(
-    model: Model, place: Place, folder: str | None = None, fetch: Callable[[], bytes] | None = None
+    model: Model,
+    execution: Execution,
+    folder: str | None = None,
+    fetch: Callable[[], bytes] | None = None,
 ) -> Predictor:
     """The model, ready to be called: opened once in this process for as long as it is among the
     last ones used.
@@ -141,12 +144,12 @@ def open_model(
     model came without.
     """
     local = paths.local(model.path) if model.path else None
-    key = (model.digest, model.load, model.options, place, version(local) if local else "")
+    key = (model.digest, model.load, model.options, execution, version(local) if local else "")
     with _lock:
         found = _opened.get(key)
         if found is None:
             with _file(model, folder, fetch or (lambda: model.content)) as path, _opening(model):
-                found = _module(model.kind).opened(path, dict(model.options), place)
+                found = _module(model.kind).opened(path, dict(model.options), execution)
             _opened[key] = found
         _opened.move_to_end(key)
         while len(_opened) > KEPT:
@@ -167,17 +170,17 @@ def computing(predictor: object) -> Iterator[None]:
         with _lock:
             for key in [key for key, found in _opened.items() if found is predictor]:
                 del _opened[key]
-        raise WholeError(error) from error
+        raise BatchError(error) from error
 
 
-def wrap(model: Any, options: Mapping[str, Any], place: Place) -> Predictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
     """What a loader gave, ready to be called."""
     if isinstance(model, (str, os.PathLike)):
         packed = pack(model)._replace(options=tuple(sorted(options.items())))
         with _file(packed, None, bytes) as path:
-            opened: Predictor = _module(packed.kind).opened(path, options, place)
+            opened: Predictor = _module(packed.kind).opened(path, options, execution)
             return opened
-    wrapped: Predictor = _module(kind_of(model)).wrapped(model, options, place)
+    wrapped: Predictor = _module(kind_of(model)).wrapped(model, options, execution)
     return wrapped
 
 
@@ -298,7 +301,7 @@ def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
     if not model.path:
         Path(temporary).write_bytes(fetch())
     else:
-        system, inside = need("fsspec.core", "loading the model").url_to_fs(model.path)
+        system, inside = require("fsspec.core", "loading the model").url_to_fs(model.path)
         system.get(inside, temporary, recursive=model.kind == "tensorflow")
     try:
         os.rename(temporary, path)

@@ -17,7 +17,7 @@ class Slice(NamedTuple, Generic[T]):
     end: int
 
 
-class Batch(NamedTuple, Generic[T]):
+class ModelBatch(NamedTuple, Generic[T]):
     """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order.
     With ``together``, ``rows`` may be several times the model's size: then they lie in one chunk.
     """
@@ -29,7 +29,7 @@ class Batch(NamedTuple, Generic[T]):
 
 def recut(
     chunks: Iterator[T], length: Callable[[T], int], size: int, together: bool = False
-) -> Iterator[Batch[T]]:
+) -> Iterator[ModelBatch[T]]:
     """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A
     batch is given as soon as its rows are there: no chunk is read ahead. Chunks may be empty.
 
@@ -43,10 +43,10 @@ def recut(
         there += length(chunk)
         while there >= size:
             rows = there - there % size if together and len(waiting) == 1 else size
-            yield Batch(row, rows, take(waiting, rows))
+            yield ModelBatch(row, rows, take(waiting, rows))
             row, there = row + rows, there - rows
     if there:
-        yield Batch(row, there, take(waiting, there))
+        yield ModelBatch(row, there, take(waiting, there))
 
 
 def take(waiting: deque[Slice[T]], rows: int) -> tuple[Slice[T], ...]:

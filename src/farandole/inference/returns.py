@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.extras import need
-from farandole.data.parquet.casts import cast
+from farandole.base.optional import require
+from farandole.data.parquet.numeric_cast import cast
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _expect(tokens: list[str], wanted: str) -> None:
 @functools.lru_cache
 def arrow_type(kind: Type) -> Any:
     """pyarrow's type, with the names that Spark gives to fields."""
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if kind.kind == "array":
         assert kind.items is not None
         return pa.list_(pa.field("element", arrow_type(kind.items)))
@@ -198,7 +198,7 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     kind of number, and DataError for values that the type does not hold. The array is a copy: a
     model may use its buffer again.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if kind.kind == "struct":
         parts = [
             to_arrow(each, inner, rows, f"{name}'s {field!r}")
@@ -290,7 +290,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _from_values(output: Any, kind: Type, name: str) -> Any:
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     # one value for each row
     if kind.items is None and getattr(output, "ndim", 1) == 2 and output.shape[1] == 1:
         output = output[:, 0]
@@ -321,7 +321,7 @@ def _from_numbers(output: Array, kind: Type, name: str) -> Any:
 
 
 def _nested(output: Array, kind: Type) -> Any:
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if kind.kind != "array":
         return pa.array(output, arrow_type(kind))
     assert kind.items is not None

@@ -16,15 +16,22 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from farandole.base.optional import require
 from farandole.base.pickled import dumps
-from farandole.data.extras import need
-from farandole.data.parquet.columns import Wanted, check_names
-from farandole.data.parquet.kinds import innermost, is_list
-from farandole.data.whole import whole
+from farandole.data.parquet.arrow_types import innermost, is_list
+from farandole.data.parquet.columns import ColumnOptions, check_names
+from farandole.data.validate import as_int
 from farandole.errors import DataError, SettingsError, counted
-from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.models import MODEL_OPTIONS, Execution, Model, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
-from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, predictions
+from farandole.inference.stream import (
+    BATCH_SIZE,
+    ERROR,
+    PREDICTION,
+    Chunk,
+    PredictOptions,
+    predictions,
+)
 from farandole.job.report.spark import session
 
 _PURPOSE = "inference"
@@ -45,7 +52,7 @@ _settled: set[str] = set()
 ByColumn = Mapping[str, Any] | Sequence[Any]
 
 
-class _Job(NamedTuple):
+class _PredictTask(NamedTuple):
     """What a task needs to know, beside the content of the model."""
 
     model: Model
@@ -103,10 +110,10 @@ def predict_udf(
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
     packed = pack(model, **options)
     given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
-    job = _Job(
+    job = _PredictTask(
         packed._replace(content=b""),
         parse(returns or packed.returns or DEFAULT),
-        whole("batch_size", batch_size, 1),
+        as_int("batch_size", batch_size, 1),
         None if inputs is None else tuple(inputs),
         {name: value for name, value in given.items() if value is not None},
         errors,
@@ -118,17 +125,17 @@ def predict_udf(
     return _function(job, packed.content)
 
 
-def predict_udf_of(
+def predict_udf_from_loader(
     loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any
 ) -> Any:
     """``predict_udf`` for those who say themselves, as ``cure``, what to do about a row that fails,
     for their users cannot give ``errors``. ``read``: shapes, dtypes, fill and decode.
     """
     packed, read = pack(loader), {name: value for name, value in read.items() if value is not None}
-    job = _Job(
+    job = _PredictTask(
         packed._replace(content=b""),
         parse(returns),
-        whole("batch_size", batch_size, 1),
+        as_int("batch_size", batch_size, 1),
         tuple(inputs),
         read,
         "raise",
@@ -141,7 +148,7 @@ def predict_udf_of(
     return _function(job, packed.content)
 
 
-def _function(job: _Job, content: bytes) -> Any:
+def _function(job: _PredictTask, content: bytes) -> Any:
     if job.inputs is not None:
         _how(job, len(job.inputs) + job.key, 1)  # here, so that what is wrong is told early
     kind = str(job.returns)
@@ -217,17 +224,17 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    job: _Job = cloudpickle.loads(job_bytes)
+    job: _PredictTask = cloudpickle.loads(job_bytes)
     columns = (each if isinstance(each, tuple) else (each,) for each in batches)
     first = next(columns, None)
     if first is None:
         return
     threads = job.threads or context.cpus()
     how = _how(job, len(first) // (1 + masked), threads)
-    place = Place(threads, job.device or device_of(context))
-    predict = open_model(job.model, place, _folder(), lambda: _content(content))
+    execution = Execution(threads, job.device or device_of(context))
+    predict = open_model(job.model, execution, _folder(), lambda: _content(content))
     _spare_the_collector(job.model.digest)
-    arrow = isinstance(first[0], need("pyarrow", _PURPOSE).Array)
+    arrow = isinstance(first[0], require("pyarrow", _PURPOSE).Array)
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
         chunks = (_chunk(each, masked, how) for each in chunks)
@@ -235,17 +242,19 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     yield from found if arrow else map(_pandas, found)
 
 
-def _how(job: _Job, columns: int, threads: int) -> How:
+def _how(job: _PredictTask, columns: int, threads: int) -> PredictOptions:
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.key))
     if len(names) + job.key != columns:
         raise SettingsError(
             f"predict_udf is given {counted(columns, 'column')}, and"
             f" inputs={list(names)}{' and a key' * job.key} names {len(names) + job.key}"
         )
-    options = {name: _by_name(name, job.options.get(name, {}), names) for name in Wanted._fields}
-    wanted = Wanted(**options)
+    options = {
+        name: _by_name(name, job.options.get(name, {}), names) for name in ColumnOptions._fields
+    }
+    wanted = ColumnOptions(**options)
     check_names(wanted, names)
-    return How(
+    return PredictOptions(
         names,
         job.returns,
         job.batch_size,
@@ -410,7 +419,7 @@ def device_of(context: Any) -> str:
     return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"
 
 
-def _chunk(columns: Sequence[Any], masked: bool, how: How) -> Chunk:
+def _chunk(columns: Sequence[Any], masked: bool, how: PredictOptions) -> Chunk:
     """Columns as pandas has them, with those that hold the types of some of their rows, as
     Arrow's.
     """
@@ -424,7 +433,7 @@ def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
     """A column as pandas has it: a Series, and for structs a DataFrame. ``kinds``: its type, where
     it is told. ``name``: of the model's input. DataError for whole numbers that have lost digits.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
         return _struct(column)
     if kinds is None or column.dtype.kind != "f":
@@ -451,7 +460,7 @@ def _told(kinds: Any) -> str:
 
 def _of_floats(kind: Any) -> bool:
     """Whether an Arrow type is that of lists of floating numbers."""
-    types = need("pyarrow", _PURPOSE).types
+    types = require("pyarrow", _PURPOSE).types
     return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
 
 
@@ -459,7 +468,7 @@ def _check_digits(found: Any, kind: Any, name: str) -> None:
     """DataError for floating numbers so large that whole numbers, which they were, have lost
     digits. ``kind``: what they were.
     """
-    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
+    pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if not name or not pa.types.is_integer(innermost(pa.types, kind)):
         return
     while is_list(pa.types, found.type):
@@ -478,7 +487,7 @@ def _named(kind: str) -> Any:
     """The Arrow type of a type that Spark names, for a column without any value; null for what
     models do not take.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if decimal := _DECIMAL.fullmatch(kind):
         return pa.decimal128(38, int(decimal[1]))
     try:
@@ -491,7 +500,7 @@ def _widest(kind: Any) -> Any:
     """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as
     many as the values at hand need, and those of a column's other rows may need more.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if pa.types.is_decimal(kind):
         return pa.decimal128(38, kind.scale)
     return pa.list_(_widest(kind.value_type)) if pa.types.is_list(kind) else kind
@@ -501,7 +510,7 @@ def _struct(columns: Any) -> Any:
     """A row of pandas is never null: one without any value stands for it. The types of a vector's
     or image's fields do not depend on what the rows hold.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     known = ({each.name: each.type for each in arrow_type(parse(kind))} for kind in _STRUCTS)
     kinds = next((kinds for kinds in known if kinds.keys() == {*columns}), {})
     fields = [
@@ -518,9 +527,9 @@ def _pandas(array: Any) -> Any:
     series, frame = _as_they_are()
 
     def made(each: Any) -> Any:
-        return series(each.to_pandas(types_mapper=need("pandas", _PURPOSE).ArrowDtype))
+        return series(each.to_pandas(types_mapper=require("pandas", _PURPOSE).ArrowDtype))
 
-    if not need("pyarrow", _PURPOSE).types.is_struct(array.type):
+    if not require("pyarrow", _PURPOSE).types.is_struct(array.type):
         return made(array)
     return frame(
         {field.name: made(each) for field, each in zip(array.type, array.flatten(), strict=True)}
@@ -533,7 +542,7 @@ def _as_they_are() -> tuple[Any, Any]:
     beside null, until Spark has them. Of lists and structs Spark makes Python's objects (by
     ``apply``), in which NaN would become null.
     """
-    pandas = need("pandas", _PURPOSE)
+    pandas = require("pandas", _PURPOSE)
 
     class Series(pandas.Series):  # type: ignore[misc, name-defined]
         @property

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from farandole.data.extras import need
+from farandole.base.optional import require
 from farandole.data.parquet.columns import (
     UNDECODED,
     Column,
-    Wanted,
+    ColumnOptions,
     column_of,
     decoded,
     first_null,
@@ -29,10 +29,10 @@ from farandole.data.parquet.columns import (
     undecoded,
     values,
 )
-from farandole.data.parquet.places import Where, null_error
+from farandole.data.parquet.location import RowLocation, null_error
 from farandole.errors import DataError
-from farandole.inference.isolate import Part, WholeError, parts
-from farandole.inference.recut import Batch, recut
+from farandole.inference.isolate import BatchError, RowResult, isolate
+from farandole.inference.recut import ModelBatch, recut
 from farandole.inference.returns import ShapeError, Type, arrow_type, to_arrow
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Predictor(Protocol):
     def __call__(self, inputs: dict[str, Array]) -> Any: ...
 
 
-class How(NamedTuple):
+class PredictOptions(NamedTuple):
     """What to do with columns. ``inputs``: their names, for messages and for models whose inputs
     have names. ``errors``: "raise" or "column". ``key``: one more column comes last, which names
     rows in errors. ``stack``: all columns are numbers, and one array [rows, columns] for the model.
@@ -65,7 +65,7 @@ class How(NamedTuple):
     inputs: tuple[str, ...]
     returns: Type
     batch_size: int
-    wanted: Wanted
+    wanted: ColumnOptions
     errors: str = "raise"
     key: bool = False
     stack: bool = False
@@ -75,7 +75,7 @@ class How(NamedTuple):
     @property
     def type(self) -> Any:
         """pyarrow's type of the column that comes out."""
-        pa = need("pyarrow", _PURPOSE)
+        pa = require("pyarrow", _PURPOSE)
         kind = arrow_type(self.returns)
         return (
             kind
@@ -88,7 +88,7 @@ Chunk = Sequence[Any]  # of Arrow arrays, one for each column
 
 
 def predictions(
-    chunks: Iterator[Chunk], predict: Predictor, how: How, source: str, first: int = 0
+    chunks: Iterator[Chunk], predict: Predictor, how: PredictOptions, source: str, first: int = 0
 ) -> Iterator[Any]:
     """The predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
 
@@ -108,13 +108,13 @@ class _Prepared(NamedTuple):
     failed.
     """
 
-    batch: Batch[Chunk]
+    batch: ModelBatch[Chunk]
     columns: Chunk
     arrays: dict[str, Array] | None
 
 
 class _Stream:
-    def __init__(self, predict: Predictor, how: How, source: str, first: int) -> None:
+    def __init__(self, predict: Predictor, how: PredictOptions, source: str, first: int) -> None:
         self._predict, self._how, self._source, self._first = predict, how, source, first
         self._columns: tuple[Column, ...] | None = None
         self._describing = threading.Lock()
@@ -136,7 +136,7 @@ class _Stream:
         """Predictions are given out as many at once as rows came in: few large arrays are cheaper
         than many.
         """
-        pa = need("pyarrow", _PURPOSE)
+        pa = require("pyarrow", _PURPOSE)
         done: list[Any] = []
         rows = 0
         # what is decoded is many times as large: a batch at a time
@@ -157,7 +157,7 @@ class _Stream:
             self._largest = max(self._largest, _rows(chunk))
             yield chunk
 
-    def _prepared(self, batches: Iterator[Batch[Chunk]]) -> Iterator[_Prepared]:
+    def _prepared(self, batches: Iterator[ModelBatch[Chunk]]) -> Iterator[_Prepared]:
         """With something to decode, a batch is made while the model has the one before."""
         if self._ahead is None:
             yield from map(self._prepare, batches)
@@ -170,11 +170,11 @@ class _Stream:
         for future in waiting:
             yield future.result()
 
-    def _prepare(self, batch: Batch[Chunk]) -> _Prepared:
+    def _prepare(self, batch: ModelBatch[Chunk]) -> _Prepared:
         columns = _joined(batch)
         try:
             return _Prepared(batch, columns, self._arrays(columns, batch.row))
-        except (DataError, WholeError):  # the search tells which rows
+        except (DataError, BatchError):  # the search tells which rows
             return _Prepared(batch, columns, None)
 
     def _predicted(self, prepared: _Prepared) -> Iterator[Any]:
@@ -195,17 +195,17 @@ class _Stream:
             try:
                 return to_arrow(found, self._how.returns, end - begin)
             except ShapeError as error:
-                raise WholeError(error) from None
+                raise BatchError(error) from None
 
         try:
             for begin in range(0, batch.rows, self._how.batch_size):
-                for part in parts(call, begin, min(begin + self._how.batch_size, batch.rows)):
+                for part in isolate(call, begin, min(begin + self._how.batch_size, batch.rows)):
                     yield self._result(part, prepared)
-        except WholeError as error:
+        except BatchError as error:
             raise error.args[0] from None
 
-    def _result(self, part: Part, prepared: _Prepared) -> Any:
-        pa = need("pyarrow", _PURPOSE)
+    def _result(self, part: RowResult, prepared: _Prepared) -> Any:
+        pa = require("pyarrow", _PURPOSE)
         rows = part.end - part.begin
         if part.error is not None and self._how.errors == "raise":
             raise self._error(part, prepared) from part.error
@@ -220,7 +220,7 @@ class _Stream:
             )
         return pa.StructArray.from_arrays([found, why], fields=list(self._how.type))
 
-    def _error(self, part: Part, prepared: _Prepared) -> DataError:
+    def _error(self, part: RowResult, prepared: _Prepared) -> DataError:
         row = self._first + prepared.batch.row + part.begin
         place = f"row {row} of {self._source}"
         if self._how.key:
@@ -232,7 +232,7 @@ class _Stream:
     # Arrow columns as the model's arrays.
 
     def _arrays(self, columns: Chunk, row: int) -> dict[str, Array]:
-        where = Where(self._source, self._first + row)
+        where = RowLocation(self._source, self._first + row)
         chosen = columns[: len(self._how.inputs)]
         with self._describing:
             if self._columns is None:
@@ -246,7 +246,7 @@ class _Stream:
             return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
         return found
 
-    def _described(self, columns: Chunk, where: Where) -> tuple[Column, ...]:
+    def _described(self, columns: Chunk, where: RowLocation) -> tuple[Column, ...]:
         """What the columns are, by the first batch. Rows that are null are told later, one by
         one.
         """
@@ -269,21 +269,21 @@ class _Stream:
             for column, of_model in zip(found, floating, strict=True)
         )
 
-    def _column(self, name: str, array: Any, where: Where) -> Column:
+    def _column(self, name: str, array: Any, where: RowLocation) -> Column:
         try:
             column = column_of(name, array.type, self._how.wanted, _first(array), where)
         except DataError as error:
             if name in self._how.wanted.decode:
                 raise  # of these bytes
-            raise WholeError(error) from None  # of the type, which all rows have
+            raise BatchError(error) from None  # of the type, which all rows have
         if self._how.stack and column.kind != "number":
             text = (
                 f"{array.type} is no number, and stack=True makes one array of columns of numbers"
             )
-            raise WholeError(where.error(name, None, text))
+            raise BatchError(where.error(name, None, text))
         return column
 
-    def _value(self, array: Any, column: Column, where: Where) -> Array:
+    def _value(self, array: Any, column: Column, where: RowLocation) -> Array:
         found = values(array, column, where)
         if column.kind != "encoded":
             return found
@@ -297,7 +297,7 @@ class _Stream:
             ]
         )
 
-    def _decoded(self, value: Any, column: Column, where: Where, number: int) -> Array:
+    def _decoded(self, value: Any, column: Column, where: RowLocation, number: int) -> Array:
         try:
             return fitting(decoded(value, column), column)
         except DataError as error:
@@ -326,7 +326,7 @@ def _first(array: Any) -> Callable[[], Any]:
 
 def _lengths(array: Any) -> Array | None:
     """Of lists and of Spark's vectors; None for others."""
-    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
+    pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return plain(pc.list_value_length(array).fill_null(0))
     if pa.types.is_struct(array.type) and {"size", "values"} <= {
@@ -341,7 +341,7 @@ def _rows(chunk: Chunk) -> int:
     return len(chunk[0])
 
 
-def _joined(batch: Batch[Chunk]) -> Chunk:
+def _joined(batch: ModelBatch[Chunk]) -> Chunk:
     """The columns of a batch; without a copy where it lies in one chunk."""
     if len(batch.slices) == 1:
         one = batch.slices[0]
@@ -359,7 +359,7 @@ def _concatenated(arrays: Sequence[Any]) -> Any:
     """One array. What pandas makes of a column has another type where a chunk has nulls (int64 and
     float64), or nothing else: the first type of values is that of all.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     kinds = [array.type for array in arrays]
     kind = next((each for each in kinds if not pa.types.is_null(each)), kinds[0])
     return pa.concat_arrays([array if array.type == kind else array.cast(kind) for array in arrays])

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.extras import need
-from farandole.data.parquet.columns import Wanted, check_names
+from farandole.base.optional import require
+from farandole.data.parquet.columns import ColumnOptions, check_names
 from farandole.errors import DataError, counted
-from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.models import MODEL_OPTIONS, Execution, Model, open_model, pack
 from farandole.inference.returns import DEFAULT, parse
-from farandole.inference.stream import How, Predictor, predictions
+from farandole.inference.stream import PredictOptions, Predictor, predictions
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _ENOUGH = 0.97  # of the best rate: a smaller batch needs less memory
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
     rate: float
 
 
-class Tuned(NamedTuple):
+class TuningResult(NamedTuple):
     """What was measured, and the choice. ``options`` goes to ``predict_udf``, ``transform`` or
     ``predict_parquet``: ``predict_udf(model, **tuned.options)``.
     """
@@ -90,7 +90,7 @@ def tune(
     decode: Mapping[str, Callable[[bytes], Any]] | None = None,
     stack: bool = False,
     **options: Any,
-) -> Tuned:
+) -> TuningResult:
     """Measure a model on a sample of its rows, on this machine, and choose the batch size and the
     threads of a process.
 
@@ -110,9 +110,9 @@ def tune(
     names = tuple(inputs or table.column_names)
     if not table.num_rows:
         raise DataError("the sample has no rows")
-    wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+    wanted = ColumnOptions.of(shapes, dtypes, fill, decode)
     check_names(wanted, names)
-    how = How(names, parse(returns or packed.returns or DEFAULT), 1, wanted, stack=stack)
+    how = PredictOptions(names, parse(returns or packed.returns or DEFAULT), 1, wanted, stack=stack)
     columns = [table.column(name).combine_chunks() for name in names]
     cores = len(os.sched_getaffinity(0))
     counts = threads or [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]
@@ -124,7 +124,7 @@ def tune(
         if (size, count) in rates
     )
     chosen = choose(measured)
-    return Tuned(
+    return TuningResult(
         chosen.batch_size,
         chosen.threads,
         max(chosen.batch_size, 10_000),
@@ -143,7 +143,7 @@ def choose(measured: Sequence[Measured]) -> Measured:
 def _rates(
     model: Model,
     columns: Sequence[Any],
-    how: How,
+    how: PredictOptions,
     settings: Sequence[tuple[int, int]],
     seconds: float,
     device: str,
@@ -156,7 +156,7 @@ def _rates(
     counts = list(dict.fromkeys(count for _, count in settings))
     for number, count in enumerate(counts):
         mine = [size for size, each in settings if each == count]
-        predict = open_model(model, Place(count, device))
+        predict = open_model(model, Execution(count, device))
         until = began + seconds * (number + 1) / len(counts)
         samples: dict[int, list[float]] = {size: [] for size in mine}
         for turn in range(_TIMES + 1):
@@ -170,7 +170,7 @@ def _rates(
     return found
 
 
-def _rate(predict: Predictor, columns: Sequence[Any], how: How) -> float:
+def _rate(predict: Predictor, columns: Sequence[Any], how: PredictOptions) -> float:
     """Of as many rows as one batch has, at least, and for as long as can be measured."""
     rows, began = 0, time.perf_counter()
     while not rows or time.perf_counter() - began < _LEAST:
@@ -191,7 +191,7 @@ def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _table(sample: Any) -> Any:
-    pa = need("pyarrow", "tune()")
+    pa = require("pyarrow", "tune()")
     if isinstance(sample, pa.Table):
         return sample
     if isinstance(sample, Mapping):
@@ -212,5 +212,5 @@ def _table(sample: Any) -> Any:
 
 
 def _column(values: Any) -> Any:
-    pa = need("pyarrow", "tune()")
+    pa = require("pyarrow", "tune()")
     return pa.array(list(values) if getattr(values, "ndim", 1) > 1 else values)

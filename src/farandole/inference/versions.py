@@ -12,9 +12,9 @@ from typing import Any
 
 import cloudpickle
 
+from farandole.base.optional import require
 from farandole.base.pickled import dumps
 from farandole.data import paths
-from farandole.data.extras import need
 
 # of Keras: the time; of torch: made of checksums
 _CHANGING = ("metadata.json", ".data/serialization_id")
@@ -55,7 +55,7 @@ def _local(path: str) -> list[tuple[Any, ...]]:
 
 
 def _remote(path: str) -> str:
-    system, inside = need("fsspec.core", "loading the model").url_to_fs(path)
+    system, inside = require("fsspec.core", "loading the model").url_to_fs(path)
     system.invalidate_cache()
     info = system.info(inside)
     files = system.find(inside, detail=True) if info["type"] == "directory" else {inside: info}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.data.order import Order, Piece
-from farandole.data.parquet.chunks import Chunks, Slots, _Loaded, _Need, _Reading
+from farandole.data.order import LanePiece, Order
+from farandole.data.parquet.chunks import Chunks, PieceMemory, _Loaded, _Need, _Reading
 from farandole.data.parquet.columns import Column
 from farandole.errors import DataError
 
@@ -23,7 +23,7 @@ def chunks(
     read: Callable[[int], dict[str, Any]],
     threads: int,
     lanes: int = 1,
-    spare: list[Slots] | None = None,
+    spare: list[PieceMemory] | None = None,
 ) -> Chunks:
     order = Order([ROWS] * BLOCKS, lanes, seed=0, epoch=0, shuffle=lanes > 1)
 
@@ -117,7 +117,9 @@ def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyP
 
     given = Future.set_result
     monkeypatch.setattr(Future, "set_result", interrupted)
-    reading: Any = _Reading(_Need(0, 0, Piece(0, 0, 0, 1, 0)), lambda: _Loaded((), np.arange(1)))
+    reading: Any = _Reading(
+        _Need(0, 0, LanePiece(0, 0, 0, 1, 0)), lambda: _Loaded((), np.arange(1))
+    )
     with pytest.raises(Preempted):
         reading.run()
 
@@ -139,7 +141,7 @@ def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(
         threading.Thread.start,
         threading.Event(),
         threading.Event(),
-        list[Slots](),
+        list[PieceMemory](),
     )
     taken = chunks(read, threads=1, lanes=3, spare=spare)
     with monkeypatch.context() as patched:

@@ -18,7 +18,7 @@ import pytest
 
 from farandole.data import ParquetData, Store, from_parquet, from_spark
 from farandole.data.parquet.columns import Column, values
-from farandole.data.parquet.places import Where
+from farandole.data.parquet.location import RowLocation
 from farandole.errors import DataError
 
 VECTOR = pa.struct(
@@ -216,7 +216,7 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
     rows = pa.array([np.array([row, -row], np.int16).tobytes() for row in range(9)], kind)
     column = Column("x", "bytes", "int16", (2,))
     for begin, end in ((0, 9), (3, 7), (4, 4)):
-        found = values(rows.slice(begin, end - begin), column, Where("a file"))
+        found = values(rows.slice(begin, end - begin), column, RowLocation("a file"))
         assert (found.shape, found.tolist()) == (
             (end - begin, 2),
             [[row, -row] for row in range(begin, end)],

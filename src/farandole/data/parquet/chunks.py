@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.order import Order, Piece, Strand
+from farandole.data.order import LanePiece, Order, Strand
 from farandole.data.parquet.columns import Column
 from farandole.errors import DataError
 
@@ -28,11 +28,11 @@ class _Need(NamedTuple):
 
     place: int
     strand: int
-    piece: Piece
+    piece: LanePiece
 
 
 class _Loaded(NamedTuple):
-    """``parts``: the rows of a block; or ``slot``: the number of their memory in ``Slots``."""
+    """``parts``: the rows of a block; or ``slot``: the number of their slot in ``PieceMemory``."""
 
     parts: Sequence[Arrays]
     # of the parts laid end to end, or of the memory, in the order in which the rank takes them
@@ -95,7 +95,7 @@ class _Reading:
         return self._begun.acquire(blocking=False) or self.loaded.done()
 
 
-class Slots:
+class PieceMemory:
     """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each
     column, so that a batch is gathered from all pieces at once. The system gives what has been
     written to.
@@ -123,7 +123,7 @@ class Slots:
     def give(self, slot: int) -> None:
         self._free.append(slot)
 
-    def fill(self, slot: int, piece: Piece, parts: Iterator[Arrays], rows: Array) -> Array:
+    def fill(self, slot: int, piece: LanePiece, parts: Iterator[Arrays], rows: Array) -> Array:
         """Put ``rows`` of a piece, out of the parts of its block, in that order; where they are.
 
         They are put in order here, while the piece is in the cache of this thread's core: what
@@ -169,7 +169,7 @@ class Chunks:
         parts: Callable[[int], Iterator[Arrays]],
         threads: int,
         ahead: int,
-        spare: list[Slots],
+        spare: list[PieceMemory],
         *,
         kept: bool = False,
     ) -> None:
@@ -183,9 +183,11 @@ class Chunks:
         self._ahead: deque[_Reading] = deque()
         self._ahead_most = ahead if threads else 0
         self._waiting: _Need | None = None
-        self._slots: Slots | None = None
+        self._slots: PieceMemory | None = None
         if len(strands) > 1:
-            self._slots = _slots(columns, len(strands) + self._ahead_most, order.longest, spare)
+            self._slots = _piece_memory(
+                columns, len(strands) + self._ahead_most, order.longest, spare
+            )
         self._spare = spare
         self._loaded: list[_Loaded | None] = [None for _ in strands]
         self._taken = [0 for _ in strands]  # rows of the loaded piece
@@ -363,13 +365,15 @@ class Chunks:
         return _Loaded(tuple(self._parts(piece.block)), rows)
 
 
-def _slots(columns: Sequence[Column], count: int, rows: int, spare: list[Slots]) -> Slots:
+def _piece_memory(
+    columns: Sequence[Column], count: int, rows: int, spare: list[PieceMemory]
+) -> PieceMemory:
     with contextlib.suppress(IndexError):
         found = spare.pop()
         if found.size == (count, rows):
             found.clear()
             return found
-    return Slots(columns, count, rows)
+    return PieceMemory(columns, count, rows)
 
 
 def _take(array: Array, rows: Array, out: Array) -> None:

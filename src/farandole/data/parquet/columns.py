@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole.base.interrupts import interrupts
-from farandole.data.extras import need
-from farandole.data.parquet.casts import cast, is_number, rule
-from farandole.data.parquet.kinds import cure, innermost, is_bytes, is_list, number_dtype
-from farandole.data.parquet.places import Where, null_error
+from farandole.base.optional import require
+from farandole.data.parquet.arrow_types import cure, innermost, is_bytes, is_list, number_dtype
+from farandole.data.parquet.location import RowLocation, null_error
+from farandole.data.parquet.numeric_cast import cast, is_number, rule
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,16 +48,27 @@ class Column(NamedTuple):
         )
 
 
-class Wanted(NamedTuple):
-    """What the user said of columns, each by name."""
+class ColumnOptions(NamedTuple):
+    """The user's options for columns, each by name."""
 
     shapes: Mapping[str, Sequence[int]]
     dtypes: Mapping[str, Any]
     fill: Mapping[str, Any]
     decode: Mapping[str, Callable[[bytes], Any]]
 
+    @classmethod
+    def of(
+        cls,
+        shapes: Mapping[str, Sequence[int]] | None,
+        dtypes: Mapping[str, Any] | None,
+        fill: Mapping[str, Any] | None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None,
+    ) -> ColumnOptions:
+        """Return the options as dicts of their own; None stands for no option."""
+        return cls(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
 
-def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
+
+def check_names(wanted: ColumnOptions, columns: Sequence[str]) -> None:
     """DataError for an option about a column that is not read."""
     for option in ("shapes", "dtypes", "fill", "decode"):
         for name in getattr(wanted, option):
@@ -70,7 +81,7 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
 
 
 def column_of(
-    name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where
+    name: str, kind: Any, wanted: ColumnOptions, first: Callable[[], Any], where: RowLocation
 ) -> Column:
     """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that
     nobody declared.
@@ -82,9 +93,9 @@ def column_of(
 
 
 def _column_of(
-    name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where
+    name: str, kind: Any, wanted: ColumnOptions, first: Callable[[], Any], where: RowLocation
 ) -> Column:
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
     shape = _declared(wanted, name, where)
     if types.is_dictionary(kind):
@@ -129,7 +140,7 @@ def _column_of(
     raise where.error(name, None, f"{kind} is no type that becomes an array: {hint}")
 
 
-def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None:
+def _declared(wanted: ColumnOptions, name: str, where: RowLocation) -> tuple[int, ...] | None:
     """The shape that the user gave for a row of this column."""
     if wanted.shapes.get(name) is None:
         return None
@@ -144,7 +155,7 @@ def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None
     return shape
 
 
-def _of_one(name: str, shape: tuple[int, ...] | None, where: Where) -> tuple[int, ...]:
+def _of_one(name: str, shape: tuple[int, ...] | None, where: RowLocation) -> tuple[int, ...]:
     """The shape of rows that are one value: without axes, or with some of length 1."""
     if shape is not None and np.prod(shape) != 1:
         cure = "leave the shape out, or give (1,) for an axis of its own"
@@ -162,7 +173,7 @@ _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for 
 
 
 def _encoded(
-    name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where
+    name: str, decode: Any, first: Callable[[], Any], wanted: ColumnOptions, where: RowLocation
 ) -> Column:
     """A column whose bytes ``decode`` makes arrays of: the first row's shows the shape."""
     value = first()
@@ -210,7 +221,7 @@ def _called(column: Column, value: bytes) -> Any:
     return column.decode(value)
 
 
-def _dtype(wanted: Wanted, name: str, found: str) -> str:
+def _dtype(wanted: ColumnOptions, name: str, found: str) -> str:
     chosen = wanted.dtypes.get(name)
     if chosen is None:
         return found
@@ -229,7 +240,7 @@ def _dtype(wanted: Wanted, name: str, found: str) -> str:
     return str(dtype.name)
 
 
-def _numeric(wanted: Wanted, name: str, found: str, kind: Any, where: Where) -> str:
+def _numeric(wanted: ColumnOptions, name: str, found: str, kind: Any, where: RowLocation) -> str:
     """The dtype that is wanted of numbers."""
     dtype = _dtype(wanted, name, found)
     if name in wanted.dtypes and not is_number(wanted.dtypes[name]):
@@ -237,7 +248,7 @@ def _numeric(wanted: Wanted, name: str, found: str, kind: Any, where: Where) -> 
     return dtype
 
 
-def _no_number(name: str, kind: Any, wanted: Wanted, where: Where) -> DataError:
+def _no_number(name: str, kind: Any, wanted: ColumnOptions, where: RowLocation) -> DataError:
     text = (
         f"{kind} does not become dtypes={{{name!r}: {wanted.dtypes[name]!r}}}: only numbers become"
         " other numbers"
@@ -245,9 +256,9 @@ def _no_number(name: str, kind: Any, wanted: Wanted, where: Where) -> DataError:
     return where.error(name, None, f"{text}; convert the column before, or leave its dtype out")
 
 
-def _check_fill(column: Column, kind: Any, where: Where) -> None:
+def _check_fill(column: Column, kind: Any, where: RowLocation) -> None:
     """DataError for a ``fill`` that the column's dtype, or the file's type, does not hold."""
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if column.kind in ("number", "text"):
         _scalar(column, kind.value_type if pa.types.is_dictionary(kind) else kind, where)
     if column.kind in ("encoded", "text") or not is_number(column.dtype):
@@ -277,20 +288,20 @@ def fitting(found: Array, column: Column) -> Array:
     return made
 
 
-def _present(name: str, value: Any, where: Where) -> Any:
+def _present(name: str, value: Any, where: RowLocation) -> Any:
     if value is None:
         raise where.error(name, 0, f"the first row is null: declare shapes={{{name!r}: (...)}}")
     return value
 
 
-def _size(name: str, value: Any, where: Where) -> tuple[int, ...]:
+def _size(name: str, value: Any, where: RowLocation) -> tuple[int, ...]:
     found = _present(name, value, where)
     return (found["size"] if found["type"] == 0 else len(found["values"]),)
 
 
-def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tuple[int, ...]:
+def _lengths(name: str, kind: Any, first: Callable[[], Any], where: RowLocation) -> tuple[int, ...]:
     """The shape of lists: of fixed ones from their type, otherwise that of the first row."""
-    types, lengths = need("pyarrow", _PURPOSE).types, []
+    types, lengths = require("pyarrow", _PURPOSE).types, []
     while is_list(types, kind):
         if types.is_fixed_size_list(kind):
             lengths.append(kind.list_size)
@@ -303,14 +314,14 @@ def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tu
     return tuple(lengths)
 
 
-def values(array: Any, column: Column, where: Where) -> Array:
+def values(array: Any, column: Column, where: RowLocation) -> Array:
     """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with
     the column's dtype.
 
     Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises
     DataError.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if pa.types.is_dictionary(array.type):
@@ -325,7 +336,7 @@ def plain(array: Any) -> Array:
     """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read
     only, without pyarrow's conversions for pandas.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     if pa.types.is_boolean(array.type):
         return plain(array.cast(pa.uint8())).view(np.bool_)
     dtype = np.dtype(array.type.to_pandas_dtype())
@@ -346,8 +357,8 @@ def first_null(array: Any) -> int:
 RowOf = Callable[[int], int]  # the row to which an element of flat values belongs
 
 
-def _numbers(array: Any, column: Column, where: Where, row_of: RowOf = int) -> Array:
-    pa = need("pyarrow", _PURPOSE)
+def _numbers(array: Any, column: Column, where: RowLocation, row_of: RowOf = int) -> Array:
+    pa = require("pyarrow", _PURPOSE)
     if array.null_count:
         array = array.fill_null(_scalar(column, array.type, where))
     if pa.types.is_decimal(array.type):
@@ -359,7 +370,7 @@ def _of_decimals(array: Any, column: Column) -> Any:
     """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by
     way of their digits: what Arrow makes of 5027.90 itself is 5027.900000000001.
     """
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     wanted = np.dtype(column.dtype).kind
     if wanted in "iu":
         with contextlib.suppress(pa.ArrowException):
@@ -367,7 +378,7 @@ def _of_decimals(array: Any, column: Column) -> Any:
     return array.cast(pa.string()).cast(pa.float64())
 
 
-def _cast(found: Array, column: Column, where: Where, row_of: RowOf) -> Array:
+def _cast(found: Array, column: Column, where: RowLocation, row_of: RowOf) -> Array:
     """Numbers as the column's dtype. DataError for the first that it does not hold."""
     made, place = cast(found, column.dtype)
     if place >= 0:
@@ -377,8 +388,8 @@ def _cast(found: Array, column: Column, where: Where, row_of: RowOf) -> Array:
     return made
 
 
-def _scalar(column: Column, kind: Any, where: Where) -> Any:
-    pa = need("pyarrow", _PURPOSE)
+def _scalar(column: Column, kind: Any, where: RowLocation) -> Any:
+    pa = require("pyarrow", _PURPOSE)
     fill = column.fill
     if isinstance(fill, float) and pa.types.is_decimal(kind):
         fill = Decimal(str(float(fill)))
@@ -390,15 +401,15 @@ def _scalar(column: Column, kind: Any, where: Where) -> Any:
         ) from None
 
 
-def _lists(array: Any, column: Column, where: Where) -> Array:
+def _lists(array: Any, column: Column, where: RowLocation) -> Array:
     return _nested(array, column.shape, column, where, int)
 
 
 def _nested(
-    array: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf
+    array: Any, shape: tuple[int, ...], column: Column, where: RowLocation, row_of: RowOf
 ) -> Array:
     """Lists of lists. ``row_of``: the row of each of the array's elements."""
-    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
+    pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if not shape or not is_list(pa.types, array.type):
         if shape or is_list(pa.types, array.type):
             raise where.error(
@@ -443,7 +454,7 @@ def _flat(
     inner: Any,
     shape: tuple[int, ...],
     column: Column,
-    where: Where,
+    where: RowLocation,
     row_of: RowOf,
     lengths: Array,
     expected: int,
@@ -463,9 +474,9 @@ def _owner(lengths: Array, element: int) -> int:
     return int(np.searchsorted(np.cumsum(lengths), element, "right"))
 
 
-def _vectors(array: Any, column: Column, where: Where) -> Array:
+def _vectors(array: Any, column: Column, where: RowLocation) -> Array:
     """Spark's dense and sparse vectors."""
-    pc = need("pyarrow.compute", _PURPOSE)
+    pc = require("pyarrow.compute", _PURPOSE)
     size, rows = int(np.prod(column.shape)), len(array)
 
     def field(name: str) -> Any:
@@ -504,9 +515,9 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
     return found.reshape(rows, *column.shape)
 
 
-def _raw(array: Any, column: Column, where: Where) -> Array:
+def _raw(array: Any, column: Column, where: RowLocation) -> Array:
     """Bytes that are the array already."""
-    pc = need("pyarrow.compute", _PURPOSE)
+    pc = require("pyarrow.compute", _PURPOSE)
     if array.null_count and column.fill is None:  # within an image that is not null itself
         raise null_error(column.name, first_null(array), where)
     lengths = plain(pc.binary_length(array).fill_null(column.width))
@@ -526,7 +537,7 @@ def _raw(array: Any, column: Column, where: Where) -> Array:
 
 def _end_to_end(array: Any) -> Array:
     """The bytes of all rows of an Arrow array without nulls, which is its own memory."""
-    types, kind = need("pyarrow", _PURPOSE).types, array.type
+    types, kind = require("pyarrow", _PURPOSE).types, array.type
     if not len(array):
         return np.empty(0, np.uint8)
     *_, places, data = array.buffers()
@@ -538,9 +549,9 @@ def _end_to_end(array: Any) -> Array:
     return np.frombuffer(data, np.uint8)[begin:end]
 
 
-def _images(array: Any, column: Column, where: Where) -> Array:
+def _images(array: Any, column: Column, where: RowLocation) -> Array:
     """Of Spark's image source: rows of pixels, blue, green and red."""
-    pc = need("pyarrow.compute", _PURPOSE)
+    pc = require("pyarrow.compute", _PURPOSE)
     bad = np.flatnonzero(undecoded(array))
     if bad.size:
         raise where.error(column.name, int(bad[0]), UNDECODED)
@@ -560,17 +571,17 @@ def undecoded(array: Any) -> Array:
     """Which images of Spark's image source it could not decode: they are there, with a height of
     -1.
     """
-    pc = need("pyarrow.compute", _PURPOSE)
+    pc = require("pyarrow.compute", _PURPOSE)
     return plain(pc.less(pc.struct_field(array, "height"), 0).fill_null(False))
 
 
 def is_image(kind: Any) -> bool:
     """Whether an Arrow type is that of Spark's image source."""
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     return bool(pa.types.is_struct(kind)) and {field.name for field in kind} >= _IMAGE
 
 
-def _objects(array: Any, column: Column, where: Where) -> Array:
+def _objects(array: Any, column: Column, where: RowLocation) -> Array:
     if array.null_count:
         array = array.fill_null(_scalar(column, array.type, where))
     found = np.empty(len(array), object)
@@ -578,7 +589,7 @@ def _objects(array: Any, column: Column, where: Where) -> Array:
     return found
 
 
-_READ: dict[str, Callable[[Any, Column, Where], Array]] = {
+_READ: dict[str, Callable[[Any, Column, RowLocation], Array]] = {
     "number": _numbers,
     "list": _lists,
     "vector": _vectors,

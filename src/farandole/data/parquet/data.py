@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from farandole.base.optional import require
 from farandole.data import paths
-from farandole.data.extras import need
 from farandole.data.parquet import weights
 from farandole.data.parquet.columns import (
     Column,
-    Wanted,
+    ColumnOptions,
     check_names,
     column_of,
     first_null,
     values,
 )
-from farandole.data.parquet.places import Where, null_error
+from farandole.data.parquet.file_version import FileVersion, file_version
+from farandole.data.parquet.location import RowLocation, null_error
 from farandole.data.parquet.sources import fragments, keys
-from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.errors import DataError, counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Scan(NamedTuple):
     keys: tuple[dict[str, Any], ...]
     columns: tuple[Column, ...]
     groups: tuple[RowGroup, ...]
-    stamps: tuple[Stamp, ...]  # of each file, when the handle was made
+    stamps: tuple[FileVersion, ...]  # of each file, when the handle was made
 
     @property
     def rows(self) -> int:
@@ -117,9 +117,7 @@ class ParquetData:
         self.weight = weight
         self.storage_options = dict(storage_options) if storage_options else None
         self._columns = None if columns is None else tuple(columns)
-        self._wanted = Wanted(
-            dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {})
-        )
+        self._wanted = ColumnOptions.of(shapes, dtypes, fill, decode)
         for option, names in (("columns", self._columns), ("features", self.features)):
             if names == ():
                 raise DataError(f"{option}=[] names no column; leave it out, and all are read")
@@ -139,7 +137,7 @@ class ParquetData:
         return _scan(self)
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ColumnOptions:
         """``shapes``, ``dtypes``, ``fill`` and ``decode``, as they were given."""
         return self._wanted
 
@@ -153,9 +151,9 @@ class ParquetData:
         """Those that are read: name, kind, dtype and shape of a row."""
         return self.scan.columns
 
-    def where(self, file: str, row: int = 0) -> Where:
+    def where(self, file: str, row: int = 0) -> RowLocation:
         """Rows of a file, for errors about them."""
-        return Where(file, row)
+        return RowLocation(file, row)
 
     def selected(self, known: Sequence[str], source: str = "") -> list[str]:
         """The names of the columns that are read, of all ``known``. ``source``: what has them, for
@@ -292,15 +290,15 @@ def _scan(data: ParquetData) -> Scan:
     )
 
 
-def _stamp(system: Any, path: str) -> Stamp:
+def _stamp(system: Any, path: str) -> FileVersion:
     try:
-        return stamp(system, path)
+        return file_version(system, path)
     except OSError as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    pq = need("pyarrow.parquet", _PURPOSE)
+    pq = require("pyarrow.parquet", _PURPOSE)
     for file in files:
         group = next((each.id for each in file.row_groups if each.num_rows), None)
         if group is None:
@@ -326,7 +324,9 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                     for each in files
                     if name in {*each.physical_schema.names, *keys(each)}
                 )
-                raise Where(file.path).error(name, None, f"it is missing, while {other} has it")
+                raise RowLocation(file.path).error(
+                    name, None, f"it is missing, while {other} has it"
+                )
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
                 other = next(
@@ -337,7 +337,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                     f"its type is {kind}, but {expected} in {other}: write one of them with the"
                     " other's type"
                 )
-                raise Where(file.path).error(name, None, f"{text}, or leave the column out")
+                raise RowLocation(file.path).error(name, None, f"{text}, or leave the column out")
 
 
 def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
@@ -348,11 +348,11 @@ def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
         if more := [name for name in file.physical_schema.names if name not in names]:
             other = next(each.path for each in files if more[0] not in each.physical_schema.names)
             cure = "say which columns are read, with columns= or features="
-            raise Where(file.path).error(more[0], None, f"{other} does not have it: {cure}")
+            raise RowLocation(file.path).error(more[0], None, f"{other} does not have it: {cure}")
 
 
 def _groups(
-    files: Sequence[Any], columns: Sequence[Column], where: Callable[[str, int], Where]
+    files: Sequence[Any], columns: Sequence[Column], where: Callable[[str, int], RowLocation]
 ) -> tuple[RowGroup, ...]:
     fixed = sum(column.width for column in columns)
     sized = [column.name for column in columns if not column.width]
@@ -378,7 +378,7 @@ def _groups(
     return tuple(found)
 
 
-def _check_nulls(file: Any, index: int, chunk: Any, name: str, where: Where) -> None:
+def _check_nulls(file: Any, index: int, chunk: Any, name: str, where: RowLocation) -> None:
     """Raise NullError, with the row, if the footer says that there are nulls."""
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count:
@@ -389,7 +389,7 @@ def _check_nulls(file: Any, index: int, chunk: Any, name: str, where: Where) -> 
             raise null_error(name, first_null(column), where)
 
 
-class Files:
+class ParquetFiles:
     """The files of a scan, opened by a rank. May be used by several threads. A pickle opens its
     own.
     """
@@ -398,13 +398,13 @@ class Files:
         self._data, self._scan = data, data.scan
         several = data.path if isinstance(data.path, str) else data.path[0]
         self._system = paths.arrow_filesystem(str(several), data.storage_options)[0]
-        self.near = isinstance(self._system, need("pyarrow.fs", _PURPOSE).LocalFileSystem)
+        self.near = isinstance(self._system, require("pyarrow.fs", _PURPOSE).LocalFileSystem)
         self._footers: dict[int, Any] = {}
         self._idle: dict[int, Any] = {}  # open files that no thread reads
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Files], tuple[ParquetData]]:
-        return Files, (self._data,)
+    def __reduce__(self) -> tuple[type[ParquetFiles], tuple[ParquetData]]:
+        return ParquetFiles, (self._data,)
 
     def read(self, block: Sequence[RowGroup]) -> dict[str, Array]:
         """The rows of a block, as they lie in the files: an array for each column."""
@@ -432,7 +432,7 @@ class Files:
         """The rows of a row group, some MiB at a time: decoding takes several times the memory of
         what it gives.
         """
-        pa = need("pyarrow", _PURPOSE)
+        pa = require("pyarrow", _PURPOSE)
         path, keys = self._scan.files[group.file], self._scan.keys[group.file]
         names = [column.name for column in self._scan.columns if column.name not in keys]
         rows = max(1, min(group.rows, group.rows * _AT_ONCE // max(group.size, 1)))
@@ -454,8 +454,8 @@ class Files:
             self._check(group.file)
             raise DataError(f"{path}, rows {row} to {end - 1}: {error}") from error
 
-    def _arrays(self, batch: Any, keys: Mapping[str, Any], where: Where) -> dict[str, Array]:
-        pa = need("pyarrow", _PURPOSE)
+    def _arrays(self, batch: Any, keys: Mapping[str, Any], where: RowLocation) -> dict[str, Array]:
+        pa = require("pyarrow", _PURPOSE)
         found = {}
         for column in self._scan.columns:
             name = column.name
@@ -502,7 +502,7 @@ class Files:
 
     def _open(self, number: int) -> Any:
         """Of a file on a far file system what is needed is asked for at once."""
-        pq = need("pyarrow.parquet", _PURPOSE)
+        pq = require("pyarrow.parquet", _PURPOSE)
         how = {"buffer_size": _BUFFER, "pre_buffer": False} if self.near else {"pre_buffer": True}
         known = self._footers.get(number)
         found = pq.ParquetFile(

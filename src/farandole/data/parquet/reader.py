@@ -15,12 +15,12 @@ from farandole.base.host import cores
 from farandole.base.log import logger
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
-from farandole.data.parquet.chunks import Arrays, Chunks, Slots
+from farandole.data.parquet.chunks import Arrays, Chunks, PieceMemory
 from farandole.data.parquet.columns import Column, decoded, fitting
-from farandole.data.parquet.data import Files, ParquetData, RowGroup
-from farandole.data.parquet.places import Where
-from farandole.data.steps import EVEN, Step, Steps
-from farandole.data.whole import switch, whole
+from farandole.data.parquet.data import ParquetData, ParquetFiles, RowGroup
+from farandole.data.parquet.location import RowLocation
+from farandole.data.steps import EVEN, BatchRows, Steps
+from farandole.data.validate import as_bool, as_int
 from farandole.errors import DataError, SettingsError
 from farandole.job import context
 from farandole.job.config import Placement
@@ -78,10 +78,10 @@ class Reader:
             raise SettingsError(
                 f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}"
             )
-        batch_size = whole("batch_size", batch_size, 1)
-        threads = None if threads is None else whole("threads", threads, 0)
-        seed, least = whole("seed", seed), whole("least", least, 1)
-        memory = whole("memory", memory, 0, floats=True)
+        batch_size = as_int("batch_size", batch_size, 1)
+        threads = None if threads is None else as_int("threads", threads, 0)
+        seed, least = as_int("seed", seed), as_int("least", least, 1)
+        memory = as_int("memory", memory, 0, floats=True)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
             raise SettingsError(
                 f"rank={rank} and size={size} come together, and rank is from 0 to size - 1"
@@ -93,7 +93,7 @@ class Reader:
         self.epoch = 0
         self.position = 0  # where the next iteration begins, in rows of all ranks
         self._shuffle, self._seed, self._even, self._threads = (
-            switch("shuffle", shuffle),
+            as_bool("shuffle", shuffle),
             seed,
             even,
             threads,
@@ -113,9 +113,9 @@ class Reader:
         # others time.
         encoded = any(column.kind == "encoded" for column in scan.columns)
         self._apart = most > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
-        self._files = Files(data)
+        self._files = ParquetFiles(data)
         self._kept: Arrays | None = None
-        self._spare: list[Slots] = []
+        self._spare: list[PieceMemory] = []
         # the last loop's, and how many batches it handed out
         self._running: tuple[_Epoch, int] | None = None
 
@@ -160,7 +160,7 @@ class Reader:
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch is next. One that ``load_state_dict`` left half done goes on where it was."""
-        epoch = whole("epoch", epoch, 0)
+        epoch = as_int("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
         self._running = None
@@ -189,7 +189,10 @@ class Reader:
                 " use the files, seed=, shuffle=, memory=, columns, shapes= and dtypes= of then,"
                 " or begin an epoch with set_epoch()"
             )
-        epoch, position = whole("epoch", state["epoch"], 0), whole("position", state["position"], 0)
+        epoch, position = (
+            as_int("epoch", state["epoch"], 0),
+            as_int("position", state["position"], 0),
+        )
         if position >= self.data.rows:
             raise DataError(
                 f"position={position} of the state is not below the {self.data.rows} rows of an"
@@ -297,7 +300,7 @@ class _Iteration:
         rows = min(_CHUNK_BYTES // max(width, 1), _CHUNK_ROWS)
         return max(1, rows // self._reader.batch_size)
 
-    def _batches(self, arrays: dict[str, Array], steps: list[Step]) -> list[Any]:
+    def _batches(self, arrays: dict[str, Array], steps: list[BatchRows]) -> list[Any]:
         found, begin = [], 0
         for step in steps:
             batch = {name: array[begin : begin + step.rows] for name, array in arrays.items()}
@@ -307,7 +310,7 @@ class _Iteration:
             found.append(self._reader.data.batch(batch, self._weight(batch, step)))
         return found
 
-    def _padded(self, batch: dict[str, Array], step: Step) -> dict[str, Array]:
+    def _padded(self, batch: dict[str, Array], step: BatchRows) -> dict[str, Array]:
         """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has
         none.
         """
@@ -330,7 +333,7 @@ class _Iteration:
                 arrays[column.name] = np.stack([self._decoded(arrays[column.name][0], column)])
         return arrays
 
-    def _weight(self, batch: Arrays, step: Step) -> Array | None:
+    def _weight(self, batch: Arrays, step: BatchRows) -> Array | None:
         """How much each row counts: by its column, and 0 if it is there a second time."""
         name = self._reader.data.weight
         own = None if name is None else batch[name].astype(np.float32, copy=False).reshape(-1)
@@ -373,7 +376,7 @@ class _Iteration:
             )
         return fitting(found, column)
 
-    def _where(self, place: int) -> tuple[Where, int]:
+    def _where(self, place: int) -> tuple[RowLocation, int]:
         """The file of the rank's row, and the row in it."""
         block, row = self._order.find(
             self._epoch.begin + self._epoch.rank + self._epoch.size * place

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farandole.base.optional import require
 from farandole.data import paths
-from farandole.data.extras import need
-from farandole.data.parquet.places import Where
+from farandole.data.parquet.location import RowLocation
 from farandole.data.parquet.streams import streamed
 from farandole.data.parquet.tables import check_no_table, check_no_table_below
 from farandole.errors import DataError
@@ -24,8 +24,8 @@ def fragments(
     """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if
     there are none.
     """
-    ds = need("pyarrow.dataset", _PURPOSE)
-    pa = need("pyarrow", _PURPOSE)
+    ds = require("pyarrow.dataset", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     several = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not several:
         raise DataError("path=[] names no file")
@@ -62,7 +62,7 @@ def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
     itself, unless only some of its files count. Second: the folder whose name and those above it
     are no keys; None: as Arrow has it.
     """
-    ds, fs = need("pyarrow.dataset", _PURPOSE), need("pyarrow.fs", _PURPOSE)
+    ds, fs = require("pyarrow.dataset", _PURPOSE), require("pyarrow.fs", _PURPOSE)
     found: list[str] = []
     for info in system.get_file_info(list(inside)):
         folder = info.type == fs.FileType.Directory
@@ -76,7 +76,7 @@ def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
 
 
 def _metadata(file: Any) -> None:
-    pa = need("pyarrow", _PURPOSE)
+    pa = require("pyarrow", _PURPOSE)
     try:
         file.ensure_complete_metadata()
     except (pa.ArrowException, OSError) as error:
@@ -89,7 +89,7 @@ def _check_once(file: Any) -> None:
     if len({*names}) < len(names):
         name = next(each for each in names if names.count(each) > 1)
         text = f"{names.count(name)} columns have this name, so it does not tell which one is meant"
-        raise Where(str(file.path)).error(
+        raise RowLocation(str(file.path)).error(
             name, None, f"{text}: write the file anew with a name for each"
         )
 
@@ -99,7 +99,7 @@ def _check_apart(files: Any, system: Any) -> None:
     keys in their paths, for it names neither file nor cure. It does not look at schemas where it is
     told one.
     """
-    ds, pa = need("pyarrow.dataset", _PURPOSE), need("pyarrow", _PURPOSE)
+    ds, pa = require("pyarrow.dataset", _PURPOSE), require("pyarrow", _PURPOSE)
     # files that are no Parquet: the first error tells
     with contextlib.suppress(pa.ArrowException, OSError):
         for file in ds.dataset(
@@ -117,9 +117,9 @@ def _check_apart(files: Any, system: Any) -> None:
                         " another type"
                     )
                     cure = "write the files without the column, or name the folders otherwise"
-                    raise Where(file.path).error(name, None, f"{text}: {cure}")
+                    raise RowLocation(file.path).error(name, None, f"{text}: {cure}")
 
 
 def keys(file: Any) -> dict[str, Any]:
     """The values in a file's path, as in year=2024/part.parquet."""
-    return dict(need("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))
+    return dict(require("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))

@@ -10,7 +10,7 @@ import urllib.parse
 from typing import Any, NamedTuple
 
 from farandole.base.log import logger
-from farandole.data.extras import need
+from farandole.base.optional import require
 from farandole.data.parquet.tables import chain
 from farandole.errors import DataError
 
@@ -30,7 +30,7 @@ def streamed(folder: str, system: Any) -> list[str] | None:
     """The files in a folder that the log of a streaming query names; None where there is no log.
     DataError for a log that is not whole, and for files that are not there.
     """
-    fs = need("pyarrow.fs", "reading Parquet")
+    fs = require("pyarrow.fs", "reading Parquet")
     for root in chain(folder):
         if system.get_file_info(f"{root}/{_LOG}").type == fs.FileType.Directory:
             break
@@ -93,7 +93,7 @@ def _named(log: str, system: Any) -> list[str]:
 
 def _batches(log: str, system: Any) -> list[_Batch]:
     """The last compact batch of a log, and those after it. DataError if one is missing."""
-    selector, every = need("pyarrow.fs", "reading Parquet").FileSelector, []
+    selector, every = require("pyarrow.fs", "reading Parquet").FileSelector, []
     for info in system.get_file_info(selector(log)):
         if match := _BATCH.fullmatch(info.base_name):
             every.append(_Batch(int(match[1]), bool(match[2]), info.path))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from farandole.data.extras import need
+from farandole.base.optional import require
 from farandole.errors import DataError
 
 _ICEBERG = "metadata"  # its files lie beside this folder, in "data"
@@ -21,7 +21,7 @@ def check_no_table(folders: Sequence[str], system: Any) -> None:
     """DataError for a table's folder, or one of its partitions. Files that are named one by one are
     somebody's choice.
     """
-    kinds = need("pyarrow.fs", "reading Parquet").FileType
+    kinds = require("pyarrow.fs", "reading Parquet").FileType
     for info in system.get_file_info(list(folders)):
         if info.type != kinds.Directory:
             continue
@@ -63,7 +63,9 @@ def _is_log(folder: Any, system: Any) -> bool:
     """Whether a folder of that name is a table's log."""
     if folder.base_name != _ICEBERG:
         return True
-    inside = system.get_file_info(need("pyarrow.fs", "reading Parquet").FileSelector(folder.path))
+    inside = system.get_file_info(
+        require("pyarrow.fs", "reading Parquet").FileSelector(folder.path)
+    )
     return any(each.base_name.endswith(".metadata.json") for each in inside)
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.data.parquet.columns import Column
-from farandole.data.parquet.places import Where
+from farandole.data.parquet.location import RowLocation
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-def check_column(column: Column, where: Where) -> None:
+def check_column(column: Column, where: RowLocation) -> None:
     """DataError for a column of weights that has not one number in each row."""
     if column.kind == "text" or np.prod(column.shape) != 1:
         held = "text" if column.kind == "text" else f"shape {column.shape}"
@@ -22,7 +22,7 @@ def check_column(column: Column, where: Where) -> None:
         )
 
 
-def check(found: Array, column: Column, where: Where) -> None:
+def check(found: Array, column: Column, where: RowLocation) -> None:
     """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every
     framework.
     """

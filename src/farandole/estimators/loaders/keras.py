@@ -17,7 +17,7 @@ from farandole.base.pickled import dumps
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.shapes import fits
-from farandole.inference.named import crossed, keys_of
+from farandole.inference.input_names import crossed, keys_of
 
 
 class Packed(NamedTuple):
@@ -103,7 +103,7 @@ class Loader(NamedTuple):
 
         def predict(*arrays: Any) -> tuple[Any, ...]:
             given = inputs_of(model, self.names, arrays, self.categories)
-            found = several(model.predict_on_batch(given), self.labels)
+            found = output_list(model.predict_on_batch(given), self.labels)
             # as the columns are
             return tuple(np.asarray(each).astype(np.float64) for each in found)
 
@@ -167,7 +167,7 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
     )
 
 
-def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
+def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
     """A model's outputs, as a list. Several in a dict, whose order differs between backends: in
     that of the labels whose names they have.
     """

@@ -13,7 +13,7 @@ import torch
 
 from farandole.errors import DataError
 from farandole.estimators.loaders.categories import whole_numbers
-from farandole.inference.named import crossed
+from farandole.inference.input_names import crossed
 
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -38,7 +38,7 @@ class Loader(NamedTuple):
                     arrays, self.whole, self.shapes, floating(model), torch.device("cpu")
                 )
                 with naming(model, self.names, inputs):
-                    found = several(model(*inputs), self.labels)
+                    found = output_list(model(*inputs), self.labels)
                 return tuple(each.double().numpy() for each in found)  # as the columns are
 
         return predict
@@ -95,7 +95,7 @@ def floating(model: Any) -> Any:
     )
 
 
-def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
+def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
     """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have
     their names, otherwise in their own. DataError where a label would learn from another output
     than that of its name.

@@ -20,11 +20,11 @@ from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
-from farandole.estimators.nonfinite import look
+from farandole.estimators.nonfinite import check_nonfinite
 from farandole.estimators.spark.frames import padded, prepared
+from farandole.estimators.spark.param_grid import ParamGridFits
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
-from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.estimators.trainers import rank
 from farandole.job.report import pickling
@@ -151,7 +151,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         other = None if validation is None else self._opened(validation, columns, padded(data))
         for each in (data, other):
             if each is not None:
-                look(each, columns)
+                check_nonfinite(each, columns)
         return self._train(data, other, self._backend())
 
     def fitMultiple(
@@ -165,7 +165,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         made = [self.copy(each) for each in paramMaps]
         for each in made[1:]:  # the first one does when it writes
             each._checked_columns()
-        return Several(made[0]._written(dataset), [each._trained for each in made])
+        return ParamGridFits(made[0]._written(dataset), [each._trained for each in made])
 
     def _fit(self, dataset: Any) -> Any:
         with self._written(dataset) as data:

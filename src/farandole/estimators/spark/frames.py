@@ -10,12 +10,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.data import ParquetData, from_spark
-from farandole.data.parquet.places import NullError
+from farandole.data.parquet.location import NullError
 from farandole.data.spark import spark_url
 from farandole.errors import DataError, counted
 from farandole.estimators import row_weights
-from farandole.estimators.nonfinite import KINDS, warn
-from farandole.estimators.spark.recomputed import kept, varies
+from farandole.estimators.nonfinite import KINDS, warn_nonfinite
+from farandole.estimators.spark.plan_stability import cached, may_vary
 from farandole.estimators.spec import Columns
 
 _PARTS = 1 << 30  # of the hash that splits rows
@@ -74,13 +74,13 @@ def computed_once(
     """
     if isinstance(validation, str):
         _check_sides(frame, validation)
-    if not validation or not varies(frame):
+    if not validation or not may_vary(frame):
         yield frame
         return
     if isinstance(validation, str):
         names = [*names, validation]
     found = dict.fromkeys(field_of(frame, name).name for name in names)
-    with kept(frame.select(*(F.col(quote(name)) for name in found))) as same:
+    with cached(frame.select(*(F.col(quote(name)) for name in found))) as same:
         yield same
 
 
@@ -264,7 +264,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         return
     row = found.agg(*numbers).first()
     if weight is not None:
-        seen = row_weights.Found(row["wrong"], row["wrong one"], row["above"])
+        seen = row_weights.WeightCounts(row["wrong"], row["wrong one"], row["above"])
         # nulls, by ranks
         filled = any(each.name == weight and each.fill is not None for each in data.columns)
         row_weights.check(weight, seen, data.rows, everything=not filled)
@@ -284,11 +284,11 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
             )
     for name, nan in nans.items():
         if nan is not None:
-            warn(name, row[f"nan {name}"], data.rows, columns)
+            warn_nonfinite(name, row[f"nan {name}"], data.rows, columns)
 
 
 def _of_weights(weight: Any) -> list[Any]:
-    """What ``row_weights.Found`` has, as aggregates."""
+    """What ``row_weights.WeightCounts`` has, as aggregates."""
     wrong = _not_finite(weight) | (weight < 0)
     return [
         F.sum(F.when(wrong, 1).otherwise(0)).alias("wrong"),

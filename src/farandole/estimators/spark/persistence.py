@@ -31,7 +31,7 @@ class Persistent(MLWritable, MLReadable):  # type: ignore[misc]
     """
 
     def write(self) -> Any:
-        return _Writer(self)
+        return _ModelWriter(self)
 
     @classmethod
     def read(cls) -> Any:
@@ -45,7 +45,7 @@ class Persistent(MLWritable, MLReadable):  # type: ignore[misc]
         return values
 
 
-class _Writer(MLWriter):  # type: ignore[misc]
+class _ModelWriter(MLWriter):  # type: ignore[misc]
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance

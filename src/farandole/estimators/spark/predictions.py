@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from farandole.base.pickled import dumps
 from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive, quote
-from farandole.inference.spark import predict_udf_of, sent_archive, unused
+from farandole.inference.spark import predict_udf_from_loader, sent_archive, unused
 
 _CURE = (
     "A fitted model has fill, decode and shapes from the estimator's data_options={...}."
@@ -39,7 +39,7 @@ def predicted(
     """
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
     held = unused(frame)
-    function = predict_udf_of(
+    function = predict_udf_from_loader(
         loader,
         returns=f"struct<{fields}>",
         batch_size=rows,

@@ -1,11 +1,14 @@
-"""What a rank has whatever its framework: its rows, and how far the training is."""
+"""The rows and the progress of a rank, and sums over all ranks, for any framework."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import farandole.numpy as hvd
 from farandole.estimators.batches import Batches
 from farandole.estimators.checkpoint import Checkpoint
 from farandole.estimators.progress import Progress
@@ -47,3 +50,20 @@ class Training:
     def compression(self) -> dict[str, Any]:
         """The argument of a distributed optimizer; none if the user gave none."""
         return {} if self.spec.compression is None else {"compression": self.spec.compression}
+
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Return the sums of each value over all ranks."""
+    totals: list[float] = hvd.allreduce(np.array(values, np.float64), op=hvd.Sum).tolist()
+    return totals
+
+
+def mean_over_ranks(of_rank: Mapping[str, float], rows: int) -> dict[str, float]:
+    """Return the means over the rows of all ranks. ``of_rank``: the means over the ``rows`` rows of
+    this rank. NaN if no rank has any rows.
+    """
+    *totals, count = sum_over_ranks([*(number * rows for number in of_rank.values()), rows])
+    return {
+        name: total / count if count else math.nan
+        for name, total in zip(of_rank, totals, strict=True)
+    }

@@ -17,8 +17,8 @@ import numpy as np
 
 from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
-from farandole.inference.models import Model, Place
-from farandole.inference.named import keys_of, named
+from farandole.inference.input_names import keys_of, named
+from farandole.inference.models import Execution, Model
 from farandole.inference.returns import of
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return Model.of_file("keras", path, given, _returns(model))
 
 
-def opened(path: str, options: Mapping[str, Any], place: Place) -> KerasPredictor:
+def opened(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
     """Keras' safe mode refuses files with functions in them, which would be run, unless
     ``trust_pickle`` says so.
     """
-    keras = _keras(path, str(options.get("backend", "")), place)
+    keras = _keras(path, str(options.get("backend", "")), execution)
     if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
         raise SettingsError(
             f"{path} is no .keras file, and Keras {keras.__version__} runs functions in others"
@@ -96,7 +96,7 @@ def _safe_hdf5(keras: Any) -> bool:
     return (major, minor) >= (3, 11)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> KerasPredictor:
+def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
     return KerasPredictor(model)
 
 
@@ -105,20 +105,20 @@ def _unpickled(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(cloudpickle.loads(options["custom_objects"])) if "custom_objects" in options else {}
 
 
-def _keras(path: str, backend: str, place: Place) -> Any:
+def _keras(path: str, backend: str, execution: Execution) -> Any:
     """The Keras that has written the file, on the backend it ran on, if no other is running
     here.
     """
     package = "tf_keras" if backend == "tf_keras" or _version(path).startswith("2.") else "keras"
     if package == "keras" and backend and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = backend
-    if place.device.startswith("cuda"):
-        number = place.device.partition(":")[2] or "0"
+    if execution.device.startswith("cuda"):
+        number = execution.device.partition(":")[2] or "0"
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", number)
     keras = importlib.import_module(package)
     used = "tensorflow" if package == "tf_keras" else keras.backend.backend()
     if used in ("tensorflow", "torch"):
-        importlib.import_module(f"farandole.inference.frameworks.{used}").fit(place)
+        importlib.import_module(f"farandole.inference.frameworks.{used}").fit(execution)
     return keras
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
-from farandole.inference.fixed import in_parts, rows_of
-from farandole.inference.models import Model, Place
-from farandole.inference.named import cast, named
+from farandole.inference.fixed_batch import fixed_rows, run_in_fixed_batches
+from farandole.inference.input_names import cast, named
+from farandole.inference.models import Execution, Model
 from farandole.inference.returns import Type, of
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ class OnnxPredictor:
         self._session = session
         self._inputs = {each.name: np.dtype(_dtype(each.type)) for each in session.get_inputs()}
         self._outputs = [each.name for each in session.get_outputs()]
-        self._rows = rows_of(each.shape for each in [*session.get_inputs(), *session.get_outputs()])
+        self._rows = fixed_rows(
+            each.shape for each in [*session.get_inputs(), *session.get_outputs()]
+        )
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         arrays = named(inputs, [*self._inputs], "the ONNX model", ordered=True)
         feeds = {name: cast(name, array, self._inputs[name]) for name, array in arrays.items()}
-        return in_parts(self._run, feeds, self._rows)
+        return run_in_fixed_batches(self._run, feeds, self._rows)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Any]:
         found = self._session.run(None, feeds)
@@ -55,25 +57,26 @@ def _array(output: Any) -> Any:
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    return Model.of_file("onnx", path, options, _returns(_session(str(path), Place())))
+    return Model.of_file("onnx", path, options, _returns(_session(str(path), Execution())))
 
 
-def opened(path: str, options: Mapping[str, Any], place: Place) -> OnnxPredictor:
-    return OnnxPredictor(_session(path, place))
+def opened(path: str, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
+    return OnnxPredictor(_session(path, execution))
 
 
-def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> OnnxPredictor:
-    return OnnxPredictor(_session(model.SerializeToString(), place))
+def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
+    return OnnxPredictor(_session(model.SerializeToString(), execution))
 
 
-def _session(model: str | bytes, place: Place) -> Any:
+def _session(model: str | bytes, execution: Execution) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = place.threads
+    options.intra_op_num_threads = execution.threads
     options.inter_op_num_threads = 1
     providers: list[Any] = ["CPUExecutionProvider"]
-    if place.device.startswith("cuda"):
+    if execution.device.startswith("cuda"):
         providers.insert(
-            0, ("CUDAExecutionProvider", {"device_id": int(place.device.partition(":")[2] or 0)})
+            0,
+            ("CUDAExecutionProvider", {"device_id": int(execution.device.partition(":")[2] or 0)}),
         )
     return onnxruntime.InferenceSession(model, options, providers=providers)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from farandole.errors import SettingsError, did_you_mean
-from farandole.inference.fixed import in_parts, rows_of
-from farandole.inference.models import Model, Place
-from farandole.inference.named import cast, named
+from farandole.inference.fixed_batch import fixed_rows, run_in_fixed_batches
+from farandole.inference.input_names import cast, named
+from farandole.inference.models import Execution, Model
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -27,8 +27,8 @@ class SavedModelPredictor:
 
     floating: str | None = None  # each input has its own
 
-    def __init__(self, model: Any, place: Place, signature: str = SIGNATURE) -> None:
-        fit(place)
+    def __init__(self, model: Any, execution: Execution, signature: str = SIGNATURE) -> None:
+        fit(execution)
         if signature not in model.signatures:
             known = ", ".join(model.signatures) or "none"
             near = did_you_mean(signature, model.signatures)
@@ -44,15 +44,15 @@ class SavedModelPredictor:
             *self._function.structured_input_signature[1].values(),
             *self._function.structured_outputs.values(),
         ]
-        self._rows = rows_of(
+        self._rows = fixed_rows(
             None if each.shape.rank is None else each.shape.as_list() for each in ends
         )
         self._device = (
-            place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
+            execution.device.replace("cuda", "gpu") if execution.device.startswith("cuda") else ""
         )
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        return in_parts(
+        return run_in_fixed_batches(
             self._run, named(inputs, [*self._inputs], "the SavedModel", ordered=False), self._rows
         )
 
@@ -62,12 +62,12 @@ class SavedModelPredictor:
             return {name: _array(each) for name, each in self._function(**tensors).items()}
 
 
-def fit(place: Place) -> None:
+def fit(execution: Execution) -> None:
     """Give TensorFlow the threads of the task. One that computes already keeps its own."""
-    if not place.threads:
+    if not execution.threads:
         return
     with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(place.threads)
+        tf.config.threading.set_intra_op_parallelism_threads(execution.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
@@ -78,13 +78,13 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     )
 
 
-def opened(path: str, options: Mapping[str, Any], place: Place) -> SavedModelPredictor:
-    fit(place)
-    return wrapped(tf.saved_model.load(path), options, place)
+def opened(path: str, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
+    fit(execution)
+    return wrapped(tf.saved_model.load(path), options, execution)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> SavedModelPredictor:
-    return SavedModelPredictor(model, place, str(options.get("signature", SIGNATURE)))
+def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
+    return SavedModelPredictor(model, execution, str(options.get("signature", SIGNATURE)))
 
 
 def _tensor(name: str, array: Array, dtype: Any) -> Any:

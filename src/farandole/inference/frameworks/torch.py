@@ -14,8 +14,8 @@ import torch
 
 from farandole.base import pickled
 from farandole.errors import SettingsError
-from farandole.inference.fixed import in_parts, rows_of
-from farandole.inference.models import Model, Place, computing
+from farandole.inference.fixed_batch import fixed_rows, run_in_fixed_batches
+from farandole.inference.models import Execution, Model, computing
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -37,7 +37,7 @@ _FLAGS = {  # of operations in graphs: which argument says whether they compute 
 class TorchPredictor:
     """Called in evaluation mode, without gradients; columns are the arguments, in their order."""
 
-    def __init__(self, module: Any, place: Place) -> None:
+    def __init__(self, module: Any, execution: Execution) -> None:
         if found := _training(module):
             warnings.warn(
                 f"the model's graph has {found} as in training, which eval() does not change:"
@@ -45,8 +45,9 @@ class TorchPredictor:
                 " before it is traced or exported",
                 stacklevel=2,
             )
-        self._place, self._rows = place, _rows(module)
-        self._device = _device(place.device)
+        self._execution = execution
+        self._rows = _rows(module)
+        self._device = _device(execution.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
         # an exported program knows no other mode
         with contextlib.suppress(NotImplementedError, AttributeError):
@@ -58,9 +59,11 @@ class TorchPredictor:
             self.floating = "float32"
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        fit(self._place)
+        fit(self._execution)
         with computing(self), torch.inference_mode():
-            return in_parts(lambda part: _arrays(self._called(part)), inputs, self._rows)
+            return run_in_fixed_batches(
+                lambda part: _arrays(self._called(part)), inputs, self._rows
+            )
 
     def _called(self, inputs: dict[str, Array]) -> Any:
         tensors = [self._tensor(array) for array in inputs.values()]
@@ -121,7 +124,7 @@ def _rows(module: Any) -> int:
     nodes += [
         node for node in module.graph.nodes if any(user.op == "output" for user in node.users)
     ]
-    return rows_of(getattr(node.meta.get("val"), "shape", None) for node in nodes)
+    return fixed_rows(getattr(node.meta.get("val"), "shape", None) for node in nodes)
 
 
 def _training(module: Any) -> str:
@@ -161,10 +164,10 @@ def _constant(value: Any) -> Any:
     return value if found is None else found
 
 
-def fit(place: Place) -> None:
+def fit(execution: Execution) -> None:
     """Give PyTorch the threads of the task, which may have changed since the last call."""
-    if place.threads and torch.get_num_threads() != place.threads:
-        torch.set_num_threads(place.threads)
+    if execution.threads and torch.get_num_threads() != execution.threads:
+        torch.set_num_threads(execution.threads)
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
@@ -188,16 +191,16 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)
 
 
-def opened(path: str, options: Mapping[str, Any], place: Place) -> TorchPredictor:
+def opened(path: str, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
     """Weights are mapped, so that processes of a host share them. SettingsError for files that need
     trust.
     """
-    return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), place)
+    return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), execution)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> TorchPredictor:
+def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
     return TorchPredictor(
-        model.module() if isinstance(model, torch.export.ExportedProgram) else model, place
+        model.module() if isinstance(model, torch.export.ExportedProgram) else model, execution
     )
 
 

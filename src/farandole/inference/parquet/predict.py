@@ -20,19 +20,25 @@ import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from farandole.data import paths
-from farandole.data.leftovers import own_folder
-from farandole.data.parquet.columns import Wanted, check_names
+from farandole.data.parquet.columns import ColumnOptions, check_names
 from farandole.data.parquet.sources import fragments, keys
-from farandole.data.whole import whole
+from farandole.data.scratch import scratch_folder
+from farandole.data.validate import as_int
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
-from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
-from farandole.inference.parquet.about import Field, described, for_spark, of_file
-from farandole.inference.parquet.instants import UNIT, instants
+from farandole.inference.models import MODEL_OPTIONS, Execution, Model, open_model, pack
+from farandole.inference.output_files import InputFile, OutputFile, plan_files, rows_within, share
+from farandole.inference.parquet.column_metadata import Field, described, for_spark, of_file
+from farandole.inference.parquet.int96 import UNIT, instants
 from farandole.inference.parquet.target import Target, check_apart, mark
-from farandole.inference.pieces import Piece, Source, at_once, pieces, share
 from farandole.inference.recut import Slice, take
 from farandole.inference.returns import DEFAULT, Type, parse
-from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, Predictor, predictions
+from farandole.inference.stream import (
+    BATCH_SIZE,
+    PREDICTION,
+    PredictOptions,
+    Predictor,
+    predictions,
+)
 from farandole.inference.versions import identity, identity_of
 from farandole.job.config import Placement
 
@@ -60,12 +66,12 @@ class Summary(NamedTuple):
         )
 
 
-class _Job(NamedTuple):
+class _PredictJob(NamedTuple):
     """What a rank needs to know."""
 
     model: Model
-    how: How
-    sources: tuple[Source, ...]
+    how: PredictOptions
+    sources: tuple[InputFile, ...]
     schema: Any  # of all input files: each column has one type
     described: dict[str, Field]  # columns of the input, by Spark
     where: tuple[str, dict[str, Any]]  # a path of the input, and options of its file system
@@ -75,7 +81,7 @@ class _Job(NamedTuple):
     apart: bool  # the fields of a struct are columns
     output: str
     mark: str  # of what decides about it
-    todo: tuple[Piece, ...]
+    todo: tuple[OutputFile, ...]
     # with the model's file, until all ranks have opened it; one rank has its own for as long
     folder: str | None
     threads: int
@@ -131,8 +137,8 @@ def predict_parquet(
     packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
     if options:
         raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
-    np, threads = whole("np", np, 1), whole("threads", threads, 0)
-    rows_per_file = whole("rows_per_file", rows_per_file, 1)
+    np, threads = as_int("np", np, 1), as_int("threads", threads, 0)
+    rows_per_file = as_int("rows_per_file", rows_per_file, 1)
     output = os.fspath(output)
     files, first = fragments(input, storage_options)
     schema = _merged(files, first)
@@ -146,13 +152,13 @@ def predict_parquet(
     )
     kind = parse(returns or packed.returns or DEFAULT)
     names = _names(output_columns, kind, kept, errors)
-    wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+    wanted = ColumnOptions.of(shapes, dtypes, fill, decode)
     check_names(wanted, columns)
     count = threads or max(1, len(os.sched_getaffinity(0)) // np)
-    how = How(
+    how = PredictOptions(
         tuple(columns),
         kind,
-        whole("batch_size", batch_size, 1),
+        as_int("batch_size", batch_size, 1),
         wanted,
         errors,
         key is not None,
@@ -161,16 +167,16 @@ def predict_parquet(
     )
     where = (given[0], dict(storage_options or {}))
     sources = tuple(_source(file, paths.arrow_filesystem(*where)[0]) for file in files)
-    every = pieces(sources, rows_per_file)
+    every = plan_files(sources, rows_per_file)
     apart = not isinstance(output_columns, str)
     facts = _facts(packed, how, sources, kept, names, rows_per_file, apart)
     target = Target(output, storage_options, mark(facts))
     target.begin(facts, overwrite)
     todo = tuple(piece for piece in every if not target.has(piece))
     np = min(np, len(todo))
-    with own_folder("farandole-predict") if np > 1 else contextlib.nullcontext() as folder:
+    with scratch_folder("farandole-predict") if np > 1 else contextlib.nullcontext() as folder:
         sent = packed if folder is None else packed._replace(content=b"")
-        job = _Job(
+        job = _PredictJob(
             sent,
             how,
             sources,
@@ -231,8 +237,8 @@ def _merged(files: Sequence[Any], first: Any) -> Any:
 
 def _facts(
     model: Model,
-    how: How,
-    sources: Sequence[Source],
+    how: PredictOptions,
+    sources: Sequence[InputFile],
     kept: Sequence[str],
     names: Sequence[str],
     rows: int,
@@ -263,13 +269,13 @@ def _plain(value: Any) -> str:
     return identity(value) if isinstance(value, bytes) else str(value)
 
 
-def _source(file: Any, system: Any) -> Source:
+def _source(file: Any, system: Any) -> InputFile:
     metadata = file.metadata
     size = sum(
         metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)
     )
     written, length = _version(file.path, system)
-    return Source(
+    return InputFile(
         file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())), length
     )
 
@@ -282,7 +288,7 @@ def _version(path: str, system: Any) -> tuple[int, int]:
     )
 
 
-def _compare(sources: Sequence[Source], system: Any) -> None:
+def _compare(sources: Sequence[InputFile], system: Any) -> None:
     """DataError for a file of the input that was written anew while it was read."""
     for source in sources:
         if _version(source.path, system) != (source.written, source.size):
@@ -351,7 +357,7 @@ def _names(output: str | Sequence[str], kind: Type, kept: Sequence[str], errors:
     return names
 
 
-def _run(job: _Job, np: int) -> None:
+def _run(job: _PredictJob, np: int) -> None:
     if np <= 1:
         _work(job, 0, 1)
         return
@@ -360,17 +366,17 @@ def _run(job: _Job, np: int) -> None:
     api.run(_on_rank, (job,), np=np, launcher="local")
 
 
-def _on_rank(job: _Job) -> None:
+def _on_rank(job: _PredictJob) -> None:
     placement = Placement.from_env(os.environ)
     device = f"cuda:{placement.local_rank}" if job.device == "cuda" else job.device
     _work(job._replace(device=device), placement.rank, placement.size)
 
 
-def _work(job: _Job, rank: int, size: int) -> None:
+def _work(job: _PredictJob, rank: int, size: int) -> None:
     mine = share(job.todo, rank, size)
     if not mine:
         return
-    predict = open_model(job.model, Place(job.threads, job.device), job.folder)
+    predict = open_model(job.model, Execution(job.threads, job.device), job.folder)
     if job.folder is not None:
         _opened(job.folder, rank, size)
     system = paths.arrow_filesystem(*job.where)[0]
@@ -389,7 +395,7 @@ def _opened(folder: str, rank: int, size: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterator[Any]:
+def _tables(piece: OutputFile, job: _PredictJob, predict: Predictor, system: Any) -> Iterator[Any]:
     """A piece's rows with their predictions, some at a time; at least one table."""
     source = job.sources[piece.file]
     if piece.begin == piece.end:
@@ -428,13 +434,13 @@ def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
         yield pa.concat_tables(waiting)
 
 
-def _batches(system: Any, source: Source, piece: Piece, schema: Any) -> Iterator[Any]:
+def _batches(system: Any, source: InputFile, piece: OutputFile, schema: Any) -> Iterator[Any]:
     """Rows of a piece, from the row groups that hold them. A row group is not read as a whole,
     where it is near.
     """
     constant = dict(source.keys)
     own = [name for name in schema.names if name not in constant]
-    rows = at_once(source, _READ, _READ_BYTES)
+    rows = rows_within(source, _READ, _READ_BYTES)
     near = isinstance(system, fs.LocalFileSystem)
     how = {
         "pre_buffer": not near,
@@ -493,13 +499,13 @@ def _as(column: Any, kind: Any, name: str, path: str) -> Any:
         ) from None
 
 
-def _empty(job: _Job) -> Any:
+def _empty(job: _PredictJob) -> Any:
     """The columns, without a row."""
     kept = pa.schema([job.schema.field(name) for name in job.keep]).empty_table()
     return _with(kept, pa.chunked_array([], job.how.type), job)
 
 
-def _with(table: Any, column: Any, job: _Job) -> Any:
+def _with(table: Any, column: Any, job: _PredictJob) -> Any:
     """Kept columns, and the new ones."""
     columns = [_field(column, 0), _field(column, 1)] if job.how.errors == "column" else [column]
     if job.apart:

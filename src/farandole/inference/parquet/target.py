@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import paths
 from farandole.errors import DataError, SettingsError
-from farandole.inference.pieces import Piece
+from farandole.inference.output_files import OutputFile
 
 MANIFEST = "_farandole.json"  # readers leave out names that begin so, or with a dot
 _OWN = (".part-", f".{MANIFEST}.")  # files that are not complete
@@ -78,7 +78,7 @@ class Target:
         self._system.create_dir(self._path)
         self._put(MANIFEST, json.dumps(facts).encode())
 
-    def has(self, piece: Piece) -> bool:
+    def has(self, piece: OutputFile) -> bool:
         """Whether a file holds a piece whole: after a crash of the machine it may be there, and
         torn; a call that had not ended when another one began anew may have left one of other
         facts.
@@ -93,7 +93,7 @@ class Target:
         except (pa.ArrowException, OSError):
             return False
 
-    def write(self, piece: Piece, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
+    def write(self, piece: OutputFile, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
         """A file of ``tables``, at least one, of the same columns; each is a row group, and only
         one is in memory. ``about``: metadata for its footer, beside the tables' own.
         """
@@ -106,7 +106,7 @@ class Target:
                 for table in itertools.chain([first], tables):
                     writer.write_table(table)
 
-    def finish(self, every: Sequence[Piece]) -> None:
+    def finish(self, every: Sequence[OutputFile]) -> None:
         """Remove what processes left that were ended. DataError if a piece is missing, or a file
         too many.
         """

@@ -7,12 +7,17 @@ from typing import Any
 
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
-from farandole.estimators.loaders.keras import inputs_of, several
+from farandole.estimators.loaders.keras import inputs_of, output_list
 from farandole.estimators.loaders.shapes import fits
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.keras.compiling import compile_options, heads_of, losses_of
 from farandole.estimators.trainers.keras.rows import labels_of
-from farandole.estimators.trainers.misfits import check_number, described, of_features, of_loss
+from farandole.estimators.trainers.shape_errors import (
+    check_output_count,
+    describe_columns,
+    features_error,
+    loss_error,
+)
 
 
 def _build(model: Any, batch: Batch) -> None:
@@ -62,9 +67,9 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
             inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False
         )
     except Exception as error:
-        raise of_features(described(names, batch.inputs), error) from error
-    found, labels = several(outputs, spec.columns.labels), labels_of(spec, batch)
-    check_number(found, spec.columns.labels)
+        raise features_error(describe_columns(names, batch.inputs), error) from error
+    found, labels = output_list(outputs, spec.columns.labels), labels_of(spec, batch)
+    check_output_count(found, spec.columns.labels)
     spec.payload["heads"] = heads_of(outputs, spec.columns.labels)
     shapes = [tuple(each.shape)[1:] for each in found]
     given = spec.payload["label_shapes"] or [None] * len(labels)
@@ -85,8 +90,8 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         try:
             function(*(_number(keras, each) for each in (label, output)))
         except Exception as error:
-            raise of_loss(
-                tuple(output.shape)[1:], f"label {described([name], [label])}", error
+            raise loss_error(
+                tuple(output.shape)[1:], f"label {describe_columns([name], [label])}", error
             ) from error
     return shapes
 

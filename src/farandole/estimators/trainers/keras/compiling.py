@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole.errors import DataError
-from farandole.estimators.loaders.keras import several
+from farandole.estimators.loaders.keras import output_list
 from farandole.estimators.spec import Spec
 
 
@@ -58,5 +58,5 @@ def losses_of(given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
         if not set(given) <= set(names):
             raise ValueError(f"the outputs are {', '.join(names)}")
         return [given.get(name) for name in names]
-    losses = several(given)
+    losses = output_list(given)
     return losses if len(losses) == count else losses * count

@@ -9,10 +9,9 @@ import numpy as np
 
 from farandole.estimators.batches import Batches
 from farandole.estimators.progress import parted
-from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.base import Training, mean_over_ranks, sum_over_ranks
 from farandole.estimators.trainers.keras.rows import Rows
 from farandole.estimators.trainers.keras.state import Rates, saved
-from farandole.estimators.trainers.means import means, sums
 
 
 def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
@@ -57,9 +56,9 @@ def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
             numbers, validation = parted(
                 {name: float(value) for name, value in (logs or {}).items() if name != "lr"}
             )
-            logs.update(means(numbers, rows.counts.pop(0)))
+            logs.update(mean_over_ranks(numbers, rows.counts.pop(0)))
             if held is not None and validation:
-                found = means(validation, held.of_rank)
+                found = mean_over_ranks(validation, held.of_rank)
                 logs.update({f"val_{name}": value for name, value in found.items()})
 
     return Means()
@@ -93,7 +92,7 @@ class _Exact:
     def everybody(self) -> dict[str, float]:
         """Over the rows of all ranks."""
         names = sorted(self._exact)
-        *totals, counted = sums([*(self._exact[name] for name in names), self._counted])
+        *totals, counted = sum_over_ranks([*(self._exact[name] for name in names), self._counted])
         return {name: total / counted for name, total in zip(names, totals, strict=True)}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from farandole.estimators.batches import Batch
-from farandole.estimators.loaders.torch import several
+from farandole.estimators.loaders.torch import output_list
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.lightning.rows import given
-from farandole.estimators.trainers.misfits import check_number, of_features
+from farandole.estimators.trainers.shape_errors import check_output_count, features_error
 
 
 def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None:
@@ -29,7 +29,7 @@ def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None
             columns = given(batch, spec, module)
             outputs = module(*(columns[name] for name in names))
     except Exception as error:
-        raise of_features(", ".join(names), error, by="the model's forward") from error
-    found = several(outputs, labels)
-    check_number(found, labels)
+        raise features_error(", ".join(names), error, by="the model's forward") from error
+    found = output_list(outputs, labels)
+    check_output_count(found, labels)
     return [tuple(each.shape[1:]) for each in found]

@@ -9,9 +9,8 @@ import torch
 import farandole.torch as hvd
 from farandole.estimators.batches import Batches
 from farandole.estimators.progress import parted
-from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.base import Training, mean_over_ranks
 from farandole.estimators.trainers.lightning.losses import Losses
-from farandole.estimators.trainers.means import means
 from farandole.estimators.trainers.torch.state import average_buffers, packed
 
 
@@ -56,11 +55,11 @@ class Epochs:
         numbers, held = parted(
             {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         )
-        loss, numbers = self._losses.mean(), means(numbers, self._losses.rows)
+        loss, numbers = self._losses.mean(), mean_over_ranks(numbers, self._losses.rows)
         if loss is not None:
             numbers = {"loss": loss, **numbers}
         # Of this epoch: Lightning keeps the numbers of those before.
-        validation = means(held, self._held) if self._validated else None
+        validation = mean_over_ranks(held, self._held) if self._validated else None
         state = {
             "model": module.state_dict(),
             "optimizers": [each.state_dict() for each in trainer.optimizers],

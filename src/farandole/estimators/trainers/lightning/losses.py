@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from farandole.estimators.trainers.means import sums
+from farandole.estimators.trainers.base import sum_over_ranks
 
 
 class Losses:
@@ -38,5 +38,5 @@ class Losses:
         """Over the rows of all ranks; None if there was no loss, as a module that optimizes by
         itself may have none.
         """
-        total, counted = sums([float(self.total), self.counted])
+        total, counted = sum_over_ranks([float(self.total), self.counted])
         return total / counted if counted else None

@@ -10,7 +10,7 @@ from farandole.errors import DataError
 from farandole.estimators.batches import Batch
 from farandole.estimators.loaders.torch import naming
 from farandole.estimators.spec import Spec
-from farandole.estimators.trainers.misfits import described, of_features, of_loss
+from farandole.estimators.trainers.shape_errors import describe_columns, features_error, loss_error
 from farandole.estimators.trainers.torch.losses import Objective
 from farandole.estimators.trainers.torch.rows import tensors
 
@@ -34,15 +34,16 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
                 "input_shapes reshapes them; those in categorical_cols come as whole numbers,"
                 " others as floats"
             )
-            raise of_features(
-                described(spec.columns.features, batch.inputs), error, cure=cure
+            raise features_error(
+                describe_columns(spec.columns.features, batch.inputs), error, cure=cure
             ) from error
         found, labels = objective.matched(outputs, labels)
         shapes = [tuple(each.shape[1:]) for each in found]
         try:
             loss = objective.for_batch(1.0)(found, labels, weights)
         except Exception as error:
-            raise of_loss(shapes, f"labels {described(objective.labels, labels)}", error) from error
+            described = f"labels {describe_columns(objective.labels, labels)}"
+            raise loss_error(shapes, described, error) from error
     if loss.numel() != 1:
         raise DataError(
             f"the loss gives {tuple(loss.shape)} numbers: it must give one, the mean over the batch"

@@ -12,9 +12,9 @@ import torch
 
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators.loaders.shapes import fits, rows_of
-from farandole.estimators.loaders.torch import several
+from farandole.estimators.loaders.torch import output_list
 from farandole.estimators.spec import Spec
-from farandole.estimators.trainers.misfits import check_number
+from farandole.estimators.trainers.shape_errors import check_output_count
 from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, summed
 
 
@@ -86,8 +86,8 @@ class Objective:
 
     def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
-        found = several(outputs, self.labels)
-        check_number(found, self.labels)
+        found = output_list(outputs, self.labels)
+        check_output_count(found, self.labels)
         if self.shapes:
             labels = [rows_of(*each) for each in zip(labels, self.shapes, strict=True)]
         return found, [_matched(*each) for each in zip(found, labels, self.losses, strict=True)]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from farandole.errors import DataError
-from farandole.estimators.trainers.means import sums
-from farandole.estimators.trainers.misfits import described
+from farandole.estimators.trainers.base import sum_over_ranks
+from farandole.estimators.trainers.shape_errors import describe_columns
 from farandole.estimators.trainers.torch.losses import Objective
 
 
@@ -41,7 +41,7 @@ class Numbers:
         try:
             return _plain(function(output, label))
         except Exception as error:  # the user's function
-            column = described([self._objective.labels[place]], [label])
+            column = describe_columns([self._objective.labels[place]], [label])
             raise DataError(
                 f"the metric {_name(function)} must give one number for an output of shape"
                 f" {tuple(output.shape[1:])} and the label {column}: {type(error).__name__}:"
@@ -50,7 +50,7 @@ class Numbers:
 
     def everybody(self) -> dict[str, Any]:
         """Means over the rows of all ranks."""
-        *totals, rows = sums([*self._sums.tolist(), self._rows])
+        *totals, rows = sum_over_ranks([*self._sums.tolist(), self._rows])
         loss, *others = (total / rows for total in totals)
         found: dict[str, Any] = {"loss": loss}
         groups: list[list[float]] = [[] for _ in self._objective.metrics]

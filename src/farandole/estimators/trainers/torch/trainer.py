@@ -12,8 +12,7 @@ from farandole.estimators.batches import Batch, Batches
 from farandole.estimators.loaders.torch import naming
 from farandole.estimators.progress import flat
 from farandole.estimators.spec import Result, Spec
-from farandole.estimators.trainers.base import Training
-from farandole.estimators.trainers.means import sums
+from farandole.estimators.trainers.base import Training, sum_over_ranks
 from farandole.estimators.trainers.torch.device import device_of_rank
 from farandole.estimators.trainers.torch.losses import Objective
 from farandole.estimators.trainers.torch.numbers import Numbers
@@ -41,7 +40,7 @@ class TorchTraining(Training):
         # moves its state to its parameters' device
         self.plain.load_state_dict(self.plain.state_dict())
         self.rates = [group["lr"] for group in self.plain.param_groups]
-        self.objective = Objective(spec, sums, self.size)
+        self.objective = Objective(spec, sum_over_ranks, self.size)
         self.step = self.payload["minibatch"] or minibatch
         self.validation = self.held()
 

@@ -73,9 +73,9 @@ class Spark:
 
     def _found(self) -> Any:
         if self._cluster is None:
-            from farandole.job.launch.launchers.spark.cluster import Cluster
+            from farandole.job.launch.launchers.spark.cluster import SparkCluster
 
-            self._cluster = Cluster.active(self._create)
+            self._cluster = SparkCluster.active(self._create)
         return self._cluster
 
     def allocate(self, request: Request) -> AgentAllocation:

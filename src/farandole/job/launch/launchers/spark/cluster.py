@@ -27,7 +27,7 @@ _BOOT = Path(boot.__file__)
 PRIVATE = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
 
 
-class Cluster:
+class SparkCluster:
     """The Spark application of this process."""
 
     def __init__(self, context: Any) -> None:
@@ -35,7 +35,7 @@ class Cluster:
         self._conf = context.getConf()
 
     @classmethod
-    def active(cls, create: bool = False) -> Cluster:
+    def active(cls, create: bool = False) -> SparkCluster:
         """The running one; with ``create``, started from what is configured if there is none. Else
         SettingsError.
         """

@@ -13,7 +13,7 @@ class NullError(DataError):
     column = ""
 
 
-class Where(NamedTuple):
+class RowLocation(NamedTuple):
     """Where rows stand: a file, and the first of them in it."""
 
     file: str
@@ -24,7 +24,7 @@ class Where(NamedTuple):
         return DataError(f"{self.file}{place}, column {column!r}: {text}")
 
 
-class InFrame(Where):
+class FrameLocation(RowLocation):
     """Rows of a DataFrame: its user knows neither the files that it was written to nor their
     order.
     """
@@ -33,7 +33,7 @@ class InFrame(Where):
         return DataError(f"column {column!r} of the DataFrame: {text}")
 
 
-def null_error(name: str, row: int | None, where: Where) -> NullError:
+def null_error(name: str, row: int | None, where: RowLocation) -> NullError:
     told = where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
     error = NullError(*told.args)
     error.column = name

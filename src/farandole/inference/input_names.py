@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.data.parquet import casts
+from farandole.data.parquet import numeric_cast
 from farandole.errors import DataError, SettingsError, counted
-from farandole.inference.isolate import WholeError
+from farandole.inference.isolate import BatchError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -21,10 +21,10 @@ def named(
     """``columns`` by the model's ``names``: by their own names if these are the model's, otherwise
     in order. Several inputs that have no order (``ordered``: whether they have) must have the
     columns' names, and no column may come in the place of an input when another one has its name:
-    WholeError.
+    BatchError.
     """
     if len(columns) != len(names):
-        raise WholeError(
+        raise BatchError(
             SettingsError(
                 f"{what} takes {', '.join(names)}, and is given {counted(len(columns), 'column')}"
             )
@@ -32,14 +32,14 @@ def named(
     if set(columns) == set(names):
         return {name: columns[name] for name in names}
     if len(names) > 1 and not ordered:
-        raise WholeError(
+        raise BatchError(
             SettingsError(
                 f"{what} takes {', '.join(names)}, in no order, and columns {', '.join(columns)}"
                 " are given: give them the names of the inputs, with inputs="
             )
         )
     if crossed([*columns], names):
-        raise WholeError(
+        raise BatchError(
             SettingsError(
                 f"{what} takes {', '.join(names)}, and columns {', '.join(columns)} are given: in"
                 f" order, {crossed([*columns], names)!r} would come in the place of another input;"
@@ -75,7 +75,7 @@ def cast(name: str, array: Array, dtype: Any) -> Array:
     """With the input's dtype. DataError where that would change numbers, other than round them."""
     if array.dtype == object or np.dtype(dtype) == object:
         return np.ascontiguousarray(array, dtype)
-    found, place = casts.cast(array, dtype)
+    found, place = numeric_cast.cast(array, dtype)
     if place >= 0:
         value = array.reshape(-1)[place]
         raise DataError(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from farandole.errors import DataError
-from farandole.inference.isolate import WholeError
-from farandole.inference.named import cast, named
+from farandole.inference.input_names import cast, named
+from farandole.inference.isolate import BatchError
 
 X, Y = np.ones(2), np.zeros(2)
 
@@ -17,14 +17,14 @@ def test_inputs_without_an_order_are_found_by_their_names() -> None:
     assert (found["a"] is Y, found["b"] is X) == (True, True)
     assert named({"x": X}, ["a"], "the model", ordered=False)["a"] is X
     assert named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=True)["b"] is Y
-    with pytest.raises(WholeError, match="takes a, b, in no order, and columns x, y are given"):
+    with pytest.raises(BatchError, match="takes a, b, in no order, and columns x, y are given"):
         named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=False)
 
 
 def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_name() -> None:
     for columns in ({"b": X, "c": Y}, {"c": X, "a": Y}):
         with pytest.raises(
-            WholeError,
+            BatchError,
             match=r"takes a, b, and columns .* in order, '[ab]' would come in the place of",
         ):
             named(columns, ["a", "b"], "the model", ordered=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-PIECE_BYTES = 128 << 20  # of a piece's rows in memory, about
+FILE_BYTES = 128 << 20  # of a piece's rows in memory, about
 
 
-class Source(NamedTuple):
+class InputFile(NamedTuple):
     """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds,
     and ``size``: of the file; -1: nobody says. ``keys``: the values in its path, as in
     year=2024/part.parquet.
@@ -22,7 +22,7 @@ class Source(NamedTuple):
     size: int = -1
 
 
-class Piece(NamedTuple):
+class OutputFile(NamedTuple):
     """Rows ``begin`` to ``end - 1`` of input file ``file``: one file of the output."""
 
     number: int
@@ -35,24 +35,24 @@ class Piece(NamedTuple):
         return f"part-{self.number:05d}.parquet"
 
 
-def pieces(sources: Sequence[Source], rows: int) -> list[Piece]:
+def plan_files(sources: Sequence[InputFile], rows: int) -> list[OutputFile]:
     """All rows of all files, in order: at most ``rows`` in a piece, and fewer where they are large.
     An input without rows is one empty piece, so that its columns are written, too.
     """
-    found: list[Piece] = []
+    found: list[OutputFile] = []
     for file, source in enumerate(sources):
-        most = at_once(source, rows, PIECE_BYTES)
+        most = rows_within(source, rows, FILE_BYTES)
         for begin in range(0, source.rows, most):
-            found.append(Piece(len(found), file, begin, min(begin + most, source.rows)))
-    return found or [Piece(0, 0, 0, 0)]
+            found.append(OutputFile(len(found), file, begin, min(begin + most, source.rows)))
+    return found or [OutputFile(0, 0, 0, 0)]
 
 
-def at_once(source: Source, rows: int, size: int) -> int:
+def rows_within(source: InputFile, rows: int, size: int) -> int:
     """How many rows of a file are ``rows`` at most, and ``size`` bytes; at least one."""
     each = source.bytes / max(source.rows, 1)
     return max(1, min(rows, int(size / max(each, 1e-9))))
 
 
-def share(todo: Sequence[Piece], rank: int, size: int) -> list[Piece]:
+def share(todo: Sequence[OutputFile], rank: int, size: int) -> list[OutputFile]:
     """A rank's pieces: neighbours go to different ranks, so that the last ones end together."""
     return list(todo[rank::size])

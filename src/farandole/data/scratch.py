@@ -16,10 +16,10 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def own_folder(prefix: str) -> Iterator[str]:
+def scratch_folder(prefix: str) -> Iterator[str]:
     """A temporary folder of this process, until the ``with`` block ends."""
-    sweep(tempfile.gettempdir(), prefix)
-    path = os.path.join(tempfile.gettempdir(), own_name(prefix))
+    remove_abandoned(tempfile.gettempdir(), prefix)
+    path = os.path.join(tempfile.gettempdir(), scratch_name(prefix))
     os.mkdir(path, 0o700)
     try:
         yield path
@@ -27,14 +27,14 @@ def own_folder(prefix: str) -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def own_name(prefix: str) -> str:
+def scratch_name(prefix: str) -> str:
     """A name for a folder of this process, which no other one has."""
     pid = os.getpid()
     process = f"{socket.gethostname()}-{pid}-{_started(pid)}-{_namespace()}"
     return f"{prefix}-{process}-{next(_numbers)}"
 
 
-def sweep(parent: str | None, prefix: str) -> None:
+def remove_abandoned(parent: str | None, prefix: str) -> None:
     """Remove such folders of processes of this host that have ended."""
     if parent is None or not os.path.isdir(parent):
         return

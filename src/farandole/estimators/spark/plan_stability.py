@@ -38,7 +38,7 @@ _ALIKE = {
 }
 
 
-def varies(frame: Any) -> bool:
+def may_vary(frame: Any) -> bool:
     """Whether Spark may compute other rows each time. What it keeps already does not count. True
     where only a server has the plan (Spark Connect).
     """
@@ -63,7 +63,7 @@ class _Kept:
 
 
 @contextlib.contextmanager
-def kept(frame: Any) -> Iterator[Any]:
+def cached(frame: Any) -> Iterator[Any]:
     """The DataFrame, computed once, until the ``with`` block ends."""
     try:
         held = _take(frame)

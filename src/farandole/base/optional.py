@@ -1,6 +1,4 @@
-"""Packages that only some programs need: imported when they are used, with the cure where they are
-missing.
-"""
+"""Optional packages: imported when they are used. A missing one is reported with the cure."""
 
 from __future__ import annotations
 
@@ -8,9 +6,9 @@ import importlib
 from typing import Any
 
 
-def need(module: str, purpose: str) -> Any:
-    """The module; ImportError that says what to install. ``purpose``: what is done with it, for the
-    message.
+def require(module: str, purpose: str) -> Any:
+    """Import and return ``module``. ImportError that says what to install if it is missing.
+    ``purpose``: the use of the module, for the message.
     """
     try:
         return importlib.import_module(module)

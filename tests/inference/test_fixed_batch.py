@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.inference.fixed import in_parts, rows_of
-from farandole.inference.models import Place, open_model, pack
+from farandole.inference.fixed_batch import fixed_rows, run_in_fixed_batches
+from farandole.inference.models import Execution, open_model, pack
 
 X = np.arange(14, dtype=np.float32).reshape(7, 2)
-HERE = Place(1)
+HERE = Execution(1)
 
 
 def negated(fixed: int, folder: Path, kind: str) -> Any:
@@ -70,12 +70,12 @@ def test_a_program_whose_result_is_none_of_rows_gets_all_at_once() -> None:
 
 
 def test_rows_that_all_shapes_have() -> None:
-    assert rows_of([(3, 2), (3,)]) == 3
+    assert fixed_rows([(3, 2), (3,)]) == 3
     assert [
-        rows_of(each)
+        fixed_rows(each)
         for each in ([(3,), (2,)], [(3,), ()], [(None, 2)], [("rows", 2)], [None, (3,)], [])
     ] == [0] * 6
 
 
 def test_no_rows_are_given_as_they_come() -> None:
-    assert in_parts(lambda inputs: inputs["x"], {"x": X[:0]}, 3).shape == (0, 2)
+    assert run_in_fixed_batches(lambda inputs: inputs["x"], {"x": X[:0]}, 3).shape == (0, 2)

@@ -10,13 +10,13 @@ from typing import Any
 from farandole.errors import DataError
 
 
-def described(names: Sequence[str], arrays: Iterable[Any]) -> str:
+def describe_columns(names: Sequence[str], arrays: Iterable[Any]) -> str:
     """Columns with the type and the shape of a row, for messages."""
     pairs = zip(names, arrays, strict=True)
     return ", ".join(f"{name} {each.dtype}{list(each.shape[1:])}" for name, each in pairs)
 
 
-def of_features(
+def features_error(
     features: str, error: Exception, *, by: str = "the model", cure: str = ""
 ) -> DataError:
     """For a model that raised ``error``. ``by``: which part of it."""
@@ -26,7 +26,7 @@ def of_features(
     )
 
 
-def of_loss(outputs: Any, labels: str, error: Exception) -> DataError:
+def loss_error(outputs: Any, labels: str, error: Exception) -> DataError:
     """For a loss that raised ``error``. ``outputs``: their shapes."""
     return DataError(
         f"the loss cannot take outputs of shape {outputs} and {labels}: {type(error).__name__}:"
@@ -34,7 +34,7 @@ def of_loss(outputs: Any, labels: str, error: Exception) -> DataError:
     )
 
 
-def check_number(outputs: Sequence[Any], labels: Sequence[str]) -> None:
+def check_output_count(outputs: Sequence[Any], labels: Sequence[str]) -> None:
     """DataError unless there is one output for each label."""
     if len(outputs) != len(labels):
         raise DataError(

@@ -19,7 +19,7 @@ _FACTS = (
 )
 
 
-class Stamp(NamedTuple):
+class FileVersion(NamedTuple):
     """``size``: bytes, -1 for a file that is not there. ``version``: its time, or what the file
     system calls its contents; "" where it says neither.
     """
@@ -33,7 +33,7 @@ class Stamp(NamedTuple):
         return f"{self.size} bytes" + (f" of {self.version}" if self.version else "")
 
 
-def stamp(system: Any, path: str) -> Stamp:
+def file_version(system: Any, path: str) -> FileVersion:
     """The file as it is now. ``system``: pyarrow's file system, or one of fsspec within it. Raises
     OSError.
     """
@@ -41,16 +41,16 @@ def stamp(system: Any, path: str) -> Stamp:
     if other is None:
         found = system.get_file_info(path)
         if found.size is None:
-            return Stamp(-1, "")
-        return Stamp(
+            return FileVersion(-1, "")
+        return FileVersion(
             found.size, "" if found.mtime_ns is None else str(np.datetime64(found.mtime_ns, "ns"))
         )
     other.invalidate_cache(other._parent(path))  # it would tell what it has heard before
     try:
         facts = other.info(path)
     except FileNotFoundError:
-        return Stamp(-1, "")
-    return Stamp(
+        return FileVersion(-1, "")
+    return FileVersion(
         int(facts.get("size") or 0),
         next((str(facts[name]) for name in _FACTS if facts.get(name)), ""),
     )

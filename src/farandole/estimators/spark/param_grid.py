@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 Data = TypeVar("Data")
 
 
-class Several(Generic[Data]):
+class ParamGridFits(Generic[Data]):
     """An iterator over numbers and models, which several threads may share.
 
     ``data`` is entered now, and left when the last training has ended, or one has failed, or nobody
@@ -31,7 +31,7 @@ class Several(Generic[Data]):
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
 
-    def __iter__(self) -> Several[Data]:
+    def __iter__(self) -> ParamGridFits[Data]:
         return self
 
     def __next__(self) -> tuple[int, Any]:

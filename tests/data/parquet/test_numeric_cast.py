@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from farandole.data.parquet.casts import bounds, cast, is_number, rule
+from farandole.data.parquet.numeric_cast import bounds, cast, is_number, rule
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]

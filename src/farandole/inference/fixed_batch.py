@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-def rows_of(shapes: Iterable[Sequence[Any] | None]) -> int:
+def fixed_rows(shapes: Iterable[Sequence[Any] | None]) -> int:
     """The number of rows that all inputs and outputs have; 0 if they take any number, or have none
     in common.
     """
@@ -21,7 +21,7 @@ def rows_of(shapes: Iterable[Sequence[Any] | None]) -> int:
     return int(lengths.pop()) if len(lengths) == 1 else 0
 
 
-def in_parts(
+def run_in_fixed_batches(
     compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int
 ) -> Any:
     """What ``compute`` gives for all rows of ``inputs``, called with ``rows`` of them at a time (0:
