@@ -54,9 +54,6 @@ SPECS = (
     "gossip:ring+topk:0.05",
     "gossip:ring+onebit",
     "gossip_async",
-    "gossip_async+int8",
-    "gossip_async:ring+topk:0.05",
-    "gossip_async:ring+onebit",
     "ps",
     "ps_async",
     "ssp:3",
@@ -175,11 +172,8 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
     seen = getattr(strategy, "staleness", None)
     pushed = seen.pushes * sum(weight.nbytes for weight in model.parameters()) if seen else 0
     common = getattr(strategy, "common", "")
-    if made is not None and common == "pairs":
-        nbytes = sent.nbytes + made.sent
-    else:
-        counted = made is None or common == "neighbours"  # messages are as small as they travel
-        nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
+    counted = made is None or common == "neighbours"  # messages are as small as they travel
+    nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
     return Result(accuracy(model, data), nbytes / 2**20, seconds, seen.mean if seen else 0.0)
 
 

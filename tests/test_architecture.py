@@ -33,6 +33,7 @@ strategies
 checks
 core.api
 job.context job.launch
+core.gossip
 core.engine core.ps core.groups
 core.observe job.bootstrap
 core.collectives core.transports job.report

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farandole.strategies.codecs import codec as codec_of
-from farandole.strategies.modes.gossip import Gossip
+from farandole.strategies.gossip.synchronous import Gossip
 from farandole.strategies.modes.local_sgd import LocalSGD
 from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values

@@ -24,8 +24,8 @@ __getattr__, __dir__ = lazy.names(
     {
         "modes.local_sgd": ("LocalSGD", "BMUF", "DiLoCo"),
         "modes.easgd": ("EASGD",),
-        "modes.gossip": ("Gossip",),
-        "modes.gossip_async": ("AsyncGossip",),
+        "gossip.synchronous": ("Gossip",),
+        "gossip.background": ("AsyncGossip",),
         "modes.parameter_server": ("ParameterServer", "AsyncParameterServer", "SSP"),
     },
 )

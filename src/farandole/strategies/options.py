@@ -13,6 +13,7 @@ from farandole.base.types import DType, ReduceOp
 from farandole.core.api.compression import CastCompressor, NoneCompressor
 from farandole.core.api.ops import WORLD, check_process_set
 from farandole.core.api.ops import factor as number
+from farandole.errors import SettingsError
 from farandole.job import context
 from farandole.job.config import Settings
 from farandole.job.context import ProcessSet
@@ -212,7 +213,7 @@ def _codec(
     made = codec_of(codec)
     told = f"codec={(made.spec if made else codec)!r}"
     if made and not isinstance(strategy, str) and (why := unfit(strategy, made)):
-        raise ValueError(f"{told} {why}")
+        raise SettingsError(f"{told} {why}")
     if op not in LINEAR:
         raise ValueError(
             f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out"

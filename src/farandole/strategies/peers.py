@@ -19,16 +19,16 @@ from farandole.core.engine import Engine, Entry
 from farandole.errors import JoinedError
 from farandole.job import context
 from farandole.strategies.deltas import deltas
+from farandole.strategies.gossip.copies import Copies, cut, joined
+from farandole.strategies.gossip.pairs import PairAverages
 from farandole.strategies.list_reducer import GradientListReducer
-from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.pairs import Pairs
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
+    from farandole.core.gossip.peer_group import PeerGroup
     from farandole.core.ps.client import Group, Pushed
     from farandole.core.ps.clocks import Rule
-    from farandole.core.ps.peer import PeerGroup
 
 
 class EnginePeers:
@@ -54,7 +54,7 @@ class EnginePeers:
         self.engine, self.name, self._spec = engine, name, spec
         self._set = options.process_set
         self._ranks = options.process_set.ranks or range(self.size)
-        self._pairs: Pairs | None = None
+        self._pairs: PairAverages | None = None
         self._compared = False  # the weights that are swapped
         self._digested: tuple[Any, Array] | None = None  # those of the last swap, and their digest
         self._centre: Group | None = None
@@ -254,7 +254,6 @@ class EnginePeers:
         group.take([*changes, *statistics])
         group.rest()
         self.barrier()  # nobody asks any more
-        group.forget()
         own = [*(np.zeros_like(change) for change in changes), *statistics]
         group.take(own)
         means = [array.copy() for array in own]
@@ -285,7 +284,9 @@ class EnginePeers:
             # a process set that is made anew has the same numbers
             changes = context.changes_before(self._set)
             name = f"{self.name}.{changes}"
-            self._pairs = Pairs(self.engine, name, self._ranks, self._tell, self._of_pushes, gamma)
+            self._pairs = PairAverages(
+                self.engine, name, self._ranks, self._tell, 1.0 if gamma is None else gamma
+            )
         return self._pairs.group(anchors, statistics, self.names_of(anchors))
 
     def names_of(self, weights: Sequence[Array]) -> Sequence[str]:

@@ -59,9 +59,14 @@ def unfit(strategy: Strategy, codec: Codec) -> str:
         return (
             f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
             " their own: leave one of them out, or take local_sgd, bmuf, diloco, easgd, ps,"
-            " ps_async, ssp, gossip or gossip_async"
+            " ps_async, ssp or gossip"
         )
-    if strategy.common in ("centre", "neighbours", "pairs") and not isinstance(codec, PushCodec):
+    if strategy.common == "pairs":
+        return (
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks average in pairs"
+            " in the background: take gossip, which goes with a codec, or leave out the codec"
+        )
+    if strategy.common in ("centre", "neighbours") and not isinstance(codec, PushCodec):
         what = (
             "each pushes by itself"
             if strategy.common == "centre"

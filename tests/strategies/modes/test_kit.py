@@ -57,10 +57,7 @@ TestNesterov, TestAdam = (
     kit("ps_async:2,optimizer=adam,lr=0.05"),
 )
 
-TestCodedGossip, TestCodedPairs = (
-    kit("gossip:exponential", "int8"),
-    kit("gossip_async:complete", "topk:0.25"),
-)
+TestCodedGossip = kit("gossip:exponential", "int8")
 
 
 def test_the_kit_runs_every_mode_that_there_is() -> None:

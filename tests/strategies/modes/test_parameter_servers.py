@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.strategies.modes.gossip_async import AsyncGossip
+from farandole.strategies.gossip.background import AsyncGossip
 from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServer, ParameterServer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of

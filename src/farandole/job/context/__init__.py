@@ -29,10 +29,10 @@ from farandole.job.report import reporter
 from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
+    from farandole.core.gossip.peer_group import PeerServer
     from farandole.core.groups.messages import Messages
     from farandole.core.observe.exchanges import ExchangeCounts
     from farandole.core.ps.client import Servers
-    from farandole.core.ps.peer import PeerServer
     from farandole.job.context.server_access import ServerAccess
 
 

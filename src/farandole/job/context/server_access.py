@@ -17,7 +17,7 @@ from farandole.net import interfaces
 from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
-    from farandole.core.ps.peer import PeerServer
+    from farandole.core.gossip.peer_group import PeerServer
 
 # seconds for which rank 0 serves after its own end; the others train that long without it
 AFTER = 3600.0
@@ -61,7 +61,7 @@ class ServerAccess:
                     "ranks that average in the background need the store of a job, and this one has"
                     " none: start it with farandole run, farandole.run, mpirun or srun"
                 )
-            from farandole.core.ps.peer import PeerServer
+            from farandole.core.gossip.peer_group import PeerServer
 
             at = interfaces.offered(store.host, self._settings.network_interfaces)
             hosts = [interfaces.parted(address)[0] for address in at.split(",")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from farandole.core.ps.pairs import SharedWeights
+from farandole.core.gossip.shared_weights import SharedWeights
 
 
 def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
@@ -35,3 +35,12 @@ def test_statistics_that_a_rank_was_given_otherwise_change_by_what_it_does() -> 
     found = np.array([1.25])
     shared.take([np.zeros(1), found])
     assert found.tolist() == [0.75]  # 2 - 0.5 - 1, and the 0.25 of the last step
+
+
+def test_gamma_is_the_part_of_the_way_that_a_pair_goes() -> None:
+    one, other = (SharedWeights([np.full(3, value)], gamma=0.5) for value in (0.0, 1.0))
+    lent = [flat.copy() for flat in one.flat]
+    other.halve(lent)
+    one.move(lent)
+    assert one.trained[0].tolist() == [0.25] * 3
+    assert other.trained[0].tolist() == [0.75] * 3

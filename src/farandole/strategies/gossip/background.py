@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
 from farandole.strategies.deltas import Staleness, deltas, restart_from
-from farandole.strategies.modes.gossip import GRAPHS
+from farandole.strategies.gossip.synchronous import GRAPHS
 from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ class AsyncGossip:
     late. Each average keeps the sum of both. ``damp``: what a rank has learned is divided by the
     number of averages since its last exchange (Zhang et al., "Staleness-aware Async-SGD", 2016).
     ``staleness``: what this rank has seen of those. ``gamma``: how much of the way to their mean
-    the two of a pair go, more than 0 and at most 1; None: all of it. With a codec they go to what
-    they know of each other's weights, as in CHOCO-SGD (Koloskova et al., 2019), None is what suits
-    the codec, and they keep copies of both for each neighbour. Raises ValueError for options that
-    make no sense.
+    the two of a pair go, more than 0 and at most 1; None: all of it. There is no codec: ``Gossip``
+    goes with one. Raises ValueError for options that make no sense.
     """
 
     name = "gossip_async"

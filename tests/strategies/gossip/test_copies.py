@@ -15,8 +15,8 @@ import farandole.numpy
 from farandole.base.contracts import Consensus
 from farandole.errors import JoinedError
 from farandole.strategies.codecs import codec as codec_of
-from farandole.strategies.modes.gossip import GRAPHS, Gossip
-from farandole.strategies.neighbours import Copies
+from farandole.strategies.gossip.copies import Copies
+from farandole.strategies.gossip.synchronous import GRAPHS, Gossip
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job

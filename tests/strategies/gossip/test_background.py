@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.strategies.modes.gossip import GRAPHS
-from farandole.strategies.modes.gossip_async import AsyncGossip, asked
+from farandole.errors import SettingsError
+from farandole.strategies.gossip.background import AsyncGossip, asked
+from farandole.strategies.gossip.synchronous import GRAPHS
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
@@ -43,10 +44,12 @@ def take_turns(
     ``then``: after each.
     """
     import farandole.numpy as hvd
-    from farandole.core.ps import peer
+    from farandole.core.gossip import peer_group
 
-    step, patience = 0, peer.BUSY
-    peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
+    step, patience = 0, peer_group.BUSY
+    peer_group.BUSY = (
+        30.0  # nobody goes on to another neighbour while one comes to the end of an average
+    )
     for place, turn in enumerate(ORDER):
         # nobody is at the end of an average of all: others would meet the weights of before
         hvd.barrier()
@@ -60,7 +63,7 @@ def take_turns(
                 rested(exchange)
         hvd.barrier()
         then(place)
-    peer.BUSY = patience
+    peer_group.BUSY = patience
 
 
 def test_ranks_are_their_model() -> None:
@@ -291,6 +294,14 @@ def test_specs(spec: str, full: str) -> None:
     assert found.spec == full
 
 
+def test_how_far_a_pair_goes_is_an_argument() -> None:
+    assert AsyncGossip.parse("ring,gamma=0.25").spec == "gossip_async:ring,every=1,gamma=0.25"
+    with pytest.raises(
+        ValueError, match=r"gossip_async: gamma='2' must be more than 0 and at most 1"
+    ):
+        AsyncGossip(gamma="2")
+
+
 def test_what_makes_no_sense() -> None:
     for spec, text in [
         ("gossip_async:star", "gossip_async: graph='star' must be ring, torus"),
@@ -303,11 +314,11 @@ def test_what_makes_no_sense() -> None:
     ]:
         with pytest.raises(ValueError, match=text):
             strategy_of(spec)
-    with pytest.raises(
-        ValueError,
-        match=r"codec='sign' adds up what all ranks have.*each sends to its neighbours alone",
-    ):
-        gradient_options(strategy="gossip_async", codec="sign")
+    for codec in ("sign", "int8"):
+        with pytest.raises(
+            SettingsError, match=rf"codec='{codec}' .* take gossip, which goes with a codec"
+        ):
+            gradient_options(strategy="gossip_async", codec=codec)
 
     def fn(rank: int) -> None:
         for strategy, weights, text in [

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.core.ps import peer as peer_module
+from farandole.core.gossip import partner as partner_module
+from farandole.core.gossip.peer_group import PeerGroup, PeerServer
+from farandole.core.gossip.shared_weights import SharedWeights
 from farandole.core.ps.dial import dial
-from farandole.core.ps.pairs import SharedWeights
-from farandole.core.ps.peer import PeerGroup, PeerServer
 from farandole.errors import PeerLostError, UnfinishedHandshakeError
 from farandole.net.handshake import new_secret
 from tests.kits.worlds import until
@@ -98,7 +98,9 @@ class Ranks:
 
     def group(self, rank: int, first: Sequence[Any]) -> PeerGroup:
         addresses = [server.address for server in self.servers]
-        return PeerGroup(self.servers[rank], "g", addresses, range(len(addresses)), first, 0)
+        return PeerGroup(
+            self.servers[rank], "g", addresses, range(len(addresses)), SharedWeights(first)
+        )
 
 
 @contextmanager
@@ -187,7 +189,7 @@ def test_a_partner_that_hangs_up_on_its_caller_is_called_again(
     with serving(2) as ranks:
         groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(2)]
         ranks.servers[1].close()
-        monkeypatch.setattr(peer_module, "dial", hangs_up_once)
+        monkeypatch.setattr(partner_module, "dial", hangs_up_once)
         groups[0].ask([1])
         groups[0].rest(60)
         with pytest.raises(
@@ -203,7 +205,7 @@ def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is
         groups = [ranks.group(rank, [np.full(2 + (rank == 2), float(rank))]) for rank in range(3)]
         # it has accepted, and does nothing
         with groups[1]._changed, monkeypatch.context() as patch:
-            patch.setattr(peer_module, "SILENCE", 0.2)
+            patch.setattr(partner_module, "SILENCE", 0.2)
             groups[0].ask([1])
             groups[0].rest(60)
         assert groups[0].asked == 0
@@ -224,7 +226,7 @@ def test_ranks_that_have_other_weights_for_long_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for anybody: they would train apart without a word."""
-    monkeypatch.setattr(peer_module, "APART", -1.0)  # at once
+    monkeypatch.setattr(partner_module, "APART", -1.0)  # at once
     with serving(2) as ranks:
         groups = [ranks.group(rank, [np.zeros(2)]) for rank in range(2)]
         for number in range(3):

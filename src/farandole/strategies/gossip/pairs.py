@@ -1,5 +1,5 @@
-"""Averages in pairs, in the background: one optimizer's weights on this rank, and how it finds the
-other ranks.
+"""Averages in pairs, in the background: the weights of one optimizer on this rank, and how it finds
+the other ranks.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farandole.base.contracts import PushCodec
 from farandole.base.digests import digest_of_text
 from farandole.checks.agreement import gathered
 from farandole.checks.consistency import check_same_weights, describe_weights
@@ -16,15 +15,13 @@ from farandole.job import context
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-    from farandole.core.ps.pairs import Averages, SharedWeights
-    from farandole.core.ps.peer import PeerGroup
+    from farandole.core.gossip.peer_group import PeerGroup
 
 
-class Pairs:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the
-    engine's; ``tell``: an activity that is over, its begin and its end; on any thread. ``codec``:
-    None, or what compresses averages; ``gamma``: how much of the way two ranks go, None: all of it,
-    or what suits the codec.
+class PairAverages:
+    """``name``: of the optimizer, the same on all ranks; ``ranks``: the engine's ranks as numbers
+    in the job; ``on_average``: called after each average, on any thread, with its name, begin and
+    end; ``gamma``: how much of the way to their mean two ranks go.
     """
 
     def __init__(
@@ -32,12 +29,14 @@ class Pairs:
         engine: Engine,
         name: str,
         ranks: Sequence[int],
-        tell: Callable[[str, float, float], None],
-        codec: PushCodec | None = None,
-        gamma: float | None = None,
+        on_average: Callable[[str, float, float], None],
+        gamma: float,
     ) -> None:
-        self._codec, self._gamma = codec, gamma
-        self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
+        self._engine = engine
+        self._name = name
+        self._ranks = ranks
+        self._on_average = on_average
+        self._gamma = gamma
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
         self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the group has
@@ -59,22 +58,22 @@ class Pairs:
             self._meet(weights, names)
         held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
         if self._group is None or held != self._held:  # weights were added
-            from farandole.core.ps.peer import PeerGroup  # here: other strategies need no sockets
+            # here: other strategies need no sockets
+            from farandole.core.gossip.peer_group import PeerGroup
+            from farandole.core.gossip.shared_weights import SharedWeights
 
             shown = self._ended()
-            self._held, self._begun, self._groups = held, weights, self._groups + 1
-            name = f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}"
+            self._held = held
+            self._begun = weights
+            self._groups += 1
             first = [*(shown.get(id(weight), weight) for weight in weights), *statistics]
-            server = context.peer_server()
             self._group = PeerGroup(
-                server,
-                name,
+                context.peer_server(),
+                f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}",
                 self._addresses,
                 self._ranks,
-                first,
-                len(statistics),
-                self._tell,
-                self._averages(names),
+                SharedWeights(first, len(statistics), self._gamma),
+                self._on_average,
                 digest=digest_of_text(describe_weights(weights, names)),
             )
         return self._group
@@ -88,16 +87,6 @@ class Pairs:
             if group is None
             else {id(one): view for one, view in zip(self._begun, group.trained, strict=True)}
         )
-
-    def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
-        from farandole.core.ps.pairs import WholeAverages
-
-        codec, gamma, rank = self._codec, self._gamma, self._ranks[self._engine.rank]
-        if codec is None:
-            return lambda shared: WholeAverages(shared, 1.0 if gamma is None else gamma)
-        from farandole.strategies.pair_copies import CodedAverages
-
-        return lambda shared: CodedAverages(shared, codec, names, rank, gamma)
 
     def other_weights(self) -> None:
         """Those of the next call are others, maybe of the same shapes."""

@@ -1,0 +1,1 @@
+"""Averages of weights between pairs of ranks, in the background."""

@@ -1,0 +1,194 @@
+"""Another rank, as the one that asks it for an average sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farandole.base.log import logger
+from farandole.core.ps.dial import dial
+from farandole.core.ps.wire import Message, receive, receive_into, send
+from farandole.errors import (
+    HorovodInternalError,
+    PeerLostError,
+    UnfinishedHandshakeError,
+    WireError,
+)
+from farandole.net.handshake import Session
+from farandole.net.liveness import await_answer, silent
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+PURPOSE = "weights"
+SILENCE = 5.0  # seconds without an answer until a partner is left alone
+AGAIN = 30.0  # seconds for which it is
+# seconds for which a partner may have other weights until a warning: steps take ranks other times
+APART = 60.0
+PAUSE = 0.02  # seconds until one that hung up is called again
+_GONE: Message = {"gone": True}
+
+
+class Caller(Protocol):
+    """The rank that asks. ``ended(rank)``: has that rank left the job in order?"""
+
+    rank: int
+    secret: str
+    ended: Callable[[int], bool]
+
+
+class Partner:
+    """Another rank, as the one that asks sees it. ``address``: of its ``PeerServer``."""
+
+    def __init__(self, rank: int, address: dict[str, Any], caller: Caller) -> None:
+        self.rank = rank
+        self._address = address
+        self._caller = caller
+        self._session: Session | None = None
+        self._silent_until = 0.0
+        self._gone = False
+        self._warned = False
+        self._unknown_since = math.inf  # it does not know what this rank would average
+
+    def once_more(self) -> Partner:
+        """The same rank, with a connection of its own."""
+        return Partner(self.rank, self._address, self._caller)
+
+    def reachable(self) -> bool:
+        """Connected, or it can be. Raises PeerLostError for a rank that is lost."""
+        if self._gone or time.monotonic() < self._silent_until:
+            return False
+        if self._session is None:
+            self._session = self._connected()
+        return self._session is not None
+
+    def agrees(self, message: Message) -> bool:
+        """Whether it averages now. Raises ValueError if it has another model."""
+        answer = self._answer_to(lambda session: self._asked(session, message))
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        self._note(known="unknown" not in answer)
+        return "agreed" in answer
+
+    def exchange(self, memory: Sequence[Array]) -> bool:
+        """Send ``memory``, and receive the partner's answer into it. False if the partner is
+        gone.
+        """
+        return self._answer_to(lambda session: self._exchanged(session, memory)) is not _GONE
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(OSError):
+                session.close()
+
+    def _answer_to(self, ask: Callable[[Session], Message | None]) -> Message:
+        """Its answer; ``_GONE`` if there is none."""
+        assert self._session is not None
+        try:
+            answer = ask(self._session)
+            if answer is not None:
+                return answer
+        except WireError:
+            raise
+        except TimeoutError:
+            self._leave_alone()
+            return _GONE
+        except (OSError, HorovodInternalError):
+            pass
+        self.close()
+        self._session = self._connected()  # it has ended, or is lost, if there is none
+        return _GONE
+
+    def _asked(self, session: Session, message: Message) -> Message | None:
+        session.sock.settimeout(SILENCE)
+        send(session, message)
+        answer = receive(session)
+        session.sock.settimeout(None)
+        return answer
+
+    def _exchanged(self, session: Session, memory: Sequence[Array]) -> Message | None:
+        """It may have done its part already: only its end is a reason not to wait."""
+        send(session, {}, memory)
+        while True:
+            try:
+                await_answer(session.sock, SILENCE)
+                break
+            except TimeoutError:
+                if silent(session.sock):
+                    raise
+                self._warn()
+        answer = receive(session)
+        if answer is not None:
+            receive_into(session, memory)
+        return answer
+
+    def _connected(self) -> Session | None:
+        """None if it has left the job in order, or is silent."""
+        until = time.monotonic() + SILENCE
+        found = self._called()
+        while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
+            # it hung up: a process that was killed listens a moment longer than it lives
+            time.sleep(PAUSE)
+            found = self._called()
+        if isinstance(found, Session):
+            return found
+        ended = self._caller.ended(self.rank)
+        if not ended and isinstance(found, (TimeoutError, UnfinishedHandshakeError)):
+            self._leave_alone()
+            return None
+        self._gone = True
+        if ended:
+            return None
+        text = f"rank {self.rank} cannot be reached any more, to average weights with it ({found})"
+        raise PeerLostError(text, self.rank)
+
+    def _called(self) -> Session | Exception:
+        """A connection to the first of its addresses that answers, or why there is none."""
+        error: Exception = ConnectionError("it has no address")
+        for host, port in self._address["at"]:
+            try:
+                session = dial(
+                    {**self._address, "port": port},
+                    str(host),
+                    self._caller.secret,
+                    SILENCE,
+                    PURPOSE,
+                )
+            except (OSError, HorovodInternalError) as found:
+                error = found
+                continue
+            session.peer = f"rank {self.rank}"
+            return session
+        return error
+
+    def _note(self, *, known: bool) -> None:
+        self._unknown_since = math.inf if known else min(self._unknown_since, time.monotonic())
+        if time.monotonic() - self._unknown_since > APART:
+            self._unknown_since = math.inf
+            logger.warning(
+                "rank %d has averaged nothing with rank %d for %.0f s: one of them has added,"
+                " frozen or unfrozen parameters, and the other one has not. Do that on all ranks in"
+                " the same step",
+                self._caller.rank,
+                self.rank,
+                APART,
+            )
+
+    def _leave_alone(self) -> None:
+        self.close()
+        self._silent_until = time.monotonic() + AGAIN
+        self._warn()
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "rank %d does not answer rank %d, which would average weights with it: it is"
+                " stopped, perhaps; others go on without it",
+                self.rank,
+                self._caller.rank,
+            )
