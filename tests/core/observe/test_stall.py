@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from farandole.base.contracts import Waiting
-from farandole.core.observe.stall import Inquiry, StallCheck, process, report, stacks
-from farandole.core.observe.stall.inquiry import Answer
+from farandole.core.observe.stall import StallCheck, StoreQuery, process, report, stacks
 from farandole.core.observe.stall.names import listed, shown
+from farandole.core.observe.stall.stack_query import Answer
 from farandole.errors import RendezvousError
 from farandole.job.config import Settings
 from tests.job.launch.tools import marked
@@ -198,7 +198,7 @@ class DoubleStore:
 
 def test_a_process_that_does_not_answer_is_looked_up() -> None:
     store = DoubleStore()
-    inquiry = Inquiry(store, lambda: store, "1", 0, 3, 60.0, lambda: ())
+    query = StoreQuery(store, lambda: store, "1", 0, 3, 60.0, lambda: ())
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
     )
@@ -208,11 +208,11 @@ def test_a_process_that_does_not_answer_is_looked_up() -> None:
         _, host, space = json.loads(process.here())
         store.set("stall/1/process/1", json.dumps([child.pid, host, space]).encode())
         store.set("stall/1/process/2", json.dumps([4, "far", "another kernel"]).encode())
-        answers = inquiry.ask(0.1)
+        answers = query.ask(query.ranks, 0.1)
     finally:
         child.kill()
         child.communicate()
-        inquiry.close()
+        query.close()
     assert answers[1].silent.startswith(f"its process {child.pid} is stopped (SIGSTOP")
     assert answers[2].silent == "it stopped, process 4 on far, or the network between"
     assert process.state(child.pid) == "is gone"

@@ -12,7 +12,7 @@ from farandole.base.contracts import Observer, Transport, Waiting
 from farandole.base.log import logger
 from farandole.core.engine import Engine
 from farandole.core.observe.exchanges import ExchangeCounts
-from farandole.core.observe.stall import Inquiry, StallCheck
+from farandole.core.observe.stall import StallCheck, StoreQuery
 from farandole.errors import SettingsError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.horovod import built_for
@@ -58,12 +58,12 @@ class Observers:
                 self._start_timeline(settings.timeline, settings.timeline_mark_cycles, on=True)
 
         self._stall_checks: list[StallCheck] = []
-        self._inquiry: Inquiry | None = None
+        self._stack_query: StoreQuery | None = None
         if client is not None and placement.size > 1 and not settings.stall_check_disable:
             soon = min(
                 settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY
             )
-            self._inquiry = Inquiry(
+            self._stack_query = StoreQuery(
                 client,
                 lambda: StoreClient(connection.store, connection.secret),
                 scope,
@@ -85,7 +85,7 @@ class Observers:
         """
         observers: list[Observer] = [self.exchange_counts]
         if not self._settings.stall_check_disable:
-            check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
+            check = StallCheck(self._settings, transport.rank, ranks, self._stack_query)
             self._stall_checks.append(check)
             observers.append(check)
         if self.timeline is not None:
@@ -147,8 +147,8 @@ class Observers:
         )
 
     def close(self) -> None:
-        if self._inquiry is not None:
-            self._inquiry.close()
+        if self._stack_query is not None:
+            self._stack_query.close()
         if self.timeline is not None:
             self.timeline.stop()
         if self._tuner is not None:

@@ -19,7 +19,8 @@ from torch._C import _distributed_c10d
 from farandole.core.groups.barrier import monitored
 from farandole.core.groups.calls import Call
 from farandole.core.groups.group import Group
-from farandole.core.groups.whereabouts import Whereabouts
+from farandole.core.observe.stall.direct_query import DirectQuery
+from farandole.core.observe.stall.report import stacks_text
 from farandole.errors import HorovodInternalError
 from farandole.job.config import Settings
 from farandole.job.config.settings import spare_cores
@@ -31,6 +32,8 @@ from farandole.torch.distributed.work import FarandoleWork
 
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
+_ANSWER_SECONDS = 3.0  # for which ranks are asked for their stacks
+_ASKED_RANKS = 3
 _NAMES = {  # of arguments, in torch's overloads of one method: ours
     "tensor": "tensors",
     "root": "opts",
@@ -41,7 +44,7 @@ _NAMES = {  # of arguments, in torch's overloads of one method: ours
     "input_tensor": "inputs",
     "input": "inputs",
 }
-_asked: list[Whereabouts] = []  # where the ranks of the job stand; those of the default group
+_stack_queries: list[DirectQuery] = []  # of the default groups
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
 
 
@@ -113,14 +116,16 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._accelerators: dict[str, Any] = {}
         title = f"process group {name}" if ranks else "the default process group"
         meeting = rendezvous.meet(store, rank, size, timeout, ranks)
-        self._whereabouts = (
-            None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
+        self._stack_query = (
+            None if ranks or size == 1 else rendezvous.stack_query(store, meeting, rank)
         )
-        if self._whereabouts is not None:
-            _asked.append(self._whereabouts)
+        if self._stack_query is not None:
+            _stack_queries.append(self._stack_query)
             rendezvous.keep_served(store, rank)
         try:
-            self.state = Group(meeting.transport, ranks or range(size), title, timeout, _where)
+            self.state = Group(
+                meeting.transport, ranks or range(size), title, timeout, _stacks_text
+            )
         except BaseException:
             self._stop_answering()
             meeting.transport.close()
@@ -220,10 +225,10 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _stop_answering(self) -> None:
         """Others can no longer ask where this rank stands."""
-        if self._whereabouts is not None:
-            _asked.remove(self._whereabouts)
-            self._whereabouts.close()
-            self._whereabouts = None
+        if self._stack_query is not None:
+            _stack_queries.remove(self._stack_query)
+            self._stack_query.close()
+            self._stack_query = None
 
     def split_group(
         self,
@@ -525,9 +530,13 @@ def _wait_and_tell(state: Group, call: Call, hear: Callable[[], None]) -> None:
         hear()
 
 
-def _where(ranks: Sequence[int]) -> str:
-    """Lines that say where these ranks of the job stand; empty if it is not known."""
-    return _asked[-1].of(ranks) if _asked else ""
+def _stacks_text(ranks: Sequence[int]) -> str:
+    """Lines with the stacks of the first of these ranks of the job; empty if nothing is known. It
+    takes seconds if they are silent.
+    """
+    if not _stack_queries:
+        return ""
+    return stacks_text(_stack_queries[-1].ask(ranks[:_ASKED_RANKS], _ANSWER_SECONDS))
 
 
 def _listed(tensors: Any) -> Any:
@@ -562,9 +571,9 @@ def _disown() -> None:
     """A forked child is no member: it must not call, answer or leave for its parent."""
     for group in list(_open):
         group.state.disown()
-        group._whereabouts = None
+        group._stack_query = None
     _open.clear()
-    _asked.clear()
+    _stack_queries.clear()
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from torch import distributed
 
 from farandole.base.contracts import Transport
+from farandole.core.groups.departure_watch import DepartureWatch
 from farandole.core.groups.group import Group
-from farandole.core.groups.leavers import Leavers
 from farandole.core.groups.messages import told
-from farandole.core.groups.whereabouts import Whereabouts
+from farandole.core.observe.stall.direct_query import DirectQuery
 from farandole.core.transports import shm
 from farandole.errors import PeerLostError, RendezvousError, SettingsError
 from farandole.job.config import Connection, Placement, Settings
@@ -60,8 +60,8 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     # a store may outlive a group, and serve the next one, of other ranks
     comes = f"{_COMES}/{size}/{rank}"
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
-    leavers = Leavers(world, ranks) if isinstance(world, Group) else None
-    with contextlib.closing(GroupStore(store, leavers, meeting=wire)) as client:
+    departures = DepartureWatch(world, ranks) if isinstance(world, Group) else None
+    with contextlib.closing(GroupStore(store, departures, meeting=wire)) as client:
         try:
             if (begun := _begin(client, wire, rank, timeout)) is not None:
                 return _join(client, begun, rank, size, timeout)
@@ -132,27 +132,25 @@ def _absent(
     )
 
 
-def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
-    """Answers and asks where ranks stand, for all groups of the job whose store this is; None where
-    it cannot.
-    """
+def stack_query(store: Any, meeting: Meeting, rank: int) -> DirectQuery | None:
+    """A query for all groups of the job whose store this is; None where there can be none."""
     client, key = GroupStore(store), f"{meeting.scope}/where"
 
-    def look(other: int) -> bytes | None:
+    def look_up(other: int) -> bytes | None:
         try:
             return client.try_get(f"{key}/{other}")
         except (distributed.DistError, RuntimeError):  # its server has gone
             return None
 
     with contextlib.suppress(OSError, RuntimeError):
-        return Whereabouts(
+        return DirectQuery(
             meeting.secret,
             meeting.scope,
             rank,
             meeting.transport.size,
             client.host,
-            lambda said: client.set(f"{key}/{rank}", said),
-            look,
+            lambda entry: client.set(f"{key}/{rank}", entry),
+            look_up,
         )
     return None
 
@@ -177,14 +175,17 @@ def keep_served(store: Any, rank: int) -> None:
 class GroupStore:
     """A store of torch.distributed, with what wires need of ``farandole.net.store.StoreClient``."""
 
-    def __init__(self, store: Any, leavers: Leavers | None = None, meeting: str = "") -> None:
-        self._store, self._leavers = store, leavers
+    def __init__(
+        self, store: Any, departures: DepartureWatch | None = None, meeting: str = ""
+    ) -> None:
+        self._store = store
+        self._departures = departures
         self._gave_up = f"{meeting}/gave_up" if meeting else ""
         self.host = _own_address(store)
 
     def left(self) -> list[int]:
         """Members of which nothing more comes."""
-        return self._leavers.look() if self._leavers is not None else []
+        return self._departures.departed() if self._departures is not None else []
 
     def give_up(self, rank: int, error: BaseException) -> None:
         """Tell the other members that this one comes no longer; the reason of the first one
@@ -195,8 +196,8 @@ class GroupStore:
                 self.set(self._gave_up, json.dumps([rank, told(error)]).encode())
 
     def close(self) -> None:
-        if self._leavers is not None:
-            self._leavers.close()
+        if self._departures is not None:
+            self._departures.close()
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)

@@ -3,6 +3,6 @@ job when told to.
 """
 
 from farandole.core.observe.stall.check import StallCheck
-from farandole.core.observe.stall.inquiry import Inquiry
+from farandole.core.observe.stall.store_query import StoreQuery
 
-__all__ = ["Inquiry", "StallCheck"]
+__all__ = ["StallCheck", "StoreQuery"]

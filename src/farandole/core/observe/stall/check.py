@@ -12,7 +12,7 @@ from farandole.base.log import logger
 from farandole.job.config import Settings
 
 if TYPE_CHECKING:
-    from farandole.core.observe.stall.inquiry import Answer, Inquiry
+    from farandole.core.observe.stall.stack_query import Answer, StackQuery
 
 _ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
 _LAST_SECONDS = 0.7  # the same when the job is about to end
@@ -33,16 +33,17 @@ class StallCheck(Observer):
         settings: Settings,
         rank: int,
         ranks: Sequence[int] = (),
-        inquiry: Inquiry | None = None,
+        query: StackQuery | None = None,
     ) -> None:
         """``ranks``: the numbers in the job of this engine's ranks (default: the same numbers).
-        ``inquiry``: how to ask the others what they do.
+        ``query``: asks all ranks of the job what they do.
         """
-        self.rank, self._ranks = rank, ranks
+        self.rank = rank
+        self._ranks = ranks
         self.limit = settings.stall_shutdown_seconds
         warning = max(_LEAST, settings.stall_warning_seconds)
         self.warning = min(warning, self.limit or warning)
-        self._inquiry = inquiry
+        self._query = query
         self._reported: dict[str, int] = {}  # how often
         self._last: tuple[float, Sequence[Waiting]] = (0.0, ())
         self._reporter: threading.Thread | None = None
@@ -87,7 +88,7 @@ class StallCheck(Observer):
     def _report(self, stalled: Sequence[Waiting], count: int) -> None:
         if not stalled:
             return
-        if self._inquiry is None:
+        if self._query is None:
             self._say(stalled, {}, count)
         elif self._reporter is None or not self._reporter.is_alive():
             self._reporter = threading.Thread(
@@ -99,8 +100,8 @@ class StallCheck(Observer):
             self._reporter.start()
 
     def _ask_and_say(self, stalled: Sequence[Waiting], count: int) -> None:
-        assert self._inquiry is not None
-        self._say(stalled, self._inquiry.ask(_ANSWER_SECONDS), count)
+        assert self._query is not None
+        self._say(stalled, self._query.ask(self._query.ranks, _ANSWER_SECONDS), count)
 
     def _say(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer], count: int) -> None:
         if not self._left_to_another(stalled, answers):
@@ -126,7 +127,8 @@ class StallCheck(Observer):
             return ""
         from farandole.core.observe.stall import report
 
-        answers = self._inquiry.ask(_LAST_SECONDS) if self._inquiry is not None else {}
+        query = self._query
+        answers = query.ask(query.ranks, _LAST_SECONDS) if query is not None else {}
         if not late and self._left_to_another(over, answers):
             return ""
         if speaks:

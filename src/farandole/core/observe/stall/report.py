@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from farandole.base.contracts import Waiting
-from farandole.core.observe.stall.inquiry import Answer
 from farandole.core.observe.stall.names import MOST, listed, shown
+from farandole.core.observe.stall.stack_query import Answer
 from farandole.core.observe.stall.stacks import Frame
 from farandole.errors import counted
 
 _RANKS_SHOWN = 16
+_FRAMES_SHOWN = 6
 _FLAG = "--stall-check-shutdown-time-seconds"
 
 
@@ -52,6 +53,15 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
         text = f"{_ranks(ranks)} stayed away from {names}"
     told = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
     return f"{text} for more than {limit:g} s ({_FLAG})" + (f"; {'; '.join(told)}" if told else "")
+
+
+def stacks_text(answers: Mapping[int, Answer]) -> str:
+    """The innermost frames of each rank, or why it is silent: lines that end a message."""
+    lines = []
+    for rank, answer in answers.items():
+        lines.append(_what(rank, answer) if answer.silent else f"{_what(rank, answer)} at:")
+        lines += [f"    {_at(frame)}" for frame in answer.stack[-_FRAMES_SHOWN:]]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who of those that are to make a group together has left already: nobody waits for them."""
+"""Finds which ranks that are to make a group have departed: the others need not wait for them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from farandole.errors import PeerLostError
 _TAG = -(1 << 41)  # nobody sends it; programs have others
 
 
-class Leavers:
+class DepartureWatch:
     """``ranks``: the members of the new group, as ``group`` numbers them. Nothing is done before
-    the first ``look``.
+    the first ``departed``.
     """
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
-        self._group, self._ranks = group, ranks
+        self._group = group
+        self._ranks = ranks
         self._notes: dict[int, Message] = {}
 
-    def look(self) -> list[int]:
+    def departed(self) -> list[int]:
         """The places in ``ranks`` of those that have left ``group``, or died. It is known soon
-        after the first look.
+        after the first call.
         """
         group = self._group
         if not self._notes:

@@ -1,4 +1,4 @@
-"""Where ranks stand: asked, and answered or not."""
+"""Queries over a connection of their own: answered or not."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from unittest.mock import Mock
 
 import pytest
 
-from farandole.core.groups import whereabouts
-from farandole.core.groups.whereabouts import Whereabouts
+from farandole.core.observe.stall.direct_query import DirectQuery
+from farandole.core.observe.stall.report import stacks_text
 from farandole.errors import UnfinishedHandshakeError
 from farandole.net.handshake import Newcomers, new_secret
 
 SECRET = new_secret()
-Look = Callable[[int], "bytes | None"]
+LookUp = Callable[[int], "bytes | None"]
 
 
-def one_rank(rank: int, size: int, told: dict[int, bytes], look: Look | None = None) -> Whereabouts:
-    return Whereabouts(
+def one_rank(
+    rank: int, size: int, entries: dict[int, bytes], look_up: LookUp | None = None
+) -> DirectQuery:
+    return DirectQuery(
         SECRET,
         "scope",
         rank,
         size,
         "127.0.0.1",
-        lambda said: told.update({rank: said}),
-        look or told.get,
+        lambda entry: entries.update({rank: entry}),
+        look_up or entries.get,
     )
 
 
-def test_a_store_that_does_not_answer_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_keeps_nobody() -> None:
     """As torch's TCPStore, whose server is a thread of rank 0, when that process has stopped."""
-    monkeypatch.setattr(whereabouts, "_SECONDS", 0.1)
     over, said = threading.Event(), list[str]()
 
     def look(rank: int) -> None:
         over.wait(60)
 
     rank = one_rank(0, 2, {}, look)
-    asker = threading.Thread(target=lambda: said.append(rank.of([1])), daemon=True)
+    asker = threading.Thread(
+        target=lambda: said.append(stacks_text(rank.ask([1], 0.1))), daemon=True
+    )
     asker.start()
     asker.join(60)
     answered = list(said)
@@ -50,8 +53,8 @@ def test_a_store_that_does_not_answer_keeps_nobody(monkeypatch: pytest.MonkeyPat
 
 def test_who_is_hung_up_on_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that had too many newcomers is not called silent."""
-    told: dict[int, bytes] = {}
-    ranks = [one_rank(rank, 2, told) for rank in range(2)]
+    entries: dict[int, bytes] = {}
+    ranks = [one_rank(rank, 2, entries) for rank in range(2)]
     serve, hung_up = ranks[1]._newcomers.admit, list[int]()
 
     def admit(sock: socket.socket, *args: object, **options: object) -> object:
@@ -61,21 +64,20 @@ def test_who_is_hung_up_on_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return serve(sock, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ranks[1]._newcomers, "admit", admit)
-    monkeypatch.setattr(whereabouts, "_SECONDS", 30.0)
-    text = ranks[0].of([1])
+    text = stacks_text(ranks[0].ask([1], 30.0))
     assert len(hung_up) == 3
     assert text.startswith("\nrank 1 is at:\n")
-    monkeypatch.setattr(whereabouts, "_SECONDS", 0.1)
     for error, answer in (
         (UnfinishedHandshakeError("hung up"), ""),
         (TimeoutError(), "\nrank 1 does not answer: its "),
     ):
         monkeypatch.setattr(ranks[0], "_ask", Mock(side_effect=error))
-        assert ranks[0].of([1]).startswith(answer)
-        assert bool(ranks[0].of([1])) == bool(answer)
+        text = stacks_text(ranks[0].ask([1], 0.1))
+        assert text.startswith(answer)
+        assert bool(text) == bool(answer)
     monkeypatch.undo()
     ranks[1].close()
-    assert ranks[0].of([1]) == ""  # nobody listens any more
+    assert ranks[0].ask([1], 0.1) == {}  # nobody listens any more
     ranks[0].close()
 
 
@@ -93,13 +95,13 @@ def test_as_many_may_ask_as_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> 
     assert rooms == [16, 100]
 
 
-def test_a_rank_that_cannot_tell_where_it_is_leaves_no_thread() -> None:
-    def tell(said: bytes) -> None:
+def test_a_rank_that_cannot_publish_leaves_no_thread() -> None:
+    def publish(entry: bytes) -> None:
         raise RuntimeError("the store has gone")
 
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="the store has gone"):
-        Whereabouts(SECRET, "scope", 0, 2, "127.0.0.1", tell, lambda rank: None)
+        DirectQuery(SECRET, "scope", 0, 2, "127.0.0.1", publish, lambda rank: None)
     assert not [
         thread
         for thread in threading.enumerate()

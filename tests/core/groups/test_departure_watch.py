@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from farandole.core.groups.leavers import Leavers
+from farandole.core.groups.departure_watch import DepartureWatch
 from farandole.errors import HorovodInternalError, PeerLostError
 
 
@@ -24,15 +24,15 @@ class Messages:
         self.cancelled.append(note.src)
 
 
-def test_they_are_told_by_their_places_in_the_new_group() -> None:
+def test_departed_ranks_are_places_in_the_new_group() -> None:
     messages = Messages()
     group: Any = SimpleNamespace(rank=0, messages=messages)
-    leavers = Leavers(group, [0, 1, 2, 3])
-    leavers.close()
+    watch = DepartureWatch(group, [0, 1, 2, 3])
+    watch.close()
     assert not messages.asked  # nothing is done until somebody looks
-    assert leavers.look() == leavers.look() == [2]
-    assert Leavers(group, [3, 2, 0]).look() == [1]
+    assert watch.departed() == watch.departed() == [2]
+    assert DepartureWatch(group, [3, 2, 0]).departed() == [1]
     messages.failed = True  # all of them: each may come to the next group
-    assert leavers.look() == []
-    leavers.close()
+    assert watch.departed() == []
+    watch.close()
     assert messages.cancelled == [1]

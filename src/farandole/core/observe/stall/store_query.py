@@ -1,4 +1,4 @@
-"""What does every rank do now? Asked and answered over the job's store.
+"""Asks every rank what it does, over the job's store.
 
 A thread of every rank waits for the question, so that also a rank answers whose main thread is busy
 with something else. A rank that does not answer is stopped, or holds Python's lock; the kernel
@@ -8,25 +8,22 @@ knows more, if it is on this host.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 from farandole.base import threads
 from farandole.base.contracts import Waiting
 from farandole.core.observe.stall import process
+from farandole.core.observe.stall.stack_query import Answer, decode_answer, encode_own_answer
 from farandole.errors import HorovodInternalError, PeerLostError, RendezvousError
-
-if TYPE_CHECKING:
-    from farandole.core.observe.stall.stacks import Frame
 
 _PATIENCE = 30.0  # seconds that one request to the store waits for a question
 _PAUSE = 1.0
 
 
-class Store(Protocol):
+class QueryStore(Protocol):
     """The methods needed of ``farandole.net.store.StoreClient``."""
 
     def set(self, key: str, value: bytes) -> None: ...
@@ -35,24 +32,9 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class Answer(NamedTuple):
-    """A rank's activity. ``silent``: why it does not answer, empty if it does. ``waits``: names of
-    collectives that others stay away from; ``stuck``: of one that has begun and does not go on, for
-    it waits for the ranks ``awaited``. ``seconds``: for how long. ``stack``: the user's frames of
-    the main thread, the innermost last.
-    """
-
-    silent: str = ""
-    waits: tuple[str, ...] = ()
-    stuck: tuple[str, ...] = ()
-    awaited: tuple[int, ...] = ()
-    stack: tuple[Frame, ...] = ()
-    seconds: float = 0.0
-
-
-class Inquiry:
-    """One rank's side, from ``init`` to ``shutdown``. ``waiting`` is asked what waits here, in any
-    thread.
+class StoreQuery:
+    """One rank's side, from ``init`` to ``shutdown``. ``waiting`` gives the collectives that wait
+    on this rank, in any thread.
 
     ``client`` is used at once, to say which process this is; ``connect`` makes a connection of our
     own ``delay`` seconds later, so that a job that lasts no longer is not bothered.
@@ -60,18 +42,22 @@ class Inquiry:
 
     def __init__(
         self,
-        client: Store,
-        connect: Callable[[], Store],
+        client: QueryStore,
+        connect: Callable[[], QueryStore],
         scope: str,
         rank: int,
         size: int,
         delay: float,
         waiting: Callable[[], Sequence[Waiting]],
     ) -> None:
-        self.rank, self.size = rank, size
-        self._connect, self._scope, self._delay, self._waiting = connect, scope, delay, waiting
+        self.ranks: Sequence[int] = range(size)
+        self._rank = rank
+        self._connect = connect
+        self._scope = scope
+        self._delay = delay
+        self._waiting = waiting
         self._turn = 0  # questions answered
-        self._client: Store | None = None
+        self._client: QueryStore | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         client.set(self._key("process", rank), process.here())
@@ -80,14 +66,14 @@ class Inquiry:
         )
         threads.start(self._thread)
 
-    def ask(self, seconds: float) -> dict[int, Answer]:
-        """Every rank's answer, within so many seconds; empty if the store is gone."""
+    def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
+        """See ``StackQuery``. Empty if the store is gone."""
         turn, deadline = self._turn, monotonic() + seconds
         answers = {}
         try:
             store = self._store()
             store.set(self._key("question", turn), b"?")
-            for rank in range(self.size):
+            for rank in ranks:
                 answers[rank] = self._await_answer(
                     store, turn, rank, max(0.0, deadline - monotonic())
                 )
@@ -105,7 +91,7 @@ class Inquiry:
     def _key(self, *parts: object) -> str:
         return "/".join(("stall", self._scope, *map(str, parts)))
 
-    def _store(self) -> Store:
+    def _store(self) -> QueryStore:
         if self._client is None:
             # without the lock: a store that cannot be reached must not hold up ``close``
             new = self._connect()
@@ -118,16 +104,11 @@ class Inquiry:
             raise PeerLostError("the stall check has been closed")
         return self._client
 
-    def _await_answer(self, store: Store, turn: int, rank: int, seconds: float) -> Answer:
+    def _await_answer(self, store: QueryStore, turn: int, rank: int, seconds: float) -> Answer:
         try:
-            found = json.loads(store.get(self._key("answer", turn, rank), seconds))
+            return decode_answer(store.get(self._key("answer", turn, rank), seconds))
         except RendezvousError:
             return Answer(silent=process.why_silent(store.try_get(self._key("process", rank))))
-        waits, stuck, awaited, stack, waited = found
-        from farandole.core.observe.stall.stacks import Frame  # here: nobody is asked in most jobs
-
-        frames = tuple(Frame(*frame) for frame in stack)
-        return Answer("", tuple(waits), tuple(stuck), tuple(awaited), frames, waited)
 
     def _answer_all(self) -> None:
         # the driver has gone, or we were closed
@@ -141,15 +122,7 @@ class Inquiry:
                 except RendezvousError:
                     self._over.wait(_PAUSE)
                     continue
-                store.set(self._key("answer", self._turn, self.rank), self._answer())
+                store.set(
+                    self._key("answer", self._turn, self._rank), encode_own_answer(self._waiting())
+                )
                 self._turn += 1
-
-    def _answer(self) -> bytes:
-        from farandole.core.observe.stall import stacks
-
-        waiting = [wait for wait in self._waiting() if wait.missing]
-        waits = [wait.name for wait in waiting if not wait.inside]
-        stuck = [wait.name for wait in waiting if wait.inside]
-        awaited = sorted({rank for wait in waiting if wait.inside for rank in wait.missing})
-        seconds = max((wait.seconds for wait in waiting), default=0.0)
-        return json.dumps([waits, stuck, awaited, stacks.users(), seconds]).encode()

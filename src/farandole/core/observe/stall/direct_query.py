@@ -1,5 +1,4 @@
-"""Where the program of a rank stands that others wait for: asked and answered over a connection of
-its own.
+"""Asks ranks for their stacks, each over a connection of its own.
 
 A thread of every rank answers, so that also a rank does whose main thread is busy with something
 else. For one that is silent the kernel answers, if it is on this host.
@@ -16,24 +15,21 @@ from collections.abc import Callable, Sequence
 
 from farandole.base.log import logger
 from farandole.core.observe.stall import process
+from farandole.core.observe.stall.stack_query import Answer, decode_answer, encode_own_answer
 from farandole.errors import HorovodInternalError, UnfinishedHandshakeError
 from farandole.net import interfaces
 from farandole.net.handshake import Newcomers, authenticate
 
-_SECONDS = 3.0  # for which a rank is asked
-_MOST = 3  # ranks that are asked, and frames of each that are told
-_FRAMES = 6
+_SERVE_SECONDS = 3.0  # for which one that asks is served
 _LONGEST = 1 << 20  # bytes of an answer
 _PENDING = 16  # connections that may be in a handshake at one time, at least: all ranks may ask
 _PAUSE = 0.05  # seconds until a rank that hung up is asked again: it had too many newcomers
 
-Frames = list[tuple[str, int, str, str]]  # file, line, function, its text
 
-
-class Whereabouts:
-    """One rank's side. ``host``: its address; ``tell``: puts what is said where the others find it;
-    ``look``: that of a rank, None if it is not there; it may block. ``secret`` and ``scope`` are
-    those of all ``size`` ranks.
+class DirectQuery:
+    """One rank's side. ``host``: its address; ``publish``: puts this rank's entry where the others
+    find it; ``look_up``: finds the entry of a rank, None if it is not there; it may block.
+    ``secret`` and ``scope`` are those of all ``size`` ranks.
     """
 
     def __init__(
@@ -43,10 +39,14 @@ class Whereabouts:
         rank: int,
         size: int,
         host: str,
-        tell: Callable[[bytes], None],
-        look: Callable[[int], bytes | None],
+        publish: Callable[[bytes], None],
+        look_up: Callable[[int], bytes | None],
     ) -> None:
-        self._secret, self._scope, self._rank, self._look = secret, scope, rank, look
+        self._secret = secret
+        self._scope = scope
+        self.ranks: Sequence[int] = range(size)
+        self._rank = rank
+        self._look_up = look_up
         room = max(_PENDING, size)
         self._newcomers = Newcomers(f"rank {rank}'s socket for questions", logger, room)
         self._listener = interfaces.listening(host, backlog=room)
@@ -59,18 +59,23 @@ class Whereabouts:
         )
         self._thread.start()
         try:
-            tell(json.dumps([*self._listener.getsockname()[:2], process.here().decode()]).encode())
+            host, port = self._listener.getsockname()[:2]
+            publish(json.dumps([host, port, process.here().decode()]).encode())
         except BaseException:
             self.close()
             raise
 
-    def of(self, ranks: Sequence[int]) -> str:
-        """Lines that say where these ranks stand; empty if nothing is known. It takes seconds if
-        they are silent.
-        """
-        return "".join(
-            self._of(rank, found) for rank, found in self._look_up(ranks[:_MOST]).items()
-        )
+    def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
+        """See ``StackQuery``. ``seconds``: for the entries of all, and for the answer of each."""
+        found = {}
+        for rank, entry in self._entries(ranks, seconds).items():
+            host, port, here = json.loads(entry)
+            answer = self._ask_until(time.monotonic() + seconds, host, port, rank)
+            if answer is None:
+                found[rank] = Answer(silent=process.why_silent(here.encode()))
+            elif answer.stack:
+                found[rank] = answer
+        return found
 
     def close(self) -> None:
         self._open = False
@@ -84,53 +89,38 @@ class Whereabouts:
         return f"where|{self._scope}|{rank}"
 
     def _answer(self, sock: socket.socket) -> None:
-        from farandole.core.observe.stall import stacks  # here: nobody is asked in most jobs
-
         try:
             session = self._newcomers.admit(
-                sock, self._secret, self._purpose(self._rank), seconds=_SECONDS
+                sock, self._secret, self._purpose(self._rank), seconds=_SERVE_SECONDS
             )
-            sock.settimeout(_SECONDS)
-            session.send(json.dumps(stacks.users()).encode())
+            sock.settimeout(_SERVE_SECONDS)
+            session.send(encode_own_answer(()))
         except (OSError, HorovodInternalError) as error:
             if self._open:
                 self._newcomers.refuse("", error)
         finally:
             sock.close()
 
-    def _look_up(self, ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks have told, as far as it is known in time: its server may be the process
-        that has stopped.
+    def _entries(self, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+        """The entries of these ranks that are found in time: the server that has them may be the
+        process that has stopped.
         """
         found: dict[int, bytes] = {}
 
         def look() -> None:
             for rank in ranks:
-                told = self._look(rank)
-                if told is not None:
-                    found[rank] = told
+                entry = self._look_up(rank)
+                if entry is not None:
+                    found[rank] = entry
 
         looking = threading.Thread(target=look, name="farandole-where-look", daemon=True)
         looking.start()
-        looking.join(_SECONDS)
+        looking.join(seconds)
         return dict(found)
 
-    def _of(self, rank: int, found: bytes) -> str:
-        host, port, here = json.loads(found)
-        frames = self._ask_until(time.monotonic() + _SECONDS, host, port, rank)
-        if frames is None:
-            return f"\nrank {rank} does not answer: {process.why_silent(here.encode())}"
-        if not frames:
-            return ""
-        lines = [
-            f"\n    {file}, line {line}, in {function}: {text}"
-            for file, line, function, text in frames[-_FRAMES:]
-        ]
-        return f"\nrank {rank} is at:{''.join(lines)}"
-
-    def _ask_until(self, end: float, host: str, port: int, rank: int) -> Frames | None:
-        """Frames; none if the rank has hung up, or refused; None if it was silent."""
-        silent, left = True, _SECONDS
+    def _ask_until(self, end: float, host: str, port: int, rank: int) -> Answer | None:
+        """An answer without a stack if the rank has hung up, or refused; None if it was silent."""
+        silent, left = True, end - time.monotonic()
         while left > 0:
             try:
                 return self._ask(host, port, rank, left)
@@ -146,15 +136,15 @@ class Whereabouts:
                     silent = False
                     time.sleep(_PAUSE)
             except (OSError, HorovodInternalError):
-                return []
+                return Answer()
             left = end - time.monotonic()
-        return None if silent else []
+        return None if silent else Answer()
 
-    def _ask(self, host: str, port: int, rank: int, seconds: float) -> Frames:
+    def _ask(self, host: str, port: int, rank: int, seconds: float) -> Answer:
         with socket.create_connection((host, port), timeout=seconds) as sock:
             session = authenticate(
                 sock, self._secret, self._purpose(rank), server=False, seconds=seconds
             )
             sock.settimeout(seconds)
-            frames: Frames = json.loads(session.receive(_LONGEST) or b"[]")
-            return frames
+            content = session.receive(_LONGEST)
+            return decode_answer(content) if content else Answer()
