@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farandole.core.groups.calls import Call, Calls
+from farandole.core.groups.calls import Call, CallQueue
 from farandole.errors import RequestError
 
 
@@ -34,7 +34,7 @@ def test_what_belongs_to_a_call_happens_before_it_is_done() -> None:
 
 
 def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     order: list[int] = []
     first, second = Call(lambda: order.append(1)), Call(lambda: order.append(2))
     calls._waiting.append(first)  # as ``run`` does, whose thread sleeps
@@ -46,7 +46,7 @@ def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> N
 
 def test_a_call_that_waits_for_another_one_on_its_own_thread_is_told_so() -> None:
     """As a signal's handler may that comes while a call runs."""
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     first, behind = Call(lambda: calls.run(Call(lambda: None))), Call(lambda: None)
     calls.run(first)
     assert isinstance(first.error, RequestError)
@@ -63,7 +63,7 @@ def test_a_call_that_waits_for_another_one_on_its_own_thread_is_told_so() -> Non
 
 
 def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     threads: list[str] = []
     held = [Call(lambda: threads.append(threading.current_thread().name)) for _ in range(3)]
     calls._holding = True  # nobody else takes them
@@ -77,7 +77,7 @@ def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
 
 
 def test_a_thread_that_came_too_late_leaves_the_next_calls_to_who_holds_them() -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     before, held = Call(lambda: None), Call(lambda: None)
     with calls._running:  # as by who runs the one before, for which the thread has come, too
         calls.start(before)
@@ -95,7 +95,7 @@ def test_a_thread_that_came_too_late_leaves_the_next_calls_to_who_holds_them() -
 
 
 def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
-    calls, me = Calls("calls"), threading.get_native_id()
+    calls, me = CallQueue("calls"), threading.get_native_id()
     order: list[int] = []
     first, second, third = (Call(lambda number=number: order.append(number)) for number in range(3))
     calls.start(first, held_by=me)
@@ -108,7 +108,7 @@ def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
 
 
 def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, me = Calls("calls"), threading.get_native_id()
+    calls, me = CallQueue("calls"), threading.get_native_id()
     # it sleeps now and then, but wakes up
     naps = iter([None, (me, "1"), (me, "2"), None, (me, "3")])
     looks: list[bool] = []
@@ -127,7 +127,7 @@ def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     call = Call(lambda: None)
     calls.start(call, held_by=threading.get_native_id())
     while not call.done:  # it works: nobody would run what it holds
@@ -140,7 +140,7 @@ def test_held_calls_run_when_their_holder_asks_a_future_for_long(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farandole.core.groups.calls._LONG", 0.05)
-    calls, future = Calls("calls"), Future[None]()
+    calls, future = CallQueue("calls"), Future[None]()
     calls.start(Call(lambda: future.set_result(None)), held_by=threading.get_native_id())
     end = time.monotonic() + 60
     while not future.done():
@@ -157,7 +157,7 @@ def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
     """They would come before the next call on this rank, and after it on those that are late.
     ``who`` runs the call that waits.
     """
-    calls, told = Calls("calls"), Calls("told", behind=3600.0)
+    calls, told = CallQueue("calls"), CallQueue("told", behind=3600.0)
     order: list[str] = []
     begun, looked = threading.Event(), threading.Event()
     looks: list[bool] = []
@@ -174,7 +174,7 @@ def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
         told.run_all()
 
     def waits(frame: FrameType | None) -> bool:
-        code = Calls._run_next.__code__ if who == "another thread" else next_call.__code__
+        code = CallQueue._run_next.__code__ if who == "another thread" else next_call.__code__
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
         return frame is not None
@@ -205,7 +205,7 @@ def test_a_callback_may_wait_for_what_it_calls() -> None:
     """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it
     waits for.
     """
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     order: list[tuple[int, ...]] = []
     waited: list[bool] = []
 
@@ -249,7 +249,7 @@ def preempt(number: int, frame: FrameType | None) -> None:
 def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
     handler: Any, raised: type[BaseException]
 ) -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
     calls._threads = [threading.current_thread()]  # nobody else takes them
 
     def interrupt() -> None:
@@ -283,7 +283,7 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
 
 
 def test_what_ends_programs_does_not_end_the_thread() -> None:
-    calls = Calls("calls")
+    calls = CallQueue("calls")
 
     def leave() -> None:
         raise SystemExit(3)
@@ -299,7 +299,7 @@ def test_what_ends_programs_does_not_end_the_thread() -> None:
 
 def test_a_holder_that_waits_is_seen_by_a_thread_that_was_not_woken() -> None:
     """It looks by itself for a while after calls were left to somebody."""
-    calls, me = Calls("calls"), threading.get_native_id()
+    calls, me = CallQueue("calls"), threading.get_native_id()
     for pause in (0.0, 0.0, 1.2, 0.0):  # with it, and after it has gone to sleep
         time.sleep(pause)
         call = Call(lambda: None)

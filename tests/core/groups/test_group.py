@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.core.groups.group import Group
+from farandole.core.groups.group import CollectiveGroup
 from farandole.core.transports import shm
 from farandole.errors import PeerLostError
 from farandole.net.handshake import new_secret
@@ -15,7 +15,7 @@ def test_who_is_lost_is_named_by_its_number_in_the_job() -> None:
     secret = new_secret()
 
     def body(transport: Any) -> tuple[int, str]:
-        group = Group(transport, [3, 5], "pairs", 60.0)
+        group = CollectiveGroup(transport, [3, 5], "pairs", 60.0)
         try:
             if transport.rank == 1:
                 return -1, ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from farandole.core.groups.messages import Message, Messages
+from farandole.core.groups.messages import Messages, Transfer
 from farandole.errors import HorovodInternalError, MismatchError, StalledError
 from tests import pool
 
@@ -109,7 +109,7 @@ def test_what_a_signal_brings_between_the_bytes_of_messages_ends_them(began: boo
     messages._thread = threading.current_thread()  # nobody else moves them
     other = messages.receive(1, 1, np.empty(1, np.uint8), 0, 60.0)
 
-    def send() -> Message:
+    def send() -> Transfer:
         return messages.send(1, 0, np.zeros(100_000, np.uint8), 0, 60.0)
 
     call = partial(messages.wait, send()) if began else send
@@ -160,7 +160,7 @@ def exchange(messages: Messages, rank: int, plan: Sequence[Planned], chance: ran
     receives.sort(key=lambda each: (each.number, chance.random()))
     order = [0] * len(sends) + [1] * len(receives)
     chance.shuffle(order)
-    under_way: list[tuple[Planned, Message, Any, bool]] = []
+    under_way: list[tuple[Planned, Transfer, Any, bool]] = []
     for receiving in order:
         each = (receives if receiving else sends).pop(0)
         if receiving:

@@ -22,7 +22,14 @@ from farandole.base.types import Buffer, DType, Kind, Request
 from farandole.core.engine import Engine, Entry
 from farandole.core.observe.timeline import Timeline, ahead, merge, read, recorder
 from farandole.core.observe.timeline.file import ArrayFile
-from farandole.core.observe.timeline.trace import Finished, Part, Scope, Settled, Started, Trace
+from farandole.core.observe.timeline.trace import (
+    ExchangePart,
+    Finished,
+    Scope,
+    Settled,
+    Started,
+    Trace,
+)
 from farandole.errors import HorovodInternalError, SettingsError
 from farandole.job.config import Settings
 from farandole.net.handshake import new_secret
@@ -136,10 +143,10 @@ def test_parts_of_an_exchange_lie_in_it_and_the_network_beside_them() -> None:
     events = told(
         Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
         Started(102.0, Kind.ALLREDUCE, ["a"], 24),
-        Part(102.2, 102.1, "SHM_REDUCESCATTER", "a"),
-        Part(102.6, 102.2, "NETWORK_ALLREDUCE", "a"),
-        Part(102.5, 102.3, "SHM_REDUCESCATTER", "a"),
-        Part(102.5, 102.3, "SHM_REDUCESCATTER", "not known"),
+        ExchangePart(102.2, 102.1, "SHM_REDUCESCATTER", "a"),
+        ExchangePart(102.6, 102.2, "NETWORK_ALLREDUCE", "a"),
+        ExchangePart(102.5, 102.3, "SHM_REDUCESCATTER", "a"),
+        ExchangePart(102.5, 102.3, "SHM_REDUCESCATTER", "not known"),
         Finished(103.0, Kind.ALLREDUCE, ["a"]),
         Settled(104.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
     )

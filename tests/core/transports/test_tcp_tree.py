@@ -18,8 +18,8 @@ from farandole.core.transports.tcp.overlay import overlay
 from farandole.core.transports.tcp.rounds import (
     HOLD,
     HOLD_MORE,
+    BoardRounds,
     Onward,
-    Rounds,
     Run,
     merged,
     packed,
@@ -60,7 +60,7 @@ class TestTree(BoardKit, FailureKit):
         return joiner(size)
 
     def test_seventeen_ranks(self) -> None:
-        """Rounds in which ranks post the same, other things, or late; and who is missing, as all
+        """BoardRounds in which ranks post the same, other things, or late; and who is missing, as all
         hear.
         """
         size = 17
@@ -257,7 +257,7 @@ def test_what_is_no_run_of_messages_is_refused(data: bytes) -> None:
 
 
 def test_a_message_two_rounds_early_cannot_be() -> None:
-    messages = Rounds(0, 3)
+    messages = BoardRounds(0, 3)
     assert messages.put(1, b"this", 2)
     assert messages.put(1, b"next")
     assert not messages.put(1, b"after that")

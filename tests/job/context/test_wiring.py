@@ -83,14 +83,14 @@ def run(
     secret = new_secret()
     server = StoreServer(secret)
     if host_of:
-        dial = shm.Rendezvous._dial
+        dial = shm.ShmRendezvous._dial
 
-        def far(self: shm.Rendezvous, peer: int, deadline: float, timeout: float) -> None:
+        def far(self: shm.ShmRendezvous, peer: int, deadline: float, timeout: float) -> None:
             if host_of[self.rank] != host_of[peer]:
                 raise RendezvousError.late([peer], timeout)
             dial(self, peer, deadline, timeout)
 
-        monkeypatch.setattr(shm.Rendezvous, "_dial", far)
+        monkeypatch.setattr(shm.ShmRendezvous, "_dial", far)
 
     def join(rank: int) -> object:
         client = StoreClient(server.address, secret)
@@ -170,16 +170,16 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
     other.
     """
     taken: list[socket.socket] = []
-    look_around = shm.Rendezvous.look_around
+    look_around = shm.ShmRendezvous.look_around
 
-    def besieged(self: shm.Rendezvous) -> None:
+    def besieged(self: shm.ShmRendezvous) -> None:
         for _ in range(100):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(address(self.secret, self.scope, 0))
             taken.append(sock)
         look_around(self)
 
-    monkeypatch.setattr(shm.Rendezvous, "look_around", besieged)
+    monkeypatch.setattr(shm.ShmRendezvous, "look_around", besieged)
     try:
         assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
     finally:
@@ -225,7 +225,7 @@ def test_ranks_whose_settings_do_not_go_together_say_so(
 
 
 def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
+    assert run(2, monkeypatch, transport="tcp") == [("LinkTransport", 3.0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_wire_of_another_distribution(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         Settings(transport="threads")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert run(3, monkeypatch, transport="threads") == [("Collectives", 6.0)] * 3
+    assert run(3, monkeypatch, transport="threads") == [("LinkTransport", 6.0)] * 3
     with pytest.raises(SettingsError, match="did you mean 'threads'"):
         Settings(transport="thread")
 

@@ -763,7 +763,9 @@ def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch)
     meeting, answers = Mock(), Mock()
     monkeypatch.setattr(process_group.rendezvous, "meet", lambda *_: meeting)
     monkeypatch.setattr(process_group.rendezvous, "stack_query", lambda *_: answers)
-    monkeypatch.setattr(process_group, "Group", Mock(side_effect=OSError("too many open files")))
+    monkeypatch.setattr(
+        process_group, "CollectiveGroup", Mock(side_effect=OSError("too many open files"))
+    )
     with pytest.raises(OSError, match="too many open files"):
         process_group.FarandoleProcessGroup(Mock(), 0, 2, 1.0)
     assert answers not in process_group._stack_queries
@@ -771,7 +773,7 @@ def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch)
     meeting.transport.close.assert_called_once_with()
     state = Mock()
     state.close.side_effect = KeyboardInterrupt
-    monkeypatch.setattr(process_group, "Group", lambda *_: state)
+    monkeypatch.setattr(process_group, "CollectiveGroup", lambda *_: state)
     group = process_group.FarandoleProcessGroup(Mock(), 0, 2, 1.0)
     assert answers in process_group._stack_queries
     with pytest.raises(KeyboardInterrupt):

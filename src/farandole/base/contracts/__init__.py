@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.base.contracts.buffers import Binding, Showing
+from farandole.base.contracts.buffers import Binding, PeerMemory
 from farandole.base.contracts.codecs import (
     Codec,
     Consensus,
@@ -16,13 +16,13 @@ from farandole.base.contracts.observers import Observer, Waiting
 from farandole.base.contracts.strategies import Consolidating, Peers, Strategy
 from farandole.base.contracts.wires import (
     Board,
+    ByteStreams,
     DeviceTransport,
     End,
     Link,
     Parts,
     Report,
     Streaming,
-    Streams,
     Transport,
     Wire,
 )
@@ -30,6 +30,7 @@ from farandole.base.contracts.wires import (
 __all__ = [
     "Binding",
     "Board",
+    "ByteStreams",
     "Codec",
     "Consensus",
     "Consolidating",
@@ -40,15 +41,14 @@ __all__ = [
     "Packed",
     "Part",
     "Parts",
+    "PeerMemory",
     "Peers",
     "PushCodec",
     "Report",
     "Rescaling",
     "Retractable",
-    "Showing",
     "Strategy",
     "Streaming",
-    "Streams",
     "Transport",
     "Waiting",
     "Wire",

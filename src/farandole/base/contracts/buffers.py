@@ -37,12 +37,12 @@ class Binding(Protocol):
 
 
 @runtime_checkable
-class Showing(Protocol):
+class PeerMemory(Protocol):
     """A transport on which ranks can see each other's memory."""
 
-    shown: int  # bytes that a rank may show
+    publish_limit: int  # bytes that a rank may publish at once
 
-    def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
+    def publish(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
         """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the
         other) as uint8 arrays that begin with them. They may be read until the call after the next
         one. One wait.
@@ -50,6 +50,5 @@ class Showing(Protocol):
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
         """``sends[i]`` to rank i, ``receives[i]`` from it: uint8, anywhere, apart from each other.
-        All ranks know the ``largest`` part of all in bytes, and have called ``show`` before; it is
-        what they call next.
+        All ranks know the ``largest`` part of all in bytes, and have called ``publish`` before.
         """

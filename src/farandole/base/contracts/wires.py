@@ -184,7 +184,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Streams(Protocol):
+class ByteStreams(Protocol):
     """Bytes from each rank to each other. Nothing waits but ``wait``. One thread at a time, but
     ``wake``, ``abort``.
     """
@@ -227,7 +227,7 @@ class Streams(Protocol):
 class Streaming(Protocol):
     """A transport, or a link, that has streams beside its collectives."""
 
-    def streams(self) -> Streams:
+    def streams(self) -> ByteStreams:
         """Collective."""
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from farandole.base.contracts import Parts, Report, Streaming, Streams, Transport
+from farandole.base.contracts import ByteStreams, Parts, Report, Streaming, Transport
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core import kernels
 from farandole.core.collectives.lane import Lane
@@ -192,7 +192,7 @@ class Hierarchical:
     def split(self, ranks: Sequence[int]) -> Transport | None:
         return self.flat.split(ranks)
 
-    def streams(self) -> Streams:
+    def streams(self) -> ByteStreams:
         """See ``contracts.Streaming``. All over the wire that joins all ranks."""
         return cast(Streaming, self.flat).streams()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from farandole.base.contracts import Link, Parts, Report, Streaming, Streams, Transport
+from farandole.base.contracts import ByteStreams, Link, Parts, Report, Streaming, Transport
 from farandole.base.types import Buffer, ReduceOp
 from farandole.core import kernels
 from farandole.core.collectives import direct, doubling, ring, tree
@@ -44,10 +44,10 @@ def cheapest(nbytes: int, size: int) -> ModuleType:
 
 def over(wire: Link | Transport) -> Transport:
     """The collectives of ``wire``, whichever of the two it is."""
-    return cast(Transport, wire) if hasattr(wire, "allreduce") else Collectives(wire)
+    return cast(Transport, wire) if hasattr(wire, "allreduce") else LinkTransport(wire)
 
 
-class Collectives:
+class LinkTransport:
     """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they
     pick the same.
     """
@@ -124,9 +124,9 @@ class Collectives:
     def split(self, ranks: Sequence[int]) -> Transport | None:
         """A transport among ``ranks``; None on a rank that is not among them."""
         link = self.link.split(ranks)
-        return None if link is None else Collectives(link)
+        return None if link is None else LinkTransport(link)
 
-    def streams(self) -> Streams:
+    def streams(self) -> ByteStreams:
         """See ``contracts.Streaming``. Raises RequestError over a link that has none."""
         if isinstance(self.link, Streaming):
             return self.link.streams()

@@ -38,21 +38,21 @@ CHUNK = 1 << 20
 WHOLE = 1 << 17  # elements of a segment that are sent as one message
 
 Range = tuple[int, int]
-Group = list[list[Range]]  # [chunk][segment] -> elements
+ChunkGroup = list[list[Range]]  # [chunk][segment] -> elements
 
 
-class Step(NamedTuple):
+class RingStep(NamedTuple):
     """One message of the sequence: which of the chunks, which segments go out and come in, in which
     phase.
     """
 
-    group: Group
+    group: ChunkGroup
     chunk: int
     step: int
     gather: bool
 
 
-def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Group]:
+def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[ChunkGroup]:
     """``total`` elements, cut into groups of ``size`` segments of ``chunks`` chunks of at most
     ``chunk`` elements.
     """
@@ -70,7 +70,7 @@ def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Grou
         start += length
 
 
-def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[Group]:
+def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[ChunkGroup]:
     """Segments of ``counts`` elements, every group taking up to ``chunks`` chunks from each of
     them.
     """
@@ -144,10 +144,10 @@ class _Ring:
         self.partials: list[Array] = [np.empty(0, self.partial_type)] * self.chunks
         self.scratch = scratch
 
-    def run(self, groups: Iterator[Group], *, gather: bool) -> None:
+    def run(self, groups: Iterator[ChunkGroup], *, gather: bool) -> None:
         phases = (False, True) if gather else (False,)
         steps = (
-            Step(group, chunk, step, phase)
+            RingStep(group, chunk, step, phase)
             for group in groups
             for phase in phases
             for step in range(self.size - 1)
@@ -161,7 +161,7 @@ class _Ring:
                 self._sendrecv(self._outgoing(step), into)
                 self._arrived(step, into)
 
-    def _run_ahead(self, steps: Iterator[Step]) -> None:
+    def _run_ahead(self, steps: Iterator[RingStep]) -> None:
         under_way = deque(islice(steps, self.chunks - 1))
         for step in under_way:
             self._sendrecv(self._outgoing(step), None)
@@ -183,7 +183,7 @@ class _Ring:
             self.left,
         )
 
-    def _outgoing(self, step: Step) -> Array:
+    def _outgoing(self, step: RingStep) -> Array:
         lo, hi = self._sent(step)
         if step.gather:
             return self.out.read(lo - self.base, hi - self.base)
@@ -191,7 +191,7 @@ class _Ring:
             return self.data.read(lo, hi)
         return self.partials[step.chunk]
 
-    def _landing(self, step: Step) -> Array:
+    def _landing(self, step: RingStep) -> Array:
         """The memory that receives the bytes of ``step``."""
         lo, hi = self._received(step)
         if step.gather:
@@ -205,7 +205,7 @@ class _Ring:
         # what is on its way stands in the other one
         return self._scratch(step.step % 2, step.chunk, hi - lo, kind)
 
-    def _arrived(self, step: Step, into: Array) -> None:
+    def _arrived(self, step: RingStep, into: Array) -> None:
         lo, hi = self._received(step)
         if lo == hi:
             self.partials[step.chunk] = np.empty(0, self.partial_type)
@@ -215,7 +215,7 @@ class _Ring:
         else:
             self._reduce(step, lo, hi, into)
 
-    def _reduce(self, step: Step, lo: int, hi: int, into: Array) -> None:
+    def _reduce(self, step: RingStep, lo: int, hi: int, into: Array) -> None:
         """Add our elements to those received; at the last step the segment is finished, and
         ours.
         """
@@ -245,10 +245,10 @@ class _Ring:
         view = self.out.view(lo - self.base, hi - self.base)
         return self._scratch("result", chunk, hi - lo, self.out.dtype) if view is None else view
 
-    def _sent(self, step: Step) -> Range:
+    def _sent(self, step: RingStep) -> Range:
         return step.group[step.chunk][(self.rank - step.step - (not step.gather)) % self.size]
 
-    def _received(self, step: Step) -> Range:
+    def _received(self, step: RingStep) -> Range:
         return step.group[step.chunk][(self.rank - step.step - 1 - (not step.gather)) % self.size]
 
     def _scratch(self, purpose: str | int, chunk: int, length: int, dtype: np.dtype[Any]) -> Array:

@@ -7,15 +7,15 @@ import time
 
 import numpy as np
 
-from farandole.core.groups.group import Group
-from farandole.core.groups.messages import Message, told
+from farandole.core.groups.group import CollectiveGroup
+from farandole.core.groups.messages import Transfer, told
 from farandole.errors import PeerLostError, StalledError
 
 _TAG = -(1 << 40)  # programs have others
 _TEXT = 1 << 10
 
 
-def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
+def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> None:
     """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it
     names one that did not come, or all of them with ``everybody``. The others hear of that, and of
     an exception of a signal's handler on 0.
@@ -25,7 +25,7 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
     if group.rank:
         _report(group, tag, seconds)
         return
-    unanswered, notes = list(range(1, group.size)), dict[int, Message]()
+    unanswered, notes = list(range(1, group.size)), dict[int, Transfer]()
     try:
         for rank in unanswered:
             notes[rank] = group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf)
@@ -45,7 +45,9 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
         raise StalledError(stopped, missing[0])
 
 
-def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseException | None) -> str:
+def _reproach(
+    group: CollectiveGroup, missing: list[int], seconds: float, lost: BaseException | None
+) -> str:
     """``lost``: why nobody waits any longer for one of them."""
     who = (
         f"Rank{'s' if len(missing) > 1 else ''}"
@@ -57,7 +59,9 @@ def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseExcept
     return f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
 
 
-def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody: bool) -> list[int]:
+def _missing(
+    group: CollectiveGroup, notes: dict[int, Transfer], seconds: float, everybody: bool
+) -> list[int]:
     """The members that have not come when the time is over; the first one, unless ``everybody`` is
     asked for.
     """
@@ -71,7 +75,7 @@ def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody:
 
 
 def _answer(
-    group: Group, tag: int, text: str, notes: dict[int, Message], unanswered: list[int]
+    group: CollectiveGroup, tag: int, text: str, notes: dict[int, Transfer], unanswered: list[int]
 ) -> None:
     """Tell these members ``text``, also those that come later, but for those that have gone."""
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
@@ -84,7 +88,7 @@ def _answer(
             group.messages.cancel(note)
 
 
-def _report(group: Group, tag: int, seconds: float) -> None:
+def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
     """On the members but 0: come, and hear from 0 whether all have."""
     answer = np.empty(_TEXT, np.uint8)
     group.messages.send(0, tag, np.zeros(1, np.uint8), 0, math.inf)

@@ -121,7 +121,7 @@ class _Untold:
             raise raised
 
 
-class Calls:
+class CallQueue:
     """The calls of one group, in the order in which they were made. ``behind``: seconds for which
     who holds them may be in another call, which waits for ranks that are late, before the thread
     runs them all the same.
@@ -363,7 +363,7 @@ def _signs(thread: int, behind: float) -> dict[Hashable, float]:
 
 def _is_in_call(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code in (_run.__code__, Calls._run_next.__code__):
+        if frame.f_code in (_run.__code__, CallQueue._run_next.__code__):
             return True
         frame = frame.f_back
     return False

@@ -2,8 +2,8 @@
 them if not.
 
 Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory,
-words are shown together with the elements of a small call, which is then done: one wait. Else they
-cost a small message.
+words are published together with the elements of a small call, which is then done: one wait. Else
+they cost a small message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from farandole.base.contracts import Showing, Transport
+from farandole.base.contracts import PeerMemory, Transport
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core.kernels import halves, quiet, reducer, scaled_halves
 from farandole.errors import MismatchError
@@ -38,12 +38,15 @@ class Checked:
     def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
         self.rank, self.size = transport.rank, transport.size
         self._transport, self._name, self._name_of = transport, name, name_of
-        self._showing = cast(Showing, transport) if isinstance(transport, Showing) else None
-        self.shown = self._showing.shown if self._showing is not None else 0
+        self._peer_memory: PeerMemory | None = None
+        self._publish_limit = 0
+        if isinstance(transport, PeerMemory):
+            self._peer_memory = cast(PeerMemory, transport)
+            self._publish_limit = self._peer_memory.publish_limit
         # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no
         # more than that: where it is larger, each reduces a part, at the cost of further waits,
         # which are long where ranks share cores.
-        self._reduced = min(self.shown, 2 * self.shown // self.size)
+        self._reduced = min(self._publish_limit, 2 * self._publish_limit // self.size)
         self.calls = 0  # that ranks have begun to compare
 
     def allreduce(
@@ -69,7 +72,7 @@ class Checked:
                 buffer.out[:] = scaled_halves(high, low, scale)
             return
         nbytes = sum([buffer.data.nbytes for buffer in buffers])
-        small = nbytes <= (self._reduced if root < 0 else self.shown)
+        small = nbytes <= (self._reduced if root < 0 else self._publish_limit)
         places = self._agree(wants, describe, [buffer.data for buffer in buffers] if small else ())
         if not nbytes:
             return
@@ -104,7 +107,7 @@ class Checked:
             return
         counts = [len(part) for part in parts]
         nbytes = sum(counts) * out.itemsize
-        small = nbytes <= self.shown
+        small = nbytes <= self._publish_limit
         places = self._agree(wants, describe, parts if small else ())
         if not nbytes:
             return
@@ -126,7 +129,7 @@ class Checked:
     ) -> None:
         """``root``'s bytes on every rank."""
         nbytes = sum([len(array) for array in arrays])
-        small = nbytes <= self.shown
+        small = nbytes <= self._publish_limit
         places = self._agree(wants, describe, arrays if small and self.rank == root else ())
         if places is None or not small:
             for array in arrays:
@@ -142,7 +145,7 @@ class Checked:
     ) -> None:
         """Every rank's bytes into ``receives``, which stand one behind the other or anywhere."""
         counts = [len(receive) for receive in receives]
-        small = max(counts) <= self.shown
+        small = max(counts) <= self._publish_limit
         places = self._agree(wants, describe, [send] if small else ())
         if places is not None and small:
             for receive, place, count in zip(receives, places, counts, strict=True):
@@ -168,24 +171,25 @@ class Checked:
             [len(part) for part in receives],
         )
         plan = np.array([*send_counts, *receive_counts], np.int64)
-        small = plan.nbytes + sum(send_counts) <= self.shown
+        small = plan.nbytes + sum(send_counts) <= self._publish_limit
         places = self._agree(
             wants,
             describe,
-            [plan, *sends] if small else [plan] if plan.nbytes <= self.shown else (),
+            [plan, *sends] if small else [plan] if plan.nbytes <= self._publish_limit else (),
         )
         table = self._plans(plan, places)
         if not np.array_equal(table[:, 0, :], table[:, 1, :].T):
             self._refuse(describe)
-        if places is not None and plan.nbytes + int(table[:, 0, :].sum(axis=1).max()) <= self.shown:
+        largest = plan.nbytes + int(table[:, 0, :].sum(axis=1).max())
+        if places is not None and largest <= self._publish_limit:
             for peer, receive in enumerate(receives):
                 begin = plan.nbytes + int(table[peer, 0, : self.rank].sum())
                 receive[:] = places[peer][begin : begin + len(receive)]
             return
         if any(np.may_share_memory(send, receive) for send in sends for receive in receives):
             sends = [send.copy() for send in sends]
-        if self._showing is not None:
-            self._showing.exchange(sends, receives, int(table.max()))
+        if self._peer_memory is not None:
+            self._peer_memory.exchange(sends, receives, int(table.max()))
             return
         whole = _neighbours(receives)
         into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
@@ -199,7 +203,7 @@ class Checked:
 
     def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
         """By rank: what it sends to each, and what it receives from each."""
-        if places is not None and plan.nbytes <= self.shown:
+        if places is not None and plan.nbytes <= self._publish_limit:
             found = np.stack([place[: plan.nbytes].view(np.int64) for place in places])
         else:
             found = np.empty((self.size, len(plan)), np.int64)
@@ -213,8 +217,8 @@ class Checked:
         """What everybody shows; None where ranks cannot."""
         self.calls += 1
         word = hash((self.calls, *wants)) & _MASK
-        if self._showing is not None:
-            words, places = self._showing.show(word, pieces)
+        if self._peer_memory is not None:
+            words, places = self._peer_memory.publish(word, pieces)
             for other in words:
                 if other != word:
                     self._refuse(describe)
@@ -230,8 +234,8 @@ class Checked:
         mine = np.zeros(_TEXT, np.uint8)
         text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
         mine[: len(text)] = np.frombuffer(text, np.uint8)
-        if self._showing is not None:
-            texts = [bytes(place[:_TEXT]) for place in self._showing.show(0, [mine])[1]]
+        if self._peer_memory is not None:
+            texts = [bytes(place[:_TEXT]) for place in self._peer_memory.publish(0, [mine])[1]]
         else:
             found = np.empty((self.size, _TEXT), np.uint8)
             self._transport.allgather(mine, found.reshape(-1), [_TEXT] * self.size)

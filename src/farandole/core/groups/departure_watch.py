@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farandole.core.groups.group import Group
-from farandole.core.groups.messages import Message
+from farandole.core.groups.group import CollectiveGroup
+from farandole.core.groups.messages import Transfer
 from farandole.errors import PeerLostError
 
 _TAG = -(1 << 41)  # nobody sends it; programs have others
@@ -19,10 +19,10 @@ class DepartureWatch:
     the first ``departed``.
     """
 
-    def __init__(self, group: Group, ranks: Sequence[int]) -> None:
+    def __init__(self, group: CollectiveGroup, ranks: Sequence[int]) -> None:
         self._group = group
         self._ranks = ranks
-        self._notes: dict[int, Message] = {}
+        self._notes: dict[int, Transfer] = {}
 
     def departed(self) -> list[int]:
         """The places in ``ranks`` of those that have left ``group``, or died. It is known soon
@@ -45,7 +45,7 @@ class DepartureWatch:
             if not note.done:
                 self._group.messages.cancel(note)
 
-    def _has_left(self, place: int, note: Message) -> bool:
+    def _has_left(self, place: int, note: Transfer) -> bool:
         return (
             note.done
             and isinstance(note.error, PeerLostError)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from farandole.base.contracts import Streaming, Transport
-from farandole.core.groups.calls import Call, Calls
+from farandole.core.groups.calls import Call, CallQueue
 from farandole.core.groups.checked import Checked
 from farandole.core.groups.messages import Messages, told
 from farandole.errors import (
@@ -35,7 +35,7 @@ _FORKED = (
 class Members:
     """How messages speak of a group's members. A group's parts have it rather than the group, which
     has them: with no cycle, its memory goes with the last reference, not when Python looks for
-    garbage. ``where``: see ``Group``.
+    garbage. ``where``: see ``CollectiveGroup``.
     """
 
     def __init__(self, ranks: Sequence[int], where: Callable[[Sequence[int]], str]) -> None:
@@ -53,7 +53,7 @@ class Members:
         return self._where([self.ranks[rank] for rank in ranks])
 
 
-class Group:
+class CollectiveGroup:
     """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``:
     in seconds, for what does not bring one. The transport is the group's own. ``where``: says where
     ranks of the job stand. Collective.
@@ -74,9 +74,9 @@ class Group:
         self._transport = transport
         self.collectives = Checked(transport, name, self.name_of)
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
-        self.calls = Calls(f"farandole-{name}")
+        self.calls = CallQueue(f"farandole-{name}")
         # callbacks that are to come later than their calls
-        self.told = Calls(f"farandole-{name}-told", behind=_BEHIND)
+        self.told = CallQueue(f"farandole-{name}-told", behind=_BEHIND)
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
         self._what, self._limit, self._stalled = "", timeout, ""
@@ -89,7 +89,7 @@ class Group:
         self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0
     ) -> Call:
         """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held_by``:
-        see ``Calls.start``; ``what``: its name.
+        see ``CallQueue.start``; ``what``: its name.
         """
         call = Call(lambda: self._run(what, work, timeout))
         if self._disowned:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.base.contracts import Streams
+from farandole.base.contracts import ByteStreams
 from farandole.core.groups.calls import Call
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
 
@@ -34,7 +34,7 @@ _LOOKS = 6  # in vain, before the thread sleeps until it is called
 _HANDOVER = 5e-3  # seconds in which the thread yields
 
 
-class Message(Call):
+class Transfer(Call):
     """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None:
     from anybody.
 
@@ -69,7 +69,7 @@ class _Inbox:
         self.filled = 0  # bytes of the header, then of what it announces
         self.into: Array | None = None
         self.tag = self.dtype = 0
-        self.message: Message | None = None  # whose memory is filled; None: it is put aside
+        self.message: Transfer | None = None  # whose memory is filled; None: it is put aside
         self.aside: deque[tuple[int, int, Array]] = deque()  # tag, dtype, data
 
 
@@ -78,30 +78,30 @@ class Messages:
 
     def __init__(
         self,
-        streams: Streams,
+        streams: ByteStreams,
         name_of: Callable[[int], str],
         where: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
         self._streams, self._name_of, self._where = streams, name_of, where
         self._changing = threading.Lock()
         self._driving = threading.Lock()
-        self._outbox: dict[int, deque[Message]] = {}
+        self._outbox: dict[int, deque[Transfer]] = {}
         self._inboxes = [_Inbox(streams.overhead) for _ in range(streams.size)]
-        self._wanted: list[Message] = []
-        self._ended: deque[Message] = deque()  # to be told so, once nothing is locked
+        self._wanted: list[Transfer] = []
+        self._ended: deque[Transfer] = deque()  # to be told so, once nothing is locked
         self._failure: BaseException | None = None
         self._news = threading.Event()
         self._looked = 0.0  # at peers and deadlines
-        self._waiting: list[Message] = []  # whose waiters drive, or are about to
+        self._waiting: list[Transfer] = []  # whose waiters drive, or are about to
         self._serving = False  # does the thread drive?
         self._thread: threading.Thread | None = None
         self._closed = self._aborted = False
 
-    def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Message:
+    def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Transfer:
         """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in
         seconds.
         """
-        message = Message(dst, tag, data, dtype, timeout)
+        message = Transfer(dst, tag, data, dtype, timeout)
         return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
 
     def receive(
@@ -112,14 +112,14 @@ class Messages:
         dtype: int,
         timeout: float,
         last: Callable[[], None] | None = None,
-    ) -> Message:
+    ) -> Transfer:
         """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is
         done.
         """
-        message = Message(src, tag, data, dtype, timeout, last)
+        message = Transfer(src, tag, data, dtype, timeout, last)
         return self._begin(message, lambda: self._want(message))
 
-    def wait(self, message: Message, seconds: float | None = None) -> bool:
+    def wait(self, message: Transfer, seconds: float | None = None) -> bool:
         """Until it is done. False if the time is over first."""
         end = None if seconds is None else time.monotonic() + seconds
         while not message.done:
@@ -133,7 +133,7 @@ class Messages:
                 message.sleep(_LOOK if left is None else min(_LOOK, left))
         return True
 
-    def _drive_for(self, message: Message, end: float | None) -> bool:
+    def _drive_for(self, message: Transfer, end: float | None) -> bool:
         """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if
         somebody else drives.
         """
@@ -158,7 +158,7 @@ class Messages:
         self._streams.wake()
         return self._driving.acquire(timeout=_HANDOVER)
 
-    def cancel(self, message: Message) -> None:
+    def cancel(self, message: Transfer) -> None:
         """Nobody waits for it any more."""
         with self._changing:
             if not message.ended:
@@ -200,7 +200,7 @@ class Messages:
         self._tell()
         self._streams.close()
 
-    def _begin(self, message: Message, enqueue: Callable[[], None]) -> Message:
+    def _begin(self, message: Transfer, enqueue: Callable[[], None]) -> Transfer:
         with self._changing:
             if self._failure is not None:
                 message.error = _anew(self._failure)
@@ -268,7 +268,7 @@ class Messages:
     def _pending(self) -> bool:
         return bool(self._wanted) or any(self._outbox.values())
 
-    def _drive(self, message: Message | None, end: float | None) -> None:
+    def _drive(self, message: Transfer | None, end: float | None) -> None:
         """Move messages until ``message`` or any other has ended, or none is left, or the time is
         over; without ``message`` also until somebody waits for one. Called with ``_driving`` held,
         and ``_tell`` after it.
@@ -292,7 +292,7 @@ class Messages:
             if end is not None and now >= end:
                 return
 
-    def _end(self, message: Message) -> None:
+    def _end(self, message: Transfer) -> None:
         """Called with ``_changing`` held."""
         message.ended = True
         self._ended.append(message)
@@ -344,7 +344,7 @@ class Messages:
                 raise
         return any(moved)
 
-    def _send_on(self, queue: deque[Message]) -> bool:
+    def _send_on(self, queue: deque[Transfer]) -> bool:
         moved, streams = False, self._streams
         while queue:
             message = queue[0]
@@ -415,7 +415,7 @@ class Messages:
             self._end(message)
         inbox.into, inbox.message, inbox.filled = None, None, 0
 
-    def _want(self, message: Message) -> None:
+    def _want(self, message: Transfer) -> None:
         for src, inbox in enumerate(self._inboxes):
             if message.peer not in (None, src):
                 continue
@@ -427,18 +427,18 @@ class Messages:
                     return
         self._wanted.append(message)
 
-    def _take(self, message: Message, src: int, dtype: int, data: Array) -> None:
+    def _take(self, message: Transfer, src: int, dtype: int, data: Array) -> None:
         message.source = src
         self._check(message, src, len(data), dtype)
         message.data[:] = data
 
-    def _matching(self, src: int, tag: int) -> Message | None:
+    def _matching(self, src: int, tag: int) -> Transfer | None:
         for message in self._wanted:
             if message.tag == tag and message.peer in (None, src) and message.source < 0:
                 return message
         return None
 
-    def _check(self, message: Message, src: int, nbytes: int, dtype: int) -> None:
+    def _check(self, message: Transfer, src: int, nbytes: int, dtype: int) -> None:
         if nbytes == len(message.data) and dtype == message.dtype:
             return
         what = f"{nbytes} bytes, where {len(message.data)} are to be received"
@@ -452,7 +452,7 @@ class Messages:
 
     def _look(self, now: float) -> None:
         """End what waits in vain: its time is over, or its peer has gone."""
-        stalled: list[tuple[Message, StalledError]] = []
+        stalled: list[tuple[Transfer, StalledError]] = []
         with self._changing:
             for message in self._all():
                 error = self._why_not(message, now)
@@ -465,7 +465,7 @@ class Messages:
         if stalled:
             self._stall(stalled)
 
-    def _stall(self, stalled: list[tuple[Message, StalledError]]) -> None:
+    def _stall(self, stalled: list[tuple[Transfer, StalledError]]) -> None:
         """End these, and the group. The peer of one is asked where it stands: with no lock held,
         for it takes seconds; whoever drives waits meanwhile.
         """
@@ -482,14 +482,14 @@ class Messages:
                     message.error = why
                     self._end(message)
 
-    def _all(self) -> list[Message]:
+    def _all(self) -> list[Transfer]:
         return [*self._wanted, *[message for queue in self._outbox.values() for message in queue]]
 
-    def _drop(self, message: Message) -> None:
+    def _drop(self, message: Transfer) -> None:
         self._take_out(message)
         self._end(message)
 
-    def _take_out(self, message: Message) -> None:
+    def _take_out(self, message: Transfer) -> None:
         if message in self._wanted:
             self._wanted.remove(message)
         for queue in self._outbox.values():
@@ -499,7 +499,7 @@ class Messages:
             if inbox.message is message:
                 inbox.message = None
 
-    def _why_not(self, message: Message, now: float) -> BaseException | None:
+    def _why_not(self, message: Transfer, now: float) -> BaseException | None:
         streams, peer = self._streams, message.peer
         others = [rank for rank in range(streams.size) if rank != streams.rank]
         gone = [streams.gone(other) for other in (others if peer is None else [peer])]

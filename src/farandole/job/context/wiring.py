@@ -109,7 +109,7 @@ def connect(
             "rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport
         )
         return wire(settings.transport, scope, range(size))
-    rendezvous = shm.Rendezvous(rank, size, secret, scope)
+    rendezvous = shm.ShmRendezvous(rank, size, secret, scope)
     try:
         check_same_parameters(said("listening", alike(settings)))  # everybody is
         rendezvous.look_around()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from farandole.base.types import Buffer, DType
-from farandole.core.groups.group import Group
+from farandole.core.groups.group import CollectiveGroup
 from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
 from farandole.torch.distributed.tensors import (
     Memory,
@@ -50,7 +50,7 @@ class Operation(NamedTuple):
     results: Sequence[Any]
 
 
-def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
+def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operation:
     """All tensors, of one dtype, in their place."""
     first = _first(tensors, "all_reduce")
     if first.layout is not torch.strided:
@@ -77,7 +77,7 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     return Operation("all_reduce", work, tensors)
 
 
-def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operation:
+def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -> Operation:
     first = _first(tensors, "reduce")
     _check_root("reduce", group, root)
     asked = reduction(op, group.size, first.dtype)
@@ -99,7 +99,7 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
     return Operation("reduce", work, tensors)
 
 
-def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
+def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Operation:
     first = _first(tensors, "broadcast")
     _check_root("broadcast", group, root)
     memories = [raw(tensor, taken=group.rank != root) for tensor in tensors]
@@ -118,7 +118,9 @@ def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
     return Operation("broadcast", work, tensors)
 
 
-def allgather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Operation:
+def allgather(
+    group: CollectiveGroup, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
+) -> Operation:
     """Of each input a list with every rank's."""
     _first(inputs, "all_gather")
     for given, taken in zip(inputs, outputs, strict=True):
@@ -132,7 +134,9 @@ def allgather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[A
     return _allgather(group, inputs, memories, [tensor for taken in outputs for tensor in taken])
 
 
-def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
+def allgather_into(
+    group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any]
+) -> Operation:
     """Of each input one tensor with every rank's, one behind the other."""
     _first(inputs, "all_gather_into_tensor")
     wholes = []
@@ -156,7 +160,7 @@ def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) 
 
 
 def _allgather(
-    group: Group, inputs: Sequence[Any], memories: Any, results: Sequence[Any]
+    group: CollectiveGroup, inputs: Sequence[Any], memories: Any, results: Sequence[Any]
 ) -> Operation:
     sends = [raw(tensor) for tensor in inputs]
 
@@ -179,7 +183,7 @@ def _allgather(
 
 
 def gather(
-    group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int
+    group: CollectiveGroup, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int
 ) -> Operation:
     first = _first(inputs, "gather")
     _check_root("gather", group, root)
@@ -202,7 +206,7 @@ def gather(
 
 
 def scatter(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int
+    group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int
 ) -> Operation:
     first = _first(outputs, "scatter")
     _check_root("scatter", group, root)
@@ -225,7 +229,7 @@ def scatter(
 
 
 def reduce_scatter(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any
+    group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any
 ) -> Operation:
     """Of each output a list with a part for every rank."""
     _first(outputs, "reduce_scatter")
@@ -244,7 +248,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_from(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], op: Any
+    group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any], op: Any
 ) -> Operation:
     """Of each output one tensor with the parts for all ranks, one behind the other."""
     _first(outputs, "reduce_scatter_tensor")
@@ -273,7 +277,7 @@ class _Part(NamedTuple):
     parts: Sequence[Array]
 
 
-def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
+def _reduce_scatter(group: CollectiveGroup, jobs: Sequence[_Part], op: Any) -> Operation:
     targets: list[tuple[Memory, DType]] = [elements(job.taken, taken=True) for job in jobs]
     results = [job.taken for job in jobs]
 
@@ -300,7 +304,11 @@ def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
 
 
 def alltoall_base(
-    group: Group, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int]
+    group: CollectiveGroup,
+    output: Any,
+    input: Any,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
 ) -> Operation:
     """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each;
     none: equal.
@@ -326,7 +334,7 @@ def alltoall_base(
     return Operation("all_to_all_single", work, [output])
 
 
-def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
+def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
     first = _first(inputs, "all_to_all")
     if len(inputs) != group.size or len(outputs) != group.size:
         raise ValueError(
@@ -349,7 +357,7 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
     return Operation("all_to_all", work, outputs)
 
 
-def barrier(group: Group) -> Operation:
+def barrier(group: CollectiveGroup) -> Operation:
     def work() -> None:
         group.collectives.barrier((Kind.BARRIER,), lambda: "barrier")
 
@@ -381,7 +389,7 @@ def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
             )
 
 
-def _check_root(what: str, group: Group, root: int) -> None:
+def _check_root(what: str, group: CollectiveGroup, root: int) -> None:
     """Before anything waits: nobody would send or take the result, and the call would be the
     group's last.
     """
@@ -392,7 +400,7 @@ def _check_root(what: str, group: Group, root: int) -> None:
         )
 
 
-def _check_list(what: str, group: Group, tensors: Sequence[Any], root: int) -> None:
+def _check_list(what: str, group: CollectiveGroup, tensors: Sequence[Any], root: int) -> None:
     if group.rank == root and len(tensors) != group.size:
         raise ValueError(
             f"{what}: rank {root} needs a tensor for each of {group.size} ranks, not {len(tensors)}"
@@ -412,7 +420,9 @@ def _cut(array: Array, counts: Sequence[int]) -> list[Array]:
     return [array[start:end] for start, end in pairwise(marks)]
 
 
-def _bytes_of_splits(group: Group, tensor: Any, splits: Sequence[int], which: str) -> list[int]:
+def _bytes_of_splits(
+    group: CollectiveGroup, tensor: Any, splits: Sequence[int], which: str
+) -> list[int]:
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % group.size:

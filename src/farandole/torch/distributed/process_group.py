@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d
 
 from farandole.core.groups.barrier import monitored
 from farandole.core.groups.calls import Call
-from farandole.core.groups.group import Group
+from farandole.core.groups.group import CollectiveGroup
 from farandole.core.observe.stall.direct_query import DirectQuery
 from farandole.core.observe.stall.report import stacks_text
 from farandole.errors import HorovodInternalError
@@ -123,7 +123,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             _stack_queries.append(self._stack_query)
             rendezvous.keep_served(store, rank)
         try:
-            self.state = Group(
+            self.state = CollectiveGroup(
                 meeting.transport, ranks or range(size), title, timeout, _stacks_text
             )
         except BaseException:
@@ -523,7 +523,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._accelerators[device]
 
 
-def _wait_and_tell(state: Group, call: Call, hear: Callable[[], None]) -> None:
+def _wait_and_tell(state: CollectiveGroup, call: Call, hear: Callable[[], None]) -> None:
     try:
         state.calls.wait(call)
     finally:

@@ -15,7 +15,7 @@ from torch import distributed
 
 from farandole.base.contracts import Transport
 from farandole.core.groups.departure_watch import DepartureWatch
-from farandole.core.groups.group import Group
+from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.messages import told
 from farandole.core.observe.stall.direct_query import DirectQuery
 from farandole.core.transports import shm
@@ -60,7 +60,7 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     # a store may outlive a group, and serve the next one, of other ranks
     comes = f"{_COMES}/{size}/{rank}"
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
-    departures = DepartureWatch(world, ranks) if isinstance(world, Group) else None
+    departures = DepartureWatch(world, ranks) if isinstance(world, CollectiveGroup) else None
     with contextlib.closing(GroupStore(store, departures, meeting=wire)) as client:
         try:
             if (begun := _begin(client, wire, rank, timeout)) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp as TorchOp
 
-from farandole.core.groups.group import Group
+from farandole.core.groups.group import CollectiveGroup
 from farandole.torch.distributed.tensors import apart, code, raw, shown
 
 _KIND = 20  # beyond the numbers of dense collectives
@@ -31,14 +31,14 @@ def check_sparse(tensors: Sequence[Any], op: Any) -> None:
             )
 
 
-def allreduce_sparse(group: Group, tensors: Sequence[Any]) -> None:
+def allreduce_sparse(group: CollectiveGroup, tensors: Sequence[Any]) -> None:
     """Sum each tensor (COO), in its place."""
     for tensor in tensors:
         with apart(tensor):
             tensor.copy_(_sum(group, tensor.detach().coalesce()))
 
 
-def _sum(group: Group, mine: Any) -> Any:
+def _sum(group: CollectiveGroup, mine: Any) -> Any:
     counts = _gather(group, mine, torch.tensor([mine._nnz()]), [1] * group.size)
     numbers = [int(count) for count in counts]
     indices = _gather(group, mine, mine.indices().t().contiguous(), numbers)
@@ -49,7 +49,7 @@ def _sum(group: Group, mine: Any) -> Any:
     ).coalesce()
 
 
-def _gather(group: Group, mine: Any, rows: Any, counts: Sequence[int]) -> list[Any]:
+def _gather(group: CollectiveGroup, mine: Any, rows: Any, counts: Sequence[int]) -> list[Any]:
     parts = [torch.empty((count, *rows.shape[1:]), dtype=rows.dtype) for count in counts]
     arrays, given = [raw(part).array for part in parts], raw(rows)
     given.refresh()

@@ -18,9 +18,9 @@ from farandole.core.observe.timeline.earlier import earlier
 from farandole.core.observe.timeline.file import ArrayFile
 from farandole.core.observe.timeline.trace import (
     Exchanged,
+    ExchangePart,
     Finished,
     Named,
-    Part,
     Record,
     Scope,
     Settled,
@@ -42,7 +42,7 @@ class Timeline:
         """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
         self.rank, self.size, self.clock = rank, size, clock
         self._changing = threading.Lock()
-        self._writer: _Writer | None = None
+        self._writer: _TraceWriter | None = None
 
     def start(self, path: str, *, mark_cycles: bool = False, on: bool = False) -> None:
         """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if
@@ -59,7 +59,9 @@ class Timeline:
             trace = Trace(
                 self.rank, self.size, begin, time.time(), tensors, mark_cycles=mark_cycles
             )
-            self._writer = _Writer(ArrayFile(path, end), trace, [] if found else trace.opening())
+            self._writer = _TraceWriter(
+                ArrayFile(path, end), trace, [] if found else trace.opening()
+            )
 
     def stop(self) -> None:
         """End the file; it is complete when this returns. Does nothing when nothing is written."""
@@ -110,7 +112,7 @@ class EngineTracer(Observer):
         self._timeline.record((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
 
     def part(self, name: str, begin: float, end: float) -> None:
-        part = Part(end + self.clock, begin + self.clock, name, self._running[0])
+        part = ExchangePart(end + self.clock, begin + self.clock, name, self._running[0])
         self._timeline.record((self._scope, part))
 
     def transferred(self, name: str, what: str, begin: float, end: float) -> None:
@@ -122,7 +124,7 @@ class EngineTracer(Observer):
         self._timeline.record((self._scope, Finished(monotonic() + self.clock, kind, names)))
 
 
-class _Writer:
+class _TraceWriter:
     """One file and the thread that writes it."""
 
     def __init__(self, file: ArrayFile, trace: Trace, opening: Sequence[str]) -> None:

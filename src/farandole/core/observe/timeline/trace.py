@@ -46,7 +46,7 @@ class Exchanged(NamedTuple):
     tensor: str
 
 
-class Part(NamedTuple):
+class ExchangePart(NamedTuple):
     """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go
     together.
     """
@@ -73,7 +73,7 @@ class Scope(NamedTuple):
     ranks: Sequence[int]
 
 
-Record = tuple[Scope, Settled | Started | Part | Exchanged | Finished]
+Record = tuple[Scope, Settled | Started | ExchangePart | Exchanged | Finished]
 
 
 class _Tensor:
@@ -149,7 +149,7 @@ class Trace:
                 self._end(flight, what.time)
                 args = f'{{"tensors":{len(what.names)},"bytes":{what.nbytes}}}'
                 self._start(flight, f"{scope.wire}_{what.kind.name}", what.time, args)
-        elif isinstance(what, Part):
+        elif isinstance(what, ExchangePart):
             for flight in self._known(scope, [what.tensor]):
                 self._part(flight, what)
         elif isinstance(what, Exchanged):
@@ -231,7 +231,7 @@ class Trace:
             where = f'"pid":{flight.tensor.pid},"tid":{flight.tid}'
             self._out.append(f'{{"ph":"X","name":"{rank}","ts":{ts},"dur":0,{where}}}')
 
-    def _part(self, flight: _Flight, what: Part) -> None:
+    def _part(self, flight: _Flight, what: ExchangePart) -> None:
         tid = flight.tid
         if what.name in BESIDE:
             if flight.beside is None:
@@ -239,7 +239,7 @@ class Trace:
             tid = flight.beside
         self._whole(flight.tensor.pid, tid, what)
 
-    def _whole(self, pid: int, tid: int, what: Part | Exchanged) -> None:
+    def _whole(self, pid: int, tid: int, what: ExchangePart | Exchanged) -> None:
         begin = max(what.begin, self._begin)
         where = f'"pid":{pid},"tid":{tid}'
         duration = f"{max(0.0, what.time - begin) * 1e6:.3f}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from farandole.base.contracts import End
 from farandole.base.host import cores
 from farandole.core.transports.shm.pipeline import staging
-from farandole.core.transports.shm.rendezvous import Rendezvous
+from farandole.core.transports.shm.rendezvous import ShmRendezvous
 from farandole.core.transports.shm.segment import SMALL, Segment
 from farandole.core.transports.shm.transport import ShmTransport
 
@@ -43,7 +43,7 @@ def connect(
     a rank inside a collective; ``names``: what messages and errors call the ranks, if not by their
     numbers here.
     """
-    peers = Rendezvous(rank, size, secret, scope, names).gather(timeout) if size > 1 else {}
+    peers = ShmRendezvous(rank, size, secret, scope, names).gather(timeout) if size > 1 else {}
     return join(rank, size, secret, scope, peers, patience=patience, parent=parent, names=names)
 
 
@@ -58,7 +58,7 @@ def join(
     parent: Segment | None = None,
     names: Sequence[int] = (),
 ) -> ShmTransport:
-    """The transport over sockets that a ``Rendezvous`` has made: one to every other rank.
+    """The transport over sockets that a ``ShmRendezvous`` has made: one to every other rank.
     Collective.
     """
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
@@ -87,4 +87,4 @@ def wire(end: End) -> ShmTransport:
     return connect(end.rank, end.size, end.secret, end.scope, end.timeout, names=end.names)
 
 
-__all__ = ["SMALL", "Rendezvous", "ShmTransport", "connect", "join", "wire"]
+__all__ = ["SMALL", "ShmRendezvous", "ShmTransport", "connect", "join", "wire"]

@@ -32,7 +32,7 @@ SETS = 3
 _PACK_BELOW = 16 << 10  # bytes: pieces smaller than this are gathered before they are reduced
 
 
-class Slots:
+class StagingSlots:
     """The staging room of every rank, divided into slots of one chunk: for each set and, of this
     rank, ``given`` (by owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by
     owner). Arrays of one storage type.
@@ -102,7 +102,7 @@ class Reduction:
     def __init__(
         self,
         segment: Segment,
-        slots: Slots,
+        slots: StagingSlots,
         source: Cuts,
         target: Cuts,
         op: ReduceOp,
@@ -186,7 +186,7 @@ class Reduction:
 
 
 def allreduce(
-    segment: Segment, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float
+    segment: Segment, slots: StagingSlots, buffers: Sequence[Buffer], op: ReduceOp, scale: float
 ) -> None:
     """All buffers, as one, on all ranks."""
     ranges = deal(sum(len(buffer.data) for buffer in buffers), segment.size, slots.elements)
@@ -198,7 +198,7 @@ def allreduce(
 
 def reducescatter(
     segment: Segment,
-    slots: Slots,
+    slots: StagingSlots,
     buffer: Buffer,
     counts: Sequence[int],
     op: ReduceOp,

@@ -58,7 +58,7 @@ class RegisteredBuffers:
         segment.await_all(segment.published)
         return alike
 
-    def shown(self, array: Array) -> list[Array] | None:
+    def peer_views(self, array: Array) -> list[Array] | None:
         """By rank, the registered memory from where ``array`` begins, if every rank's begins at the
         same place; else None. Collective; returns when all ranks have come, and they end the
         collective together.

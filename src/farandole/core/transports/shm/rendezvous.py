@@ -38,7 +38,7 @@ def address(secret: str, scope: str, rank: int) -> str:
     return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
 
 
-class Rendezvous:
+class ShmRendezvous:
     """Opens this rank's listener, then connects to every lower rank and accepts every higher
     one.
     """

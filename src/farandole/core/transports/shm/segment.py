@@ -22,7 +22,7 @@ from farandole.errors import PeerLostError
 
 # The control page: byte offsets, a cache line (64 bytes) apart.
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
-SHOWN = 8 * 64  # two words: see ``ShmTransport.show``; the line before is ``registered``'s
+PUBLISHED = 8 * 64  # two words: see ``ShmTransport.publish``; the line before is ``registered``'s
 REASON, REASON_MAX = 1024, 2048
 NOTICES = memory.PAGE  # two notices: length, more-to-come, text
 # a message with the elements that may come with it (``core/engine/attached``) fits

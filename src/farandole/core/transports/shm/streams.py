@@ -43,7 +43,7 @@ class _Control(Segment):
 
 
 class ShmStreams:
-    """See ``contracts.Streams``."""
+    """See ``contracts.ByteStreams``."""
 
     overhead = 0  # nobody but the job can write to this memory
 

@@ -16,7 +16,7 @@ from farandole.core.kernels import quiet, reduce_into, reducer
 from farandole.core.transports.shm import pipeline
 from farandole.core.transports.shm.board import ShmBoard
 from farandole.core.transports.shm.registered import RegisteredBuffers
-from farandole.core.transports.shm.segment import SHOWN, SMALL, SMALLS, STAGING, Segment
+from farandole.core.transports.shm.segment import PUBLISHED, SMALL, SMALLS, STAGING, Segment
 from farandole.core.transports.shm.streams import ShmStreams
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class ShmTransport:
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
         self.rank, self.size = segment.rank, segment.size
         self._segment, self._chunk, self._scope, self._secret = segment, chunk, scope, secret
-        self.shown = SMALL
+        self.publish_limit = SMALL
         self.board: Board = ShmBoard(segment)
-        self._slots: dict[str, pipeline.Slots] = {}
+        self._slots: dict[str, pipeline.StagingSlots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
         # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is
@@ -140,8 +140,8 @@ class ShmTransport:
             self._small[storage] = places
         return places
 
-    def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
-        """See ``contracts.Showing``."""
+    def publish(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
+        """See ``contracts.PeerMemory``."""
         segment, turn = self._segment, self._turn
         self._turn ^= 1
         places = self._small_places("uint8")[turn]
@@ -150,7 +150,7 @@ class ShmTransport:
             end = offset + piece.nbytes
             mine[offset:end] = piece.view("uint8")
             offset = end
-        at = SHOWN // 8 + turn
+        at = PUBLISHED // 8 + turn
         segment.words[self.rank][at] = word
         segment.publish()
         segment.await_all(segment.published)
@@ -160,10 +160,10 @@ class ShmTransport:
         """See ``contracts.Streaming``."""
         return ShmStreams(self._segment)
 
-    def _typed_slots(self, dtype: DType) -> pipeline.Slots:
+    def _typed_slots(self, dtype: DType) -> pipeline.StagingSlots:
         slots = self._slots.get(dtype.storage)
         if slots is None:
-            slots = self._slots[dtype.storage] = pipeline.Slots(
+            slots = self._slots[dtype.storage] = pipeline.StagingSlots(
                 self._segment, self._chunk, dtype.storage
             )
         return slots
@@ -205,12 +205,12 @@ class ShmTransport:
             if apart:
                 place[:] = send
             return
-        shown = self._registered.shown(send)
-        if shown is not None:
+        views = self._registered.peer_views(send)
+        if views is not None:
             if apart:
                 place[:] = send
             for peer in self._segment.others:
-                receive[firsts[peer] : firsts[peer] + counts[peer]] = shown[peer][: counts[peer]]
+                receive[firsts[peer] : firsts[peer] + counts[peer]] = views[peer][: counts[peer]]
             self.barrier()
             return
         half = pipeline.staging(self.size, self._chunk) // 2
@@ -242,7 +242,7 @@ class ShmTransport:
         self.barrier()
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
-        """See ``contracts.Showing``."""
+        """See ``contracts.PeerMemory``."""
         me, segment = self.rank, self._segment
         receives[me][:] = sends[me]
         part = pipeline.staging(self.size, self._chunk) // (2 * self.size)

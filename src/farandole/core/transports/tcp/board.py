@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from farandole.base import threads
 from farandole.core.transports.tcp.overlay import Overlay
-from farandole.core.transports.tcp.rounds import Onward, Rounds, Run, unpacked
+from farandole.core.transports.tcp.rounds import BoardRounds, Onward, Run, unpacked
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.net import liveness
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
@@ -88,7 +88,7 @@ class TcpBoard:
         # readable for good once the wire is lost
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._rounds = Rounds(place.rank, place.size)
+        self._rounds = BoardRounds(place.rank, place.size)
         self._gone: dict[int, None] = {}  # ranks that left in good order, the first one first
         self._news = False
         self._closed = False

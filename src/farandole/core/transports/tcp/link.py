@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from farandole.base.contracts import Report
 from farandole.core.transports.tcp.board import TcpBoard
-from farandole.core.transports.tcp.rendezvous import Rendezvous, Store
+from farandole.core.transports.tcp.rendezvous import RendezvousStore, TcpRendezvous
 from farandole.core.transports.tcp.streams import TcpStreams
 from farandole.core.transports.tcp.stripes import Stripes, front
 from farandole.errors import WireError
@@ -48,7 +48,7 @@ def connect(
     size: int,
     secret: str,
     scope: str,
-    store: Store,
+    store: RendezvousStore,
     timeout: float,
     host: str = "127.0.0.1",
     streams: int = 1,
@@ -62,12 +62,14 @@ def connect(
     that names who is missing after ``timeout`` seconds.
     """
     return _meet(
-        Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams, names=names),
+        TcpRendezvous(
+            rank, size, secret, scope, store, timeout, host, streams=streams, names=names
+        ),
         None,
     )
 
 
-def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
+def _meet(rendezvous: TcpRendezvous, parent: TcpBoard | None) -> TcpLink:
     data, boards = rendezvous.run() if rendezvous.size > 1 else ([[]], [None])
     return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent, rendezvous.names))
 
@@ -142,7 +144,7 @@ class TcpLink:
     """One rank's end of the mesh. ``sessions``: by rank, the connections for data."""
 
     def __init__(
-        self, rendezvous: Rendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
+        self, rendezvous: TcpRendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
     ) -> None:
         self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
         self.ahead = AHEAD * rendezvous.streams
@@ -385,7 +387,7 @@ class TcpLink:
         was = self._rendezvous
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
-        again = Rendezvous(
+        again = TcpRendezvous(
             place,
             len(ranks),
             was.secret,

@@ -40,7 +40,7 @@ _WELCOME = b"\1"
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
 
 
-class Store(Protocol):
+class RendezvousStore(Protocol):
     """The methods needed of ``farandole.net.store.StoreClient``."""
 
     def set(self, key: str, value: bytes) -> None: ...
@@ -52,7 +52,7 @@ class Store(Protocol):
 _said: set[str] = set()  # the networks that this process has told of
 
 
-class Rendezvous:
+class TcpRendezvous:
     """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the
     board, or None.
 
@@ -67,7 +67,7 @@ class Rendezvous:
         size: int,
         secret: str,
         scope: str,
-        store: Store,
+        store: RendezvousStore,
         timeout: float,
         host: str,
         check: Callable[[], None] = lambda: None,

@@ -21,7 +21,7 @@ class Run(NamedTuple):
     message: bytes
 
 
-class Rounds:
+class BoardRounds:
     """Who has posted what in the present round, and in the next: a rank that has collected may post
     again.
     """

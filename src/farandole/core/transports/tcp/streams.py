@@ -20,7 +20,7 @@ _LOOK = 0.5  # seconds without a sign of others after which their hosts are look
 
 
 class TcpStreams:
-    """See ``contracts.Streams``. What is sealed is authenticated as a frame; the rest, as other
+    """See ``contracts.ByteStreams``. What is sealed is authenticated as a frame; the rest, as other
     data, is not.
     """
 
