@@ -9,6 +9,8 @@ from base64 import b64decode
 
 import pytest
 
+from tests.kits.notebook import EXAMPLES, executed, outputs, printed, results
+
 pytestmark = pytest.mark.slow
 
 nbclient = pytest.importorskip("nbclient")
@@ -110,3 +112,12 @@ def test_cells_run_on_two_ranks() -> None:
     assert "KeyError: 'label'" in text
     ours = [line for line in text.splitlines() if "farandole/" in line]
     assert len(ours) <= 5, text
+
+
+def test_the_torch_notebook_trains_alike_on_two_ranks() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    notebook = executed(EXAMPLES / "torch_notebook.ipynb")
+    assert float(re.findall(r"2 process\(es\): test accuracy ([\d.]+)%", printed(notebook))[0]) > 90
+    assert "True" in results(notebook)
+    assert any("image/png" in output.get("data", {}) for output in outputs(notebook))

@@ -1,0 +1,40 @@
+"""Run a notebook of the examples, and read what its cells left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def executed(path: Path) -> Any:
+    """Return the notebook at ``path`` after a run of all of its cells in a kernel of its own."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(path, 4)
+    nbclient.NotebookClient(
+        notebook, timeout=500, startup_timeout=300, kernel_name="python3"
+    ).execute()
+    return notebook
+
+
+def outputs(notebook: Any) -> list[Any]:
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+    return [output for cell in cells for output in cell.outputs]
+
+
+def printed(notebook: Any) -> str:
+    """Return everything that cells wrote to stdout and stderr."""
+    streams = (output for output in outputs(notebook) if output.output_type == "stream")
+    return "".join(stream.text for stream in streams)
+
+
+def results(notebook: Any) -> list[str]:
+    """Return the text of each cell's last expression."""
+    return [
+        output.data["text/plain"]
+        for output in outputs(notebook)
+        if output.output_type == "execute_result"
+    ]
