@@ -76,6 +76,7 @@ README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 # made by python -m benchmarks.scale
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"
 MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
+    "bench.md": {"bench": "bench.json"},
     "strategies.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
     "data.md": {"data": "bench_data.json"},
     "inference.md": {"inference": "bench_inference.json", "tuning": "bench_tuning.json"},
@@ -246,8 +247,9 @@ def test_every_task_has_its_page_and_the_readme_leads_to_it() -> None:
     for name in TASKS:
         assert (ROOT / "docs" / name).is_file()
         assert f"docs/{name}" in readme
+    index = (ROOT / "docs" / "api" / "index.md").read_text()
     for page in sorted((ROOT / "docs" / "api").glob("*.md")):
-        assert f"docs/api/{page.name}" in readme
+        assert page.name == "index.md" or f"\n{page.stem}\n" in index
 
 
 def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
@@ -288,21 +290,40 @@ def cells(each: Setting) -> str:
     return f"{f'`{each.horovod}`' if each.horovod else ''} | {default} | {each.doc}"
 
 
+# Rows of the README's table: a case of docs/bench.json, and the contender to compare with.
+SPEED = {
+    "allreduce: 64 KiB": "Gloo",
+    "allreduce: 1 MiB": "Gloo",
+    "allreduce: 16 MiB": "Gloo",
+    "step: MLP, 4.2 M parameters": "DDP on Gloo",
+    "step: conv net, 1.2 M parameters": "DDP on Gloo",
+    "start: no-op job, 2 ranks": "torchrun",
+}
+
+
 def bench_table() -> str:
-    """The tables of the run that the README shows, with what they were measured on."""
+    """Return the README's table: medians of ours, of the usual choice and of Open MPI."""
     cases, content = report.read_json(RUNS)
     facts = content["machine"]
-    versions = ", ".join(
-        f"{name} {version}" for name, version in facts["versions"].items() if version
-    )
-    load = f"load {facts['load_before']:.2f} before the run"
-    setting = (
-        f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}"
-    )
-    return (
-        f"`{' '.join(content['command'])}`: {setting}, Python {facts['python']}, {versions}. "
-        f"Median, (10th - 90th percentile), times as long as ours.\n\n{report.text(cases)}"
-    )
+    by_title = {case.title: case for case in cases}
+    lines = [
+        "| float32, 2 ranks | Farandole | usual choice | Open MPI |",
+        "|---|---|---|---|",
+    ]
+    for title, usual in SPEED.items():
+        case = by_title[title]
+        ours = case.median(report.OURS)
+        cells = [title, report.seconds(ours)]
+        for name in (usual, report.MPI):
+            if name not in case.samples:
+                cells.append("-")
+                continue
+            label = f"{name} " if name != report.MPI else ""
+            median = case.median(name)
+            cells.append(f"{label}{report.seconds(median)} ({median / ours:.1f}x)")
+        lines.append(f"| {' | '.join(cells)} |")
+    setting = f"{facts['usable_cores']} cores ({facts['processor']})"
+    return f"`{' '.join(content['command'])}` on {setting}, medians:\n\n" + "\n".join(lines)
 
 
 def with_table(page: str, new: str) -> str:
@@ -325,7 +346,7 @@ def with_runs(name: str) -> str:
         cases, content = report.read_json(ROOT / "docs" / path)
         facts = content["machine"]
         load = f"load {facts['load_before']:.1f} before the run"
-        ranks = f"{content['np']} ranks on " if name == "strategies.md" else ""
+        ranks = f"{content['np']} ranks on " if name in ("bench.md", "strategies.md") else ""
         setting = f"{ranks}{facts['usable_cores']} cores ({facts['processor']}), {load}."
         page = filled(
             page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}"
