@@ -25,14 +25,15 @@ def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]
 
     def having(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def body(of_rank: Any) -> Any:
-            from farandole.job import context
+            from farandole.job.context import session
             from farandole.net.store import StoreClient
 
-            context._store = client = StoreClient(address, secret)
+            client = StoreClient(address, secret)
+            session.use_store(client)
             try:
                 return fn(of_rank)
             finally:
-                context._store = None
+                session.use_store(None)
                 client.close()
 
         return body
@@ -60,9 +61,10 @@ def job(
     def body(transport: Any) -> Any:
         from farandole.job import context
         from farandole.job.config import Connection, Placement, Settings
+        from farandole.job.context import lifecycle, parameter_servers
 
         placement = Placement(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n)
-        context._enter(placement, Settings(**settings), transport, Connection())
+        lifecycle.enter(placement, Settings(**settings), transport, Connection())
         try:
             return fn(transport.rank)
         except BaseException as error:
@@ -70,8 +72,7 @@ def job(
             raise
         finally:
             context.shutdown()
-            while context._serving:  # this process does not end with the job
-                context._serving.pop().close(True)
+            parameter_servers.close_kept(failed=True)  # this process does not end with the job
 
     # test modules need not be importable over there
     cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])

@@ -185,7 +185,7 @@ def test_as_many_ranks_as_before_that_meet_anew_go_on_where_the_epoch_stood(
     assert list(sampler) == [0, 2, 4, 6, 8, 10]
     sampler.record_batch(0, 2)  # 0 1 2 3
     assert (len(sampler), list(sampler)) == (6, [0, 2, 4, 6, 8, 10])
-    monkeypatch.setattr(context, "scope", lambda: "0.2")
+    monkeypatch.setattr(context, "session_id", lambda: "0.2")
     assert (len(sampler), list(sampler)) == (4, [4, 6, 8, 10])
     sampler.record_batch(0, 2)
     assert sampler.processed_num == 8

@@ -467,10 +467,11 @@ def test_a_rank_that_dies_is_heard_of_by_whoever_reads() -> None:
         from farandole.core.transports import shm
         from farandole.job import context
         from farandole.job.config import Connection, Placement, Settings
+        from farandole.job.context import lifecycle
 
         transport = shm.connect(rank, 2, secret, "test", 150.0)
         placement = Placement(rank=rank, size=2, local_rank=rank, local_size=2)
-        context._enter(placement, Settings(), transport, Connection())
+        lifecycle.enter(placement, Settings(), transport, Connection())
         import farandole.mxnet as hvd
         from farandole.errors import PeerLostError
 

@@ -197,9 +197,10 @@ def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
         import farandole.torch as hvd
         from farandole.job import context
         from farandole.job.config import Connection, Placement, Settings
+        from farandole.job.context import lifecycle
 
         placement = Placement(rank=transport.rank, size=2, local_rank=transport.rank, local_size=2)
-        context._enter(placement, Settings(**settings), transport, Connection())
+        lifecycle.enter(placement, Settings(**settings), transport, Connection())
         with apart(2 if settings["nccl"] == "on" else 1):
             try:
                 mine = torch.ones(1 << 20, device=place(transport.rank))

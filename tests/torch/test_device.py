@@ -485,11 +485,12 @@ def killed(
     def body(transport: Any) -> Any:
         from farandole.job import context
         from farandole.job.config import Connection, Placement, Settings
+        from farandole.job.context import lifecycle
 
         import farandole.torch  # noqa: F401  isort: skip
 
         placement = Placement(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n)
-        context._enter(placement, Settings(), transport, Connection())
+        lifecycle.enter(placement, Settings(), transport, Connection())
         with pretending(pretend_of(transport.rank)) as pretend:
             try:
                 return fn(transport.rank, pretend)

@@ -44,7 +44,7 @@ def at_end(end: context.JobEnd) -> None:
     text = missing_exchange(end.exchanges, end.size)
     if text and not end.rank:
         logger.warning(text)
-    for failures in end.unheard:
+    for failures in end.unread:
         logger.warning(
             f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
             " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"

@@ -29,7 +29,7 @@ def compared(digest: int, seconds: float = 0.0, of: str = "") -> list[int] | Non
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None
-    scope, until = f"solo/{context.scope()}{of}", monotonic() + seconds
+    scope, until = f"solo/{context.session_id()}{of}", monotonic() + seconds
     try:
         if rank:
             client.set(f"{scope}/{rank}", f"{digest}".encode())

@@ -60,7 +60,7 @@ class Models:
         anew, as elastic programs go back to what they committed. And for the third optimizer in a
         row that makes one step each.
         """
-        now = context.scope(), step
+        now = context.session_id(), step
         scope, last = self._exchanged.get(mark, ("", 0))
         if (
             keeper

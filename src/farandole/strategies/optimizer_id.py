@@ -23,7 +23,7 @@ class OptimizerId:
     def __init__(self, process_set: ProcessSet) -> None:
         self._set, self._engine = process_set, context.engine(process_set)
         self._number = self._engine.numbers.next_optimizer()
-        self._made_on, self._made_in = weakref.ref(self._engine), context.scope()
+        self._made_on, self._made_in = weakref.ref(self._engine), context.session_id()
 
     @property
     def engine(self) -> Engine:

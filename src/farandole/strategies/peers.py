@@ -282,7 +282,7 @@ class EnginePeers:
     ) -> PeerGroup:
         if self._pairs is None:
             # a process set that is made anew has the same numbers
-            changes = context.changes_before(self._set)
+            changes = context.unique_id(self._set)
             name = f"{self.name}.{changes}"
             self._pairs = PairAverages(
                 self.engine, name, self._ranks, self._tell, 1.0 if gamma is None else gamma
@@ -299,7 +299,7 @@ class EnginePeers:
         if self._centre is None or held != self._held:
             self._held, self._centres = held, self._centres + 1
             # servers outlive a process set, and its engine's numbers
-            name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
+            name = f"{self.name}.{context.unique_id(self._set)}.{self._centres}"
             self._centre = context.servers().group(
                 name,
                 self._ranks,

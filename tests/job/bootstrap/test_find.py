@@ -187,7 +187,7 @@ def test_what_is_started_within_a_rank_is_no_such_rank(
     }
     env.update({**who, ORIGIN: surroundings.origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
     environment.forget_outer_job(env)
-    assert environment.told(env) == told
+    assert environment.has_placement(env) == told
     assert (env.get("RANK") == {**who, **after}["RANK"]) == (told or "RANK" in after)
     assert ("FARANDOLE_SECRET" in env, env["FARANDOLE_TRANSPORT"]) == (told, "tcp")
 

@@ -13,7 +13,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.config import Placement
-from farandole.job.context.environment import check_rank, lost
+from farandole.job.context.environment import check_rank, lost_placement
 from tests.job.launch.tools import Marked, marked
 
 RANK = "PATH=/bin\0FARANDOLE_STORE=127.0.0.1:1\0FARANDOLE_RANK=1\0FARANDOLE_SIZE=3\0"
@@ -59,12 +59,12 @@ def test_a_rank_that_lost_its_variables(
 ) -> None:
     written(tmp_path, os.getpid(), 7, own)
     written(tmp_path, 7, 6, above)  # the one above that has ended
-    assert lost({"PMI_RANK": "0", "PMI_SIZE": "1"}, tmp_path) == ""
-    found = lost({}, tmp_path)
+    assert lost_placement({"PMI_RANK": "0", "PMI_SIZE": "1"}, tmp_path) == ""
+    found = lost_placement({}, tmp_path)
     assert bool(found) == bool(expected)
     assert re.match(expected, found)
-    assert lost({"FARANDOLE_SIZE": "1"}, tmp_path) == ""
-    assert lost({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""  # mpirun -np 1 within a rank
+    assert lost_placement({"FARANDOLE_SIZE": "1"}, tmp_path) == ""
+    assert lost_placement({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""  # mpirun -np 1 within a rank
 
 
 def test_the_rank_says_so(jobs: Marked) -> None:
@@ -87,7 +87,7 @@ def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path)
     (tmp_path / "7" / "comm").write_text("slurmstepd\n")
     assert re.match(
         r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)",
-        lost({}, tmp_path),
+        lost_placement({}, tmp_path),
     )
 
 
@@ -109,16 +109,16 @@ def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_pa
     (tmp_path / "7" / "cmdline").write_text("hydra_pmi_proxy\0--control-port\0a:1\0")
     written(tmp_path, 6, 1, None)
     (tmp_path / "6" / "cmdline").write_text(command.replace(" ", "\0") + "\0")
-    assert (lost({}, tmp_path) == "") == alone
+    assert (lost_placement({}, tmp_path) == "") == alone
 
 
 def test_a_launcher_that_does_not_say_who_is_where() -> None:
     """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
-    assert re.match(r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost(pmi))
-    assert lost({**pmi, "FARANDOLE_SIZE": "1"}) == ""
+    assert re.match(r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost_placement(pmi))
+    assert lost_placement({**pmi, "FARANDOLE_SIZE": "1"}) == ""
     slurm = dict(text.split("=") for text in SLURM.split("\0") if text)
-    assert lost({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    assert lost_placement({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
 
 
 def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,15 +127,15 @@ def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.Monke
     for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
         assert re.match(
             r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)",
-            lost(own),
+            lost_placement(own),
         )
     assert (
-        lost({**torch, "HOROVOD_SIZE": "1"})
-        == lost({**torch, "RANK": "0", "WORLD_SIZE": "1"})
+        lost_placement({**torch, "HOROVOD_SIZE": "1"})
+        == lost_placement({**torch, "RANK": "0", "WORLD_SIZE": "1"})
         == ""
     )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "PyTorch is not installed here" in lost({**torch, "MASTER_PORT": "29500"})
+    assert "PyTorch is not installed here" in lost_placement({**torch, "MASTER_PORT": "29500"})
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "1"), ("2", "2"), ("1", "0"), ("-1", "2")])
@@ -145,8 +145,8 @@ def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
     with pytest.raises(
         SettingsError, match=rf"has RANK={rank} and WORLD_SIZE={size}, .* FARANDOLE_SIZE=1"
     ):
-        lost(env)
-    assert lost({**env, "FARANDOLE_SIZE": "1"}) == ""
+        lost_placement(env)
+    assert lost_placement({**env, "FARANDOLE_SIZE": "1"}) == ""
     with pytest.raises(
         SettingsError,
         match=r"rank 2 \(FARANDOLE_RANK or HOROVOD_RANK\) must be below .*, 2 \(FARANDOLE_",
@@ -160,7 +160,7 @@ def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
 def test_what_torch_distributed_would_not_take_for_a_job(
     rank: str, size: str, tmp_path: Path
 ) -> None:
-    assert lost({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
+    assert lost_placement({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
 
 
 def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path:
     written(tmp_path, 7, 6, "RANK=1\0WORLD_SIZE=3\0MASTER_ADDR=a\0MASTER_PORT=29500\0")
     assert re.match(
         r"process 7, above this one, is rank 1 of 3, but .* \(RANK, WORLD_SIZE, MASTER_\*\)",
-        lost({}, tmp_path),
+        lost_placement({}, tmp_path),
     )

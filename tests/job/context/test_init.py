@@ -11,6 +11,7 @@ import pytest
 from farandole.errors import NotInitializedError
 from farandole.job import context
 from farandole.job.config import Connection, Placement
+from farandole.job.context import session
 from tests.run_job import job
 
 
@@ -28,16 +29,16 @@ def test_without_a_job_there_is_one_rank() -> None:
     assert context.connection() == Connection()
 
 
-def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(
+def test_each_session_has_an_id_that_all_ranks_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rank that comes with a new membership has not been through the stays before it."""
-    monkeypatch.setattr(context, "_stay", (0, 0))
+    """A rank that comes with a new membership has not been through the sessions before it."""
+    monkeypatch.setattr(session, "_number", (0, 0))
     seen = []
     for generation in (0, 0, 3, 3):
         monkeypatch.setenv("FARANDOLE_GENERATION", str(generation))
         context.init()
-        seen.append(context.scope())
+        seen.append(context.session_id())
         context.shutdown()
     assert seen == ["0.1", "0.2", "3.1", "3.2"]
 

@@ -120,12 +120,22 @@ def test_the_stays_of_a_rank_are_counted_over_all_of_its_programs() -> None:
         Placement(rank=0, size=1),
     )
     try:
-        assert [wiring.stay(mine, first, (0, before)) for before in (0, 1)] == [(0, 1), (0, 2)]
-        assert [wiring.stay(mine, then, (0, before)) for before in (0, 3)] == [(0, 3), (0, 4)]
-        assert wiring.stay(mine, first, (0, 2)) == (0, 5)
-        assert wiring.stay(other, then, (0, 0)) == wiring.stay(alone, then, (0, 0)) == (0, 1)
-        assert wiring.stay(mine.replace(generation=1), first, (0, 2)) == (1, 1)
-        assert wiring.stay(mine, None, (0, 1)) == (0, 2)
+        assert [wiring.next_session(mine, first, (0, before)) for before in (0, 1)] == [
+            (0, 1),
+            (0, 2),
+        ]
+        assert [wiring.next_session(mine, then, (0, before)) for before in (0, 3)] == [
+            (0, 3),
+            (0, 4),
+        ]
+        assert wiring.next_session(mine, first, (0, 2)) == (0, 5)
+        assert (
+            wiring.next_session(other, then, (0, 0))
+            == wiring.next_session(alone, then, (0, 0))
+            == (0, 1)
+        )
+        assert wiring.next_session(mine.replace(generation=1), first, (0, 2)) == (1, 1)
+        assert wiring.next_session(mine, None, (0, 1)) == (0, 2)
     finally:
         first.close()
         then.close()

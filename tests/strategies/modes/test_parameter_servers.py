@@ -357,6 +357,7 @@ def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
 def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> None:
     def fn(rank: int) -> None:
         from farandole.job import context
+        from farandole.job.context import parameter_servers
 
         exchange = WeightExchange("test", GradientOptions(), ParameterServer())
         weights = [np.zeros(2)]
@@ -364,14 +365,14 @@ def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> No
         for step in range(1, 3 if rank else 7):
             weights[0] += 1
             exchange(weights, slots, step)
-        served = context._server_access()
+        served = parameter_servers.access()
         try:
             raise KeyError(rank)
         except KeyError:
             context.shutdown()
-        assert context._serving == [served], "until it is known whether this process fails"
+        assert parameter_servers._kept == [served], "until it is known whether this process fails"
         served.close(False)  # when all have said bye
-        context._serving.clear()
+        parameter_servers._kept.clear()
 
     job(2, fn, store=True)
 

@@ -15,7 +15,7 @@ from typing import Any
 from farandole.base.log import logger
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.job import context
-from farandole.job.context.again import init_again
+from farandole.job.context.reinit import reinitialize
 
 FIXED = (
     "elastic.run: this job has a fixed size (%d rank%s). The state is synchronised, committed and"
@@ -47,7 +47,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         if context.rank() == 0:
             _say_fixed(context.size())
-        return _loop(func, init_again, (HostsUpdatedInterrupt,), state, args, kwargs)
+        return _loop(func, reinitialize, (HostsUpdatedInterrupt,), state, args, kwargs)
 
     return wrapper
 

@@ -40,9 +40,9 @@ class Verbs:
         self._binding = binding
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
-        self._told = -1  # the last handle that ``_unheard`` gave
+        self._last_read = -1  # the last handle that ``_unread_failures`` gave
         self.heard: Callable[[Any], None] | None = None  # of what is reduced into a new tensor
-        context.unheard_failures.append(self._unheard)
+        context.unread_failures.append(self._unread_failures)
 
     # Submit.
 
@@ -62,14 +62,14 @@ class Verbs:
         self._pending[handle] = pending
         return handle
 
-    def _unheard(self) -> list[HorovodInternalError]:
+    def _unread_failures(self) -> list[HorovodInternalError]:
         """The errors of handles that nobody has synchronized, since this was last called."""
         failed = {
             handle: error
             for handle, pending in list(self._pending.items())
-            if handle > self._told and (error := pending[0].error) is not None
+            if handle > self._last_read and (error := pending[0].error) is not None
         }
-        self._told = max(failed, default=self._told)
+        self._last_read = max(failed, default=self._last_read)
         return list(failed.values())
 
     # Prepare.

@@ -25,7 +25,7 @@ __all__ = [
     "CLUSTERS",
     "DAEMONS",
     "Cluster",
-    "Found",
+    "ClusterJob",
     "check",
     "find",
     "half_told",
@@ -79,7 +79,7 @@ CLUSTERS: tuple[Cluster, ...] = (Torchrun(), Mpi(), Slurm(), _VARIABLES)
 DAEMONS = {**dict.fromkeys(mpi.DAEMONS, Mpi.name), slurm.DAEMON: Slurm.name}
 
 
-class Found(NamedTuple):
+class ClusterJob(NamedTuple):
     """The cluster that started this process."""
 
     cluster: Cluster
@@ -94,7 +94,7 @@ class Found(NamedTuple):
 
         return serverless.join(self.cluster, self.placement, settings)
 
-    def among(self, comm: Any, settings: Settings) -> Found:
+    def among(self, comm: Any, settings: Settings) -> ClusterJob:
         """The job of a part of mpirun's processes: those of ``comm``, who call this. Raises
         ValueError elsewhere.
         """
@@ -104,13 +104,13 @@ class Found(NamedTuple):
                 " processes, and a part of them can be a job of its own only by mpirun; use"
                 " init(process_sets=[ProcessSet(ranks)])"
             )
-        return Found(*mpi.part_of(comm, self.placement, settings.start_timeout))
+        return ClusterJob(*mpi.part_of(comm, self.placement, settings.start_timeout))
 
 
-def find(env: Mapping[str, str]) -> Found | None:
+def find(env: Mapping[str, str]) -> ClusterJob | None:
     """The cluster that started this process together with others; None if it stands alone."""
     found = [
-        Found(cluster, place)
+        ClusterJob(cluster, place)
         for cluster in CLUSTERS
         if (place := cluster.surroundings(env)) is not None
     ]

@@ -17,7 +17,7 @@ from farandole.job.config.torchrun import TORCH
 from farandole.job.report.files import FILES, of_outer_job
 
 if TYPE_CHECKING:
-    from farandole.job.bootstrap import Found
+    from farandole.job.bootstrap import ClusterJob
 
 
 def forget_outer_job(env: MutableMapping[str, str]) -> None:
@@ -36,31 +36,29 @@ def forget_outer_job(env: MutableMapping[str, str]) -> None:
         env.pop(name, None)
 
 
-def told(env: Mapping[str, str]) -> bool:
-    """Was this process told who it is, by a launcher or by hand?"""
+def has_placement(env: Mapping[str, str]) -> bool:
+    """Return whether a launcher, or the user, has set this process's placement."""
     return any(env.get(name) for name in ("FARANDOLE_STORE", *variables(Placement)))
 
 
-def found(env: Mapping[str, str]) -> Found | None:
-    """The cluster that has started this process, if it is one of ours to know."""
-    from farandole.job import (
-        bootstrap as surroundings,  # here, so that jobs with a driver do not pay for it
-    )
+def find_cluster(env: Mapping[str, str]) -> ClusterJob | None:
+    """Return the cluster that has started this process; None if none did that is known here."""
+    from farandole.job import bootstrap  # here, so that jobs with a driver do not pay for it
 
-    return surroundings.find(env)
+    return bootstrap.find(env)
 
 
-def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
+def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
     """For a process that is alone: what to say if it is a rank of a job or stands below one, and
     what that was told was taken from the environment (``sudo``, ``env -i``, a container with a
     clean one), or was too little; or "". Raises SettingsError if that contradicts itself.
     """
-    if told(own):
+    if has_placement(own):
         return ""
-    from farandole.job import bootstrap as surroundings  # here, as in ``found``
+    from farandole.job import bootstrap  # here, as in ``find_cluster``
 
-    surroundings.check(own)
-    if who := surroundings.half_told(own):
+    bootstrap.check(own)
+    if who := bootstrap.half_told(own):
         return _UNKNOWN.format(*who)
     if any(name in own for name in STARTERS):
         return ""
@@ -70,7 +68,7 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
         if "FARANDOLE_STORE" in env and env.get("FARANDOLE_SIZE", "1") != "1":
             what = f"is rank {env.get('FARANDOLE_RANK')} of {env['FARANDOLE_SIZE']}"
             return _LOST.format(which, what, "FARANDOLE_*")
-        if started := surroundings.find(env):
+        if started := bootstrap.find(env):
             what = f"is rank {started.placement.rank} of {started.placement.size}"
             return _LOST.format(which, what, _NAMES[started.cluster.name])
         if any(name in env for name in STARTERS):  # it stands alone, and what is below it, too
@@ -78,9 +76,9 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
         if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):
             return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
         name = _bytes(proc / f"{pid}/comm").decode("latin-1").strip()
-        if cluster := surroundings.DAEMONS.get(name):
+        if cluster := bootstrap.DAEMONS.get(name):
             if any(
-                surroundings.mpi.of_one(_words(proc / f"{above}/cmdline"))
+                bootstrap.mpi.of_one(_words(proc / f"{above}/cmdline"))
                 for above in _ancestors(proc, pid)
             ):
                 return ""

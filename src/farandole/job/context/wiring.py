@@ -42,18 +42,20 @@ class Store(Protocol):
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
 
 
-def stay(
+def next_session(
     placement: Placement, client: StoreClient | None, last: tuple[int, int]
 ) -> tuple[int, int]:
-    """The membership and the number in it of the stay that begins now, after ``last`` of this
-    process. A rank may be several programs, one after the other or one within the other: the store
-    counts the stays of them all, so that none takes for its own what was said in an earlier one.
+    """Return the membership and the number in it of the session that begins now, after ``last`` of
+    this process.
+
+    A rank may be several programs, one after the other or one within the other: the store counts
+    the sessions of all, so that none reads the messages of an earlier one.
     """
     before = last[1] if last[0] == placement.generation else 0
     if client is None:
         return placement.generation, before + 1
     key, known = (
-        f"stays/{placement.generation}/{placement.size}/{placement.rank}",
+        f"sessions/{placement.generation}/{placement.size}/{placement.rank}",
         b"%d" % before if before else b"",
     )
     while True:

@@ -25,7 +25,7 @@ EngineOf = Callable[[Transport, tuple[int, ...], int], Engine]
 _GRACE = 10.0  # seconds in which messages that are still to be sent go on their way at the end
 
 
-class Sets:
+class SetEngines:
     """The registered sets of one job, from ``init`` to ``shutdown``. Id 0 is all ranks."""
 
     def __init__(self, whole: Engine, engine_of: EngineOf) -> None:
@@ -34,7 +34,7 @@ class Sets:
         self._ranks: dict[int, tuple[int, ...]] = {0: tuple(range(whole.size))}
         self._engines: dict[int, Engine] = {0: whole}
         self._changes = 0
-        self._changes_before = {0: 0}
+        self._unique_ids = {0: 0}
         # None: among others
         self._messages: dict[tuple[int, ...], tuple[Messages, Transport] | None] = {}
 
@@ -46,11 +46,11 @@ class Sets:
         """The set's global ranks, sorted; None if there is no such set."""
         return self._ranks.get(number)
 
-    def changes_before(self, number: int) -> int:
-        """How often sets had been added and removed when this one had come: ids are used again,
-        this is not.
+    def unique_id(self, number: int) -> int:
+        """Return the number of additions and removals before this set was added: unlike ``number``,
+        it is never used again.
         """
-        return self._changes_before[number]
+        return self._unique_ids[number]
 
     def all(self) -> dict[int, list[int]]:
         return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
@@ -77,7 +77,7 @@ class Sets:
         number = next(
             number for number in range(1, len(self._ranks) + 1) if number not in self._ranks
         )
-        self._ranks[number], self._changes_before[number] = members, self._changes
+        self._ranks[number], self._unique_ids[number] = members, self._changes
         if transport is not None:
             self._engines[number] = self._engine_of(transport, members, number)
         return number

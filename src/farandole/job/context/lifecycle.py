@@ -1,0 +1,216 @@
+"""The beginning and the end of a session: ``init``, ``shutdown``, and what happens at exit and
+after a fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from farandole.base import log
+from farandole.base.contracts import Transport
+from farandole.core.engine import Engine
+from farandole.core.observe.exchanges import ExchangeCounts
+from farandole.core.transports import shm
+from farandole.errors import HorovodInternalError
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.rank_variables import PROCESS
+from farandole.job.context import (
+    communicator,
+    environment,
+    parameter_servers,
+    session,
+    wiring,
+)
+from farandole.job.context.malloc import keep_freed_memory
+from farandole.job.context.observers import Observers, note_ignored
+from farandole.job.context.process_set import (
+    ProcessSet,
+    forget_all,
+    global_process_set,
+    register,
+)
+from farandole.job.context.session import JobSession
+from farandole.job.context.set_engines import SetEngines
+from farandole.job.report import reporter
+
+# each returns the failures since it was last called that the program has not asked for
+unread_failures: list[Callable[[], list[HorovodInternalError]]] = []
+
+
+class JobEnd(NamedTuple):
+    """A job that this rank leaves without a failure. ``unread``: the errors of asynchronous
+    collectives that the program never waited for, by framework.
+    """
+
+    rank: int
+    size: int
+    exchanges: ExchangeCounts
+    unread: Sequence[Sequence[HorovodInternalError]]
+
+
+end_checks: list[Callable[[JobEnd], None]] = []  # of the room ``checks``
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when
+    already done.
+
+    ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to
+    add some later. ``comm``: None, or all ranks in their order, as a list or mpi4py communicator;
+    by mpirun also some: they call this. Raises RendezvousError naming the ranks that did not come
+    within ``--start-timeout`` seconds.
+    """
+    with session.lock:
+        if session.takes_part():
+            return
+        session.end()  # that of a parent process, in one that was forked off
+        environment.forget_outer_job(os.environ)
+        placement, connection, settings = _find_job(comm)
+        note_ignored()
+        if process_sets == "dynamic":
+            settings = settings.replace(dynamic_process_sets=True)
+            process_sets = None
+        _check_process_sets(process_sets)
+        if placement.size > 1:
+            keep_freed_memory()
+        transport = _connect(placement, connection, settings)
+        enter(placement, settings, transport, connection)
+        try:
+            for process_set in process_sets or ():
+                register(process_set)
+        except BaseException:
+            shutdown()  # the next init() is to register what it is given
+            raise
+
+
+def _find_job(comm: Any) -> tuple[Placement, Connection, Settings]:
+    """Return what the environment says of this process, and, where a cluster started it without a
+    driver, what its ranks have agreed on.
+    """
+    placement = Placement.from_env()
+    connection = Connection.from_env()
+    settings = Settings.from_env()
+    cluster_job = None
+    if not environment.has_placement(os.environ):
+        cluster_job = environment.find_cluster(os.environ)
+    if cluster_job and communicator.is_part(comm, cluster_job.placement):
+        cluster_job = cluster_job.among(comm, settings)
+        comm = None
+    rank = cluster_job.placement.rank if cluster_job else placement.rank
+    log.configure(settings.log_level, who=f"rank {rank}", hide_time=settings.log_hide_time)
+    if cluster_job:
+        placement, connection = cluster_job.join(settings)
+    elif warning := environment.lost_placement(os.environ):
+        log.logger.warning(warning)
+    environment.check_rank(placement)
+    communicator.check(comm, placement)
+    return placement, connection, settings
+
+
+def _check_process_sets(process_sets: Any) -> None:
+    for process_set in process_sets or ():
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(
+                f"process_sets={process_sets!r}: {process_set!r} is no ProcessSet. Make one,"
+                ' ProcessSet([0, 1]), which collectives take as well; or give "dynamic"'
+            )
+
+
+def _connect(placement: Placement, connection: Connection, settings: Settings) -> Transport:
+    has_store = connection.store or placement.size > 1
+    client = session.open_store(placement, connection) if has_store else None
+    session.count_session(placement, client)
+    # a driver is told how this rank ends, also if it is the only one
+    if client is None or placement.size == 1:
+        return shm.connect(0, 1, "", session.session_id())
+    return wiring.connect(placement, connection, settings, client, session.session_id())
+
+
+def enter(
+    placement: Placement, settings: Settings, transport: Transport, connection: Connection
+) -> None:
+    """Begin a session with ``placement`` in the job, over ``transport``."""
+    try:
+        observers = Observers(
+            placement, connection, settings, session.store(), session.session_id()
+        )
+    except BaseException as error:
+        transport.abort(f"rank {placement.rank} could not initialise: {error}")
+        transport.close()
+        raise
+
+    def engine_of(part: Transport, ranks: tuple[int, ...], number: int) -> Engine:
+        return Engine(part, settings, observers.of(part, ranks, f"process_set.{number}/"), ranks)
+
+    engine = Engine(transport, settings, observers.of(transport))
+    observers.attach(engine)
+    reporter.caught(engine.failures)
+    global_process_set.ranks = list(range(placement.size))
+    session.begin(
+        JobSession(
+            placement=placement,
+            connection=connection,
+            settings=settings,
+            engine=engine,
+            observers=observers,
+            sets=SetEngines(engine, engine_of),
+        )
+    )
+
+
+def shutdown() -> None:
+    """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be
+    called again.
+    """
+    with session.lock:
+        ended = session.end()
+        servers = parameter_servers.take_access()
+    forget_all()
+    if ended is None:
+        return
+    handles = sys.exc_info()[0] is not None  # an exception, which it may raise again or not
+    failed = reporter.failed()
+    if servers is not None:
+        servers.say_bye(failed)
+    if not ended.engine.ended and not handles and not failed:
+        end = JobEnd(
+            rank=ended.placement.rank,
+            size=ended.placement.size,
+            exchanges=ended.observers.exchange_counts,
+            unread=[failures for unread in unread_failures if (failures := unread())],
+        )
+        for check in end_checks:
+            check(end)
+    ended.sets.shutdown()
+    ended.observers.close()
+    if servers is not None and handles:
+        parameter_servers.keep_until_exit(servers)
+    elif servers is not None:
+        servers.close(reporter.failed())
+
+
+def _leave() -> None:
+    shutdown()
+    parameter_servers.close_kept(failed=reporter.failed())
+    bootstrap = sys.modules.get("farandole.job.bootstrap")
+    if bootstrap is not None:
+        bootstrap.leave(failed=reporter.failed())
+    store = session.store()
+    if store is not None:  # where warnings are shown, Python would tell of an open socket
+        store.close()
+
+
+def _forget() -> None:
+    session.forget_in_child()
+    parameter_servers.forget_in_child()
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_forget)
+
+if PROCESS in os.environ:
+    reporter.install_early()

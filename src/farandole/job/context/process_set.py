@@ -1,0 +1,191 @@
+"""Process sets: some of the ranks, which run collectives among themselves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.core.engine import Engine
+from farandole.errors import RequestError
+from farandole.job.context import communicator, session
+
+if TYPE_CHECKING:
+    from farandole.core.groups.messages import Messages
+
+
+class ProcessSet:
+    """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])``
+    before use.
+
+    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator. ``process_set_id``: its number
+    while it is registered, else None. ``ranks``: sorted global ranks; None until ``init()`` for a
+    communicator. Several ranks may each give their own communicator, as ``Split`` makes them.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        if self.mpi_comm is not None:
+            self.ranks = (
+                communicator.members(self.mpi_comm, session.rank())
+                if session.takes_part()
+                else None
+            )
+            return
+        try:
+            self.ranks = sorted(operator.index(number) for number in ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                "ProcessSet should be constructed either with a list of process ranks or with an"
+                f" mpi4py communicator (got {ranks_or_comm!r})"
+            ) from None
+
+    def _registered(self) -> tuple[int, ...]:
+        ranks = (
+            None
+            if self.process_set_id is None
+            else session.current().sets.ranks(self.process_set_id)
+        )
+        if ranks is None:
+            session.current()
+            raise ValueError("Process set does not exist or has not been registered.")
+        return ranks
+
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self._registered())
+
+    def rank(self) -> int:
+        """This process's number among its ranks. Raises ValueError outside it."""
+        ranks = self._registered()
+        if session.rank() not in ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return ranks.index(session.rank())
+
+    def included(self) -> bool:
+        """Is this process one of its ranks?"""
+        return session.rank() in self._registered()
+
+    def __str__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks},"
+            f" mpi_comm={self.mpi_comm})"
+        )
+
+    __repr__ = __str__
+
+
+_registered: set[ProcessSet] = set()  # in this session
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+global_process_set.ranks = None
+
+
+def registered() -> list[ProcessSet]:
+    """Return the sets registered in this session, in the order of their ids."""
+    return sorted(_registered, key=lambda process_set: process_set.process_set_id or 0)
+
+
+def register(process_set: ProcessSet) -> None:
+    """Register ``process_set``, on all ranks, also where sets are not dynamic."""
+    sets = session.current().sets
+    if process_set.mpi_comm is not None:  # each rank may have one of its own
+        process_set.ranks = communicator.members(process_set.mpi_comm, session.rank())
+        process_set.process_set_id = sets.add_each(process_set.ranks)
+    else:
+        process_set.process_set_id = sets.add(process_set.ranks or [])
+    _registered.add(process_set)
+
+
+def forget_all() -> None:
+    """Take the ids of all registered sets: their session has ended."""
+    while _registered:
+        _registered.pop().process_set_id = None
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register ``process_set``, or a list of ranks, and return the set. All ranks must call this,
+    with the same sets in the same order; returns when all have.
+
+    Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
+    """
+    _check_dynamic()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    register(added)
+    return added
+
+
+def process_set_among(ranks: Sequence[int]) -> ProcessSet:
+    """The registered set of ``ranks``; it is registered if there is none yet, also where sets are
+    not dynamic. Called by all ranks, in the same order.
+    """
+    wanted = sorted(ranks)
+    if wanted == process_sets()[0]:
+        return global_process_set
+    for registered in _registered:  # the object itself, which hears when the set is taken back
+        if registered.ranks == wanted:
+            return registered
+    process_set = ProcessSet(wanted)
+    register(process_set)
+    return process_set
+
+
+def messages_among(ranks: Sequence[int]) -> Messages | None:
+    """What sends messages among ``ranks``, past collectives; None on a rank outside. The same each
+    time, unless it has failed. Called by all ranks, in the same order.
+    """
+    return session.current().sets.messages(ranks)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all
+    ranks.
+    """
+    _check_dynamic()
+    number, sets = process_set.process_set_id, session.current().sets
+    remove = sets.remove if process_set.mpi_comm is None else sets.remove_each
+    if number is None or not remove(number):
+        return False
+    process_set.process_set_id = None
+    _registered.discard(process_set)
+    return True
+
+
+def process_sets() -> dict[int, list[int]]:
+    """The registered sets: ranks by id."""
+    return session.current().sets.all()
+
+
+def unique_id(process_set: ProcessSet) -> int:
+    """Return an id for the registered set that is unique within this session."""
+    return session.current().sets.unique_id(process_set.process_set_id or 0)
+
+
+def engine(process_set: ProcessSet = global_process_set) -> Engine:
+    """The engine of a set of ranks; of all, if none is given.
+
+    Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this
+    rank outside it.
+    """
+    here = session._current or session.current()
+    if process_set is global_process_set:
+        return here.engine
+    number = process_set.process_set_id
+    if number is None or here.sets.ranks(number) is None:
+        raise RequestError("Process set provided does not exist, or has not been registered.")
+    found = here.sets.engine(number)
+    if found is None:
+        raise RequestError(
+            f"Rank {here.placement.rank} is not a member of the provided process set."
+        )
+    return found
+
+
+def _check_dynamic() -> None:
+    if not session.current().settings.dynamic_process_sets:
+        raise ValueError(
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding/removing process sets after Horovod"
+            " initialization."
+        )

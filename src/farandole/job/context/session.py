@@ -1,0 +1,178 @@
+"""This process's session in its job, from ``init`` to ``shutdown``, and what it knows of itself."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from farandole.core.engine import Engine
+from farandole.errors import NotInitializedError
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.context import wiring
+from farandole.job.context.observers import Observers
+from farandole.job.context.set_engines import SetEngines
+from farandole.job.report import reporter
+from farandole.net.store import StoreClient
+
+
+class JobSession(NamedTuple):
+    """This process between ``init`` and ``shutdown``."""
+
+    placement: Placement
+    connection: Connection
+    settings: Settings
+    engine: Engine
+    observers: Observers
+    sets: SetEngines
+
+
+lock = threading.RLock()
+_current: JobSession | None = None
+_forked_from: Placement | None = None  # the rank that this process was forked off from
+# one for the life of the process: outcomes are reported after shutdown, too
+_store: StoreClient | None = None
+# the membership in which this process initialised last, and how often this rank had done it then
+_number = (-1, 0)
+
+
+def current() -> JobSession:
+    """Return this process's session. Raises NotInitializedError outside one."""
+    if _current is None:
+        raise NotInitializedError(forked=_forked_from is not None)
+    return _current
+
+
+def begin(session: JobSession) -> None:
+    """Make ``session`` the current one."""
+    global _current
+    _current = session
+
+
+def end() -> JobSession | None:
+    """Take the current session away and return it; None outside one."""
+    global _current, _forked_from
+    ended = _current
+    _current = None
+    _forked_from = None
+    return ended
+
+
+def forget_in_child() -> None:
+    """Leave the session to the parent: a forked child (a data loader's worker, say) is no rank."""
+    global _current, _forked_from, _store
+    _forked_from = _forked_from if _current is None else _current.placement
+    _current = None
+    _store = None
+
+
+def session_id() -> str:
+    """Return the name of this session: the same on all ranks, and that of no other session."""
+    return f"{_number[0]}.{_number[1]}"
+
+
+def count_session(placement: Placement, client: StoreClient | None) -> None:
+    """Give the session that begins now an id of its own."""
+    global _number
+    _number = wiring.next_session(placement, client, _number)
+
+
+def store() -> StoreClient | None:
+    """Return the client of the job's store; None without a launcher."""
+    return _store
+
+
+def open_store(placement: Placement, connection: Connection) -> StoreClient:
+    """Return the client of the job's store; the first call connects it."""
+    wiring.check_store(placement, connection)
+    if _store is not None:
+        return _store
+    client = StoreClient(connection.store, connection.secret)
+    use_store(client)
+    reporter.install(client, placement.rank)
+    return client
+
+
+def use_store(client: StoreClient | None) -> None:
+    """Make ``client`` the connection of this process to the job's store."""
+    global _store
+    _store = client
+
+
+def is_initialized() -> bool:
+    """Return whether ``init()`` has been called (and not ``shutdown()`` since); also true in a
+    process forked off from a rank.
+    """
+    return _current is not None or _forked_from is not None
+
+
+def takes_part() -> bool:
+    """Return whether this process can exchange anything: not before ``init()``, and not where it
+    was forked off from a rank.
+    """
+    return _current is not None
+
+
+def settings() -> Settings:
+    """The settings of this process. Raises NotInitializedError before ``init()``."""
+    return current().settings
+
+
+def placement() -> Placement:
+    """Who this process is in the job, or the one it was forked off from. NotInitializedError before
+    ``init()``.
+    """
+    return _forked_from or current().placement
+
+
+def connection() -> Connection:
+    """How this process reaches its job. Raises NotInitializedError before ``init()``."""
+    return current().connection
+
+
+def rank() -> int:
+    """This process's number among all, from 0."""
+    return placement().rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return placement().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host, from 0."""
+    return placement().local_rank
+
+
+def local_size() -> int:
+    """How many processes run on this host."""
+    return placement().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank, from 0."""
+    return placement().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have this local rank."""
+    return placement().cross_size
+
+
+def is_homogeneous() -> bool:
+    """True if every host runs the same number of processes."""
+    return placement().homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline to ``file_path`` (on rank 0). Needs HOROVOD_TIMELINE to be set, to
+    DYNAMIC or a file.
+
+    One that is being written is ended first; ``mark_cycles`` marks every round of agreement.
+    """
+    current().observers.start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline; its file is complete when this returns."""
+    current().observers.stop_timeline()
