@@ -11,6 +11,7 @@ from farandole.data import DistributedSampler, ElasticSampler
 from farandole.errors import NotInitializedError, SettingsError
 from farandole.job import context
 from farandole.job.config import Placement
+from farandole.job.context import session
 
 
 def dealt(size: int, length: int, **how: object) -> list[list[int]]:
@@ -162,7 +163,7 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Who we are in the job; a test may change it."""
     who = [(0, 2)]
     place = lambda: Placement(rank=who[0][0], size=who[0][1])  # noqa: E731
-    monkeypatch.setattr(context, "placement", place)
+    monkeypatch.setattr(session, "placement", place)
     return who
 
 

@@ -175,9 +175,9 @@ class DistributedSampler:
         world = self._told or (context.rank(), context.size())
         # After a reset the program reads the epoch from its beginning, and as many ranks as before
         # may have met.
-        stay = "" if self._told else context.session_id()
-        if (*world, stay) != self._dealt:
-            self._base, self._dealt = self.position, (*world, stay)
+        session = "" if self._told else context.session_id()
+        if (*world, session) != self._dealt:
+            self._base, self._dealt = self.position, (*world, session)
         return world
 
 

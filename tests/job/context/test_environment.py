@@ -64,7 +64,8 @@ def test_a_rank_that_lost_its_variables(
     assert bool(found) == bool(expected)
     assert re.match(expected, found)
     assert lost_placement({"FARANDOLE_SIZE": "1"}, tmp_path) == ""
-    assert lost_placement({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""  # mpirun -np 1 within a rank
+    # mpirun -np 1 within a rank
+    assert lost_placement({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""
 
 
 def test_the_rank_says_so(jobs: Marked) -> None:
@@ -115,7 +116,9 @@ def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_pa
 def test_a_launcher_that_does_not_say_who_is_where() -> None:
     """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
-    assert re.match(r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost_placement(pmi))
+    assert re.match(
+        r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost_placement(pmi)
+    )
     assert lost_placement({**pmi, "FARANDOLE_SIZE": "1"}) == ""
     slurm = dict(text.split("=") for text in SLURM.split("\0") if text)
     assert lost_placement({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
