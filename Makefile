@@ -1,7 +1,8 @@
 # make demo   train a digit classifier on two processes
 # make test   every test; TensorFlow, Keras, JAX and MXNet in environments of their own (tests/environments)
 # make test-quick   what one runs all day: no whole programs, no frameworks but PyTorch; under 5 minutes
-# make check  style, types and room order: seconds
+# make check  style, types, room order, limits on size, and the documentation site: a minute
+# make docs   build the documentation site and open it
 # make bench  the speed table of the README (BENCH="allreduce --np 2")
 # All of it happens in .venv, which is set up once per content of pyproject.toml and constraints.txt.
 
@@ -17,9 +18,11 @@ install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large 
 
 # Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
 # our files for itself: a third of the time of tests that start jobs.
+site = $(bin)/sphinx-build -q -n -W --keep-going -b html docs docs/_build
+
 compile = $(bin)/python -m compileall -q src compat/src tests
 
-.PHONY: demo test test-quick check bench clean
+.PHONY: demo test test-quick check docs bench clean
 
 demo: $(VENV)/.demo-$(inputs)
 	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
@@ -37,6 +40,11 @@ check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff format --check
 	$(bin)/mypy
 	$(bin)/python -m pytest tests/test_architecture.py
+	$(site)
+
+docs: $(VENV)/.dev-$(inputs)
+	$(site)
+	$(bin)/python -m webbrowser -t "file://$(CURDIR)/docs/_build/index.html"
 
 bench: $(VENV)/.dev-$(inputs)
 	$(bin)/farandole bench $(BENCH)

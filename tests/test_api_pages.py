@@ -31,6 +31,21 @@ TITLES = {
     "mxnet": "MXNet NDArrays",
 }
 HERE = ["torch", "numpy"]
+# Groups of a page, in the order of a program. A name belongs to the first group that lists it, or
+# whose pattern it matches.
+GROUPS = {
+    "Job and ranks": r"init|shutdown|is_initialized|is_homogeneous|(local_|cross_)?(rank|size)(_op)?"
+    r"|print|init_distributed|mesh|.*_process_set|ProcessSet|process_set_included_op",
+    "Training": r".*Optimizer|Distributed.*|distribute|grad|value_and_grad|.*_gradients|spmd|shard"
+    r"|Pipeline|LocalGradientAggregationHelper|SyncBatchNorm.*|convert_sync_batchnorm"
+    r"|PartialDistributedGradientTape|seed_everything|use_native",
+    "State": r"broadcast_(parameters|optimizer_state|variables|global_variables|model)|save"
+    r"|load_model|.*State|BroadcastGlobalVariablesHook|check_replicas",
+    "Objects": r".*_object(_fn)?",
+    "Collectives": r"(grouped_|sparse_)?(all|broadcast|reduce|gather).*|join|barrier|synchronize|poll"
+    r"|Compression",
+    "Timeline, errors and what Horovod's programs ask": r".*",
+}
 RAISED_LATER = {
     "tensorflow": (
         "In a graph, TensorFlow raises tf.errors.UnknownError with the text of these instead."
@@ -126,7 +141,18 @@ def page(framework: str) -> str:
         "",
         *([RAISED_LATER[framework], ""] if framework in RAISED_LATER else []),
     ]
-    return "\n".join([*lines, *(section(name, value) + "\n" for name, value in found)])
+    for title, members in grouped(found).items():
+        lines += [f"## {title}", "", *(section(name, value) + "\n" for name, value in members)]
+    return "\n".join(lines)
+
+
+def grouped(found: list[tuple[str, Any]]) -> dict[str, list[tuple[str, Any]]]:
+    """Return the names of a page by purpose, alphabetically within a group."""
+    groups: dict[str, list[tuple[str, Any]]] = {title: [] for title in GROUPS}
+    for name, value in found:
+        title = next(each for each, pattern in GROUPS.items() if re.fullmatch(pattern, name))
+        groups[title].append((name, value))
+    return {title: members for title, members in groups.items() if members}
 
 
 def _parameters(value: Any) -> list[str]:
@@ -172,7 +198,7 @@ def test_the_page_is_current_and_explains_every_argument(framework: str) -> None
 
 
 def test_every_framework_has_a_page_and_a_test_of_it() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == set(TITLES)
+    assert {path.stem for path in FOLDER.iterdir()} == {*TITLES, "index"}
     for framework in set(TITLES) - set(HERE):
         assert (FOLDER.parent.parent / "tests" / framework / "test_api_page.py").is_file()
 
