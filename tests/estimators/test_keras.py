@@ -21,7 +21,7 @@ from farandole.estimators.trainers.keras import trainer
 from farandole.estimators.trainers.keras.callbacks import given_callbacks
 from farandole.estimators.trainers.keras.rows import Rows
 from farandole.estimators.trainers.keras.state import Rates
-from farandole.inference.models import Place, open_model
+from farandole.inference.models import Execution, open_model
 from farandole.inference.models import pack as model_of
 from farandole.keras.callbacks import (
     BestModelCheckpoint,
@@ -450,7 +450,7 @@ def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(
 
 def called_with(packed: Any, **arrays: Any) -> Any:
     """What inference makes of the columns."""
-    return np.ravel(open_model(packed, Place())(arrays))
+    return np.ravel(open_model(packed, Execution())(arrays))
 
 
 def test_weights_of_bfloat16_are_kept(tmp_path: Path) -> None:

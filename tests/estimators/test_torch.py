@@ -795,7 +795,7 @@ def test_options_of_data_reach_training_and_predictions(tmp_path: Path) -> None:
     made = estimator(data_options={"fill": {"x": 0.0}})
     columns = made._columns()
     opened = made._opened(given, columns, {})
-    assert opened.wanted == ({}, {"x": "float32"}, {"y": 1.0, "x": 0.0}, {})
+    assert opened.column_options == ({}, {"x": "float32"}, {"y": 1.0, "x": 0.0}, {})
     assert reading(opened, columns) == {"dtypes": ["float32"], "fill": [0.0], "shapes": [(3,)]}
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from farandole.data.parquet.columns import ColumnOptions, values
+from farandole.data.parquet.arrays import values
+from farandole.data.parquet.columns import ColumnOptions
 from farandole.errors import DataError
 from farandole.inference.returns import parse
 from farandole.inference.stream import PredictOptions, predictions
@@ -29,8 +30,8 @@ class Function:
 
 
 def how(inputs: Sequence[str], returns: str, batch_size: int = 4, **options: Any) -> PredictOptions:
-    wanted = ColumnOptions(*(options.pop(name, {}) for name in ColumnOptions._fields))
-    return PredictOptions(tuple(inputs), parse(returns), batch_size, wanted, **options)
+    column_options = ColumnOptions(*(options.pop(name, {}) for name in ColumnOptions._fields))
+    return PredictOptions(tuple(inputs), parse(returns), batch_size, column_options, **options)
 
 
 def run(chunks: Sequence[Sequence[Any]], model: Function, options: PredictOptions) -> list[Any]:

@@ -97,7 +97,7 @@ class SparkData(ParquetData):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_files_of"}
 
-    def where(self, file: str, row: int = 0) -> RowLocation:
+    def location(self, file: str, row: int = 0) -> RowLocation:
         """The DataFrame: its files are gone when somebody reads an error."""
         return FrameLocation(file, row)
 

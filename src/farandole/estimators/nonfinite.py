@@ -10,7 +10,7 @@ import numpy as np
 
 from farandole.base.log import logger
 from farandole.data import ParquetData
-from farandole.data.parquet.data import ParquetFiles
+from farandole.data.parquet.files import ParquetFiles
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns
 

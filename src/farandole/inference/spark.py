@@ -252,13 +252,13 @@ def _how(job: _PredictTask, columns: int, threads: int) -> PredictOptions:
     options = {
         name: _by_name(name, job.options.get(name, {}), names) for name in ColumnOptions._fields
     }
-    wanted = ColumnOptions(**options)
-    check_names(wanted, names)
+    column_options = ColumnOptions(**options)
+    check_names(column_options, names)
     return PredictOptions(
         names,
         job.returns,
         job.batch_size,
-        wanted,
+        column_options,
         job.errors,
         job.key,
         job.stack,

@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from farandole.base.optional import require
-from farandole.data.parquet.columns import (
-    UNDECODED,
-    Column,
-    ColumnOptions,
-    column_of,
-    decoded,
-    first_null,
-    fitting,
-    is_image,
-    plain,
-    undecoded,
-    values,
-)
+from farandole.data.parquet.arrays import first_null, plain, undecoded, values
+from farandole.data.parquet.arrow_types import UNDECODED, is_image
+from farandole.data.parquet.columns import Column, ColumnOptions
+from farandole.data.parquet.decoding import decoded, fitting
+from farandole.data.parquet.describe import column_of
 from farandole.data.parquet.location import RowLocation, null_error
 from farandole.errors import DataError
 from farandole.inference.isolate import BatchError, RowResult, isolate
@@ -65,7 +57,7 @@ class PredictOptions(NamedTuple):
     inputs: tuple[str, ...]
     returns: Type
     batch_size: int
-    wanted: ColumnOptions
+    column_options: ColumnOptions
     errors: str = "raise"
     key: bool = False
     stack: bool = False
@@ -118,7 +110,7 @@ class _Stream:
         self._predict, self._how, self._source, self._first = predict, how, source, first
         self._columns: tuple[Column, ...] | None = None
         self._describing = threading.Lock()
-        decodes = bool(how.wanted.decode)
+        decodes = bool(how.column_options.decode)
         self._decoders = (
             ThreadPoolExecutor(how.threads, "farandole-decode")
             if decodes and how.threads > 1
@@ -140,7 +132,7 @@ class _Stream:
         done: list[Any] = []
         rows = 0
         # what is decoded is many times as large: a batch at a time
-        together = not self._how.wanted.decode
+        together = not self._how.column_options.decode
         for prepared in self._prepared(
             recut(self._counted(chunks), _rows, self._how.batch_size, together)
         ):
@@ -232,76 +224,77 @@ class _Stream:
     # Arrow columns as the model's arrays.
 
     def _arrays(self, columns: Chunk, row: int) -> dict[str, Array]:
-        where = RowLocation(self._source, self._first + row)
+        location = RowLocation(self._source, self._first + row)
         chosen = columns[: len(self._how.inputs)]
         with self._describing:
             if self._columns is None:
-                self._columns = self._described(chosen, where)
+                self._columns = self._described(chosen, location)
             described = self._columns
         found = {
-            column.name: self._value(array, column, where)
+            column.name: self._value(array, column, location)
             for array, column in zip(chosen, described, strict=True)
         }
         if self._how.stack:
             return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
         return found
 
-    def _described(self, columns: Chunk, where: RowLocation) -> tuple[Column, ...]:
+    def _described(self, columns: Chunk, location: RowLocation) -> tuple[Column, ...]:
         """What the columns are, by the first batch. Rows that are null are told later, one by
         one.
         """
+        types = require("pyarrow", _PURPOSE).types
         found = []
         batch = [column.slice(0, self._how.batch_size) for column in columns]
         for name, array in zip(self._how.inputs, batch, strict=True):
-            if array.null_count == len(array) and name not in self._how.wanted.fill:
-                raise null_error(name, first_null(array), where)
-            bad = undecoded(array) if is_image(array.type) else np.zeros(0, bool)
+            if array.null_count == len(array) and name not in self._how.column_options.fill:
+                raise null_error(name, first_null(array), location)
+            bad = undecoded(array) if is_image(types, array.type) else np.zeros(0, bool)
             if bad.any() and (bad | plain(array.is_null())).all():
-                raise where.error(name, int(np.argmax(bad)), UNDECODED)
-            found.append(self._column(name, array, where))
+                raise location.error(name, int(np.argmax(bad)), UNDECODED)
+            found.append(self._column(name, array, location))
         floating = [np.dtype(column.dtype).kind == "f" for column in found]
         if self._how.stack and any(floating):  # one array of all
             floating = [True] * len(found)
         return tuple(
             column._replace(dtype=self._predict.floating or column.dtype)
-            if of_model and column.name not in self._how.wanted.dtypes
+            if of_model and column.name not in self._how.column_options.dtypes
             else column
             for column, of_model in zip(found, floating, strict=True)
         )
 
-    def _column(self, name: str, array: Any, where: RowLocation) -> Column:
+    def _column(self, name: str, array: Any, location: RowLocation) -> Column:
         try:
-            column = column_of(name, array.type, self._how.wanted, _first(array), where)
+            column = column_of(name, array.type, self._how.column_options, _first(array), location)
         except DataError as error:
-            if name in self._how.wanted.decode:
+            if name in self._how.column_options.decode:
                 raise  # of these bytes
             raise BatchError(error) from None  # of the type, which all rows have
         if self._how.stack and column.kind != "number":
             text = (
                 f"{array.type} is no number, and stack=True makes one array of columns of numbers"
             )
-            raise BatchError(where.error(name, None, text))
+            raise BatchError(location.error(name, None, text))
         return column
 
-    def _value(self, array: Any, column: Column, where: RowLocation) -> Array:
-        found = values(array, column, where)
+    def _value(self, array: Any, column: Column, location: RowLocation) -> Array:
+        found = values(array, column, location)
         if column.kind != "encoded":
             return found
         every = self._decoders.map if self._decoders else map
         return np.stack(
             [
                 *every(
-                    lambda number: self._decoded(found[number], column, where, number),
+                    lambda number: self._decoded(found[number], column, location, number),
                     range(len(found)),
                 )
             ]
         )
 
-    def _decoded(self, value: Any, column: Column, where: RowLocation, number: int) -> Array:
+    def _decoded(self, value: Any, column: Column, location: RowLocation, number: int) -> Array:
         try:
             return fitting(decoded(value, column), column)
         except DataError as error:
-            raise where.error(column.name, number, str(error)) from error.__cause__
+            raise location.error(column.name, number, str(error)) from error.__cause__
 
 
 def _first(array: Any) -> Callable[[], Any]:
@@ -313,7 +306,7 @@ def _first(array: Any) -> Callable[[], Any]:
         if not len(array):
             return None
         there = plain(array.is_valid())
-        if is_image(array.type):
+        if is_image(require("pyarrow", _PURPOSE).types, array.type):
             there = there & ~undecoded(array)
         lengths = _lengths(array)
         if lengths is not None and there.any():

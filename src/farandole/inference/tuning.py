@@ -110,9 +110,11 @@ def tune(
     names = tuple(inputs or table.column_names)
     if not table.num_rows:
         raise DataError("the sample has no rows")
-    wanted = ColumnOptions.of(shapes, dtypes, fill, decode)
-    check_names(wanted, names)
-    how = PredictOptions(names, parse(returns or packed.returns or DEFAULT), 1, wanted, stack=stack)
+    column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
+    check_names(column_options, names)
+    how = PredictOptions(
+        names, parse(returns or packed.returns or DEFAULT), 1, column_options, stack=stack
+    )
     columns = [table.column(name).combine_chunks() for name in names]
     cores = len(os.sched_getaffinity(0))
     counts = threads or [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]

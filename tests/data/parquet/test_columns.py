@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ParquetData, Store, from_parquet, from_spark
-from farandole.data.parquet.columns import Column, values
+from farandole.data.parquet.arrays import values
+from farandole.data.parquet.columns import Column
 from farandole.data.parquet.location import RowLocation
 from farandole.errors import DataError
 

@@ -1,10 +1,17 @@
-"""What Arrow's types hold: ``types`` is ``pyarrow.types``, which who asks has imported."""
+"""Kinds of Arrow types. ``types`` is ``pyarrow.types``; callers import it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+VECTOR = {"type", "size", "indices", "values"}  # the fields of Spark's vectors in Parquet
+IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and of the images of its image source
+UNDECODED = (
+    "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its"
+    " image source)"
+)
 
 
 def is_bytes(types: Any, kind: Any) -> bool:
@@ -46,3 +53,8 @@ def cure(types: Any, kind: Any) -> str:
     else:
         made = "cast it to a number"
     return f"{made}, or leave the column out"
+
+
+def is_image(types: Any, kind: Any) -> bool:
+    """Whether the type is that of Spark's image source."""
+    return bool(types.is_struct(kind)) and {field.name for field in kind} >= IMAGE

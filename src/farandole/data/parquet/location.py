@@ -33,8 +33,8 @@ class FrameLocation(RowLocation):
         return DataError(f"column {column!r} of the DataFrame: {text}")
 
 
-def null_error(name: str, row: int | None, where: RowLocation) -> NullError:
-    told = where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
+def null_error(name: str, row: int | None, location: RowLocation) -> NullError:
+    told = location.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
     error = NullError(*told.args)
     error.column = name
     return error

@@ -16,9 +16,12 @@ from farandole.base.log import logger
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks, PieceMemory
-from farandole.data.parquet.columns import Column, decoded, fitting
-from farandole.data.parquet.data import ParquetData, ParquetFiles, RowGroup
+from farandole.data.parquet.columns import Column
+from farandole.data.parquet.decoding import decoded, fitting
+from farandole.data.parquet.files import ParquetFiles
 from farandole.data.parquet.location import RowLocation
+from farandole.data.parquet.scan import RowGroup
+from farandole.data.parquet.source import ParquetSource
 from farandole.data.steps import EVEN, BatchRows, Steps
 from farandole.data.validate import as_bool, as_int
 from farandole.errors import DataError, SettingsError
@@ -62,7 +65,7 @@ class Reader:
 
     def __init__(
         self,
-        data: ParquetData,
+        data: ParquetSource,
         batch_size: int,
         *,
         shuffle: bool = True,
@@ -357,8 +360,8 @@ class _Iteration:
                 try:
                     rows[place] = self._decoded(values[place], column)
                 except DataError as error:
-                    where, row = self._where(taken + place)
-                    raise where.error(column.name, row, str(error)) from error.__cause__
+                    location, row = self._where(taken + place)
+                    raise location.error(column.name, row, str(error)) from error.__cause__
 
             chunks.map(decode, range(len(values)))
             arrays[column.name] = rows
@@ -368,8 +371,8 @@ class _Iteration:
         too narrow a one.
         """
         found = decoded(value, column)
-        told = column.name in self._reader.data._wanted.dtypes
-        if not told and not np.can_cast(found.dtype, column.dtype, "same_kind"):
+        declared = column.name in self._reader.data.column_options.dtypes
+        if not declared and not np.can_cast(found.dtype, column.dtype, "same_kind"):
             raise DataError(
                 f"decode gives {found.dtype}, where the first row has {column.dtype}; "
                 f"give dtypes={{{column.name!r}: {found.dtype.name!r}}}"
@@ -385,7 +388,7 @@ class _Iteration:
             if row < group.rows:
                 break
             row -= group.rows
-        return self._reader.data.where(self._reader.data.scan.files[group.file]), group.row + row
+        return self._reader.data.location(self._reader.data.scan.files[group.file]), group.row + row
 
 
 def _world() -> tuple[int, int]:

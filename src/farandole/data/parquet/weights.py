@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-def check_column(column: Column, where: RowLocation) -> None:
+def check_column(column: Column, location: RowLocation) -> None:
     """DataError for a column of weights that has not one number in each row."""
     if column.kind == "text" or np.prod(column.shape) != 1:
         held = "text" if column.kind == "text" else f"shape {column.shape}"
-        raise where.error(
+        raise location.error(
             column.name, None, f"it has {held} in each row, and a weight is one number"
         )
 
 
-def check(found: Array, column: Column, where: RowLocation) -> None:
+def check(found: Array, column: Column, location: RowLocation) -> None:
     """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every
     framework.
     """
@@ -32,4 +32,4 @@ def check(found: Array, column: Column, where: RowLocation) -> None:
     if not right.all():
         row = int(np.argmin(right))
         text = f"the weight of this row is {found[row].item():g}: a weight is a finite number"
-        raise where.error(column.name, row, f"{text}; correct it, or leave such rows out")
+        raise location.error(column.name, row, f"{text}; correct it, or leave such rows out")

@@ -458,7 +458,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """The files of a path, or of data. ``shapes``: of columns for which the user gives none."""
         path, own, options = given, None, dict[str, Any]()
         if isinstance(given, ParquetData):
-            path, own, options = given.path, given.storage_options, given.wanted._asdict()
+            path, own, options = given.path, given.storage_options, given.column_options._asdict()
         store = self._value("store")
         for name, value in (self._value("data_options") or {}).items():
             options[name] = {**options.get(name, {}), **value} if value else options.get(name)
@@ -477,7 +477,7 @@ def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
     """How features were read, for each of them in order, as ``predict_udf`` takes it; None where
     nothing was said.
     """
-    options = data.wanted._asdict()
+    options = data.column_options._asdict()
     options["shapes"] = {**padded(data), **options["shapes"]}
     return {
         option: [by_name.get(name) for name in columns.features]

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import paths
 from farandole.data.parquet.columns import ColumnOptions, check_names
-from farandole.data.parquet.sources import fragments, keys
+from farandole.data.parquet.fragments import fragments, keys
 from farandole.data.scratch import scratch_folder
 from farandole.data.validate import as_int
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
@@ -152,14 +152,14 @@ def predict_parquet(
     )
     kind = parse(returns or packed.returns or DEFAULT)
     names = _names(output_columns, kind, kept, errors)
-    wanted = ColumnOptions.of(shapes, dtypes, fill, decode)
-    check_names(wanted, columns)
+    column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
+    check_names(column_options, columns)
     count = threads or max(1, len(os.sched_getaffinity(0)) // np)
     how = PredictOptions(
         tuple(columns),
         kind,
         as_int("batch_size", batch_size, 1),
-        wanted,
+        column_options,
         errors,
         key is not None,
         stack,
@@ -248,7 +248,9 @@ def _facts(
     chosen = {
         name: value for name, value in model.options if name not in ("trust_pickle", "backend")
     }
-    decode = {name: identity_of(function) for name, function in sorted(how.wanted.decode.items())}
+    decode = {
+        name: identity_of(function) for name, function in sorted(how.column_options.decode.items())
+    }
     facts = {
         "model": model.identity or identity(model.content),
         "options of the model": {name: _plain(value) for name, value in chosen.items()},
@@ -260,7 +262,7 @@ def _facts(
             "returns": str(how.returns),
             "apart": apart,
         },
-        "options": [*map(str, (how.wanted[:3], decode, how.stack, how.errors, rows))],
+        "options": [*map(str, (how.column_options[:3], decode, how.stack, how.errors, rows))],
     }
     return dict(json.loads(json.dumps(facts, default=str)))
 
@@ -401,8 +403,10 @@ def _tables(piece: OutputFile, job: _PredictJob, predict: Predictor, system: Any
     if piece.begin == piece.end:
         yield _empty(job)
     columns = [*job.how.inputs, *([job.key] if job.key else [])]
-    wanted = pa.schema([job.schema.field(name) for name in dict.fromkeys([*job.keep, *columns])])
-    read = _batches(system, source, piece, wanted)
+    column_options = pa.schema(
+        [job.schema.field(name) for name in dict.fromkeys([*job.keep, *columns])]
+    )
+    read = _batches(system, source, piece, column_options)
     waiting: deque[Slice[Any]] = deque()
     chunks = _kept(read, columns, job.keep, waiting)
     for found in predictions(chunks, predict, job.how, source.path, piece.begin):

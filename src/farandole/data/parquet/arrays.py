@@ -1,0 +1,303 @@
+"""Arrow arrays as numpy arrays of a column's dtype and shape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.base.optional import require
+from farandole.data.parquet.arrow_types import UNDECODED, is_list
+from farandole.data.parquet.columns import Column
+from farandole.data.parquet.location import RowLocation, null_error
+from farandole.data.parquet.numeric_cast import cast, rule
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+_PURPOSE = "reading Parquet"
+
+
+def values(array: Any, column: Column, location: RowLocation) -> Array:
+    """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with
+    the column's dtype.
+
+    Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises
+    DataError.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count and column.fill is None:
+        raise null_error(column.name, first_null(array), location)
+    found = _READ[column.kind](array, column, location)
+    return found.reshape(len(array), *column.shape) if column.kind in ("number", "text") else found
+
+
+def plain(array: Any) -> Array:
+    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read
+    only, without pyarrow's conversions for pandas.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    if pa.types.is_boolean(array.type):
+        return plain(array.cast(pa.uint8())).view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    found: Array = np.frombuffer(array.buffers()[1], dtype)[
+        array.offset : array.offset + len(array)
+    ]
+    # what Parquet is read into could be written, also where others still need it
+    found.flags.writeable = False
+    return found
+
+
+def first_null(array: Any) -> int:
+    return int(np.flatnonzero(plain(array.is_null()))[0])
+
+
+RowOf = Callable[[int], int]  # the row to which an element of flat values belongs
+
+
+def _numbers(array: Any, column: Column, location: RowLocation, row_of: RowOf = int) -> Array:
+    pa = require("pyarrow", _PURPOSE)
+    if array.null_count:
+        array = array.fill_null(scalar(column, array.type, location))
+    if pa.types.is_decimal(array.type):
+        array = _of_decimals(array, column)
+    return _cast(plain(array), column, location, row_of)
+
+
+def _of_decimals(array: Any, column: Column) -> Any:
+    """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by
+    way of their digits: what Arrow makes of 5027.90 itself is 5027.900000000001.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    wanted = np.dtype(column.dtype).kind
+    if wanted in "iu":
+        with contextlib.suppress(pa.ArrowException):
+            return array.cast(pa.int64() if wanted == "i" else pa.uint64())
+    return array.cast(pa.string()).cast(pa.float64())
+
+
+def _cast(found: Array, column: Column, location: RowLocation, row_of: RowOf) -> Array:
+    """Numbers as the column's dtype. DataError for the first that it does not hold."""
+    made, place = cast(found, column.dtype)
+    if place >= 0:
+        text = f"{found[place]} does not fit into {column.dtype}: {rule(column.dtype)}"
+        cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or leave such rows out"
+        raise location.error(column.name, row_of(place), f"{text}; {cure}")
+    return made
+
+
+def scalar(column: Column, kind: Any, location: RowLocation) -> Any:
+    pa = require("pyarrow", _PURPOSE)
+    fill = column.fill
+    if isinstance(fill, float) and pa.types.is_decimal(kind):
+        fill = Decimal(str(float(fill)))
+    try:
+        return pa.scalar(fill, kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise location.error(
+            column.name, None, f"fill={column.fill!r} is no {kind} ({error})"
+        ) from None
+
+
+def _lists(array: Any, column: Column, location: RowLocation) -> Array:
+    return _nested(array, column.shape, column, location, int)
+
+
+def _nested(
+    array: Any, shape: tuple[int, ...], column: Column, location: RowLocation, row_of: RowOf
+) -> Array:
+    """Lists of lists. ``row_of``: the row of each of the array's elements."""
+    pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
+    if not shape or not is_list(pa.types, array.type):
+        if shape or is_list(pa.types, array.type):
+            raise location.error(
+                column.name, None, f"its lists are not nested as shape {column.shape} says"
+            )
+        if array.null_count and column.fill is None:
+            row = row_of(first_null(array))
+            raise location.error(
+                column.name, row, f"null in a list; give fill={{{column.name!r}: value}}"
+            )
+        return _numbers(array, column, location, row_of)
+    inner = array.flatten()
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.where(plain(array.is_valid()), array.type.list_size, 0)
+    else:
+        lengths = plain(pc.list_value_length(array).fill_null(0))
+    expected = shape[0]
+    flat_list = len(shape) > 1 and not is_list(pa.types, inner.type)
+    if flat_list:  # (28, 28) declared of flat lists with 784 values
+        expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
+    wrong = np.flatnonzero(
+        (lengths > expected) if column.fill is not None else (lengths != expected)
+    )
+    if wrong.size:
+        row, length = row_of(int(wrong[0])), int(lengths[wrong[0]])
+        cure = (
+            ""
+            if column.fill is not None or length > expected
+            else f", or fill={{{column.name!r}: value}}"
+        )
+        raise location.error(
+            column.name,
+            row,
+            f"a list of {length}, where shape {column.shape} asks for {expected}; "
+            f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
+        )
+    found = _flat(inner, shape[1:], column, location, row_of, lengths, expected)
+    return found.reshape(len(array), *(column.shape if flat_list else shape))
+
+
+def _flat(
+    inner: Any,
+    shape: tuple[int, ...],
+    column: Column,
+    location: RowLocation,
+    row_of: RowOf,
+    lengths: Array,
+    expected: int,
+) -> Array:
+    if (lengths == expected).all():
+        return _nested(
+            inner, shape, column, location, lambda element: row_of(element // max(expected, 1))
+        )
+    found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
+    ragged = _nested(
+        inner, shape, column, location, lambda element: row_of(_owner(lengths, element))
+    )
+    found[np.arange(expected) < lengths[:, None]] = ragged
+    return found
+
+
+def _owner(lengths: Array, element: int) -> int:
+    """Which of lists laid end to end has the element."""
+    return int(np.searchsorted(np.cumsum(lengths), element, "right"))
+
+
+def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
+    """Spark's dense and sparse vectors."""
+    pc = require("pyarrow.compute", _PURPOSE)
+    size, rows = int(np.prod(column.shape)), len(array)
+
+    def field(name: str) -> Any:
+        return pc.struct_field(array, name)
+
+    def lengths(of: Any) -> Array:
+        return plain(pc.list_value_length(of).fill_null(0))
+
+    there = plain(array.is_valid())
+    sparse = (plain(field("type").fill_null(1)) == 0) & there
+    dense = ~sparse & there
+    numbers, places = field("values"), field("indices")
+    counts = lengths(numbers)
+    sizes = np.where(sparse, plain(field("size").fill_null(0)), counts)
+    wrong = np.flatnonzero((sizes != size) & there)
+    if wrong.size:
+        row = int(wrong[0])
+        raise location.error(
+            column.name,
+            row,
+            f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
+            f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
+        )
+    flat = plain(numbers.flatten().fill_null(float("nan")))
+    flat = _cast(flat, column, location, lambda element: _owner(counts, element))
+    if dense.all():
+        return flat.reshape(rows, *column.shape)
+    found = np.zeros((rows, size), column.dtype)
+    if not there.all():
+        found[~there] = column.fill
+    owner = np.repeat(np.arange(rows), counts)
+    of_sparse = sparse[owner]
+    found[dense] = flat[~of_sparse].reshape(-1, size)
+    indices = plain(places.filter(pc.equal(field("type"), 0)).flatten())
+    found[owner[of_sparse], indices] = flat[of_sparse]
+    return found.reshape(rows, *column.shape)
+
+
+def _raw(array: Any, column: Column, location: RowLocation) -> Array:
+    """Bytes that are the array already."""
+    pc = require("pyarrow.compute", _PURPOSE)
+    if array.null_count and column.fill is None:  # within an image that is not null itself
+        raise null_error(column.name, first_null(array), location)
+    lengths = plain(pc.binary_length(array).fill_null(column.width))
+    wrong = np.flatnonzero(lengths != column.width)
+    if wrong.size:
+        row = int(wrong[0])
+        raise location.error(
+            column.name,
+            row,
+            f"{lengths[row]} bytes, where shape {column.shape} of {column.dtype} asks for "
+            f"{column.width}; declare another one with shapes={{{column.name!r}: ...}}",
+        )
+    if array.null_count:
+        array = array.fill_null(np.full(column.shape, column.fill, column.dtype).tobytes())
+    return _end_to_end(array).view(column.dtype).reshape(len(array), *column.shape)
+
+
+def _end_to_end(array: Any) -> Array:
+    """The bytes of all rows of an Arrow array without nulls, which is its own memory."""
+    types, kind = require("pyarrow", _PURPOSE).types, array.type
+    if not len(array):
+        return np.empty(0, np.uint8)
+    *_, places, data = array.buffers()
+    if types.is_fixed_size_binary(kind):
+        begin, end = (row * kind.byte_width for row in (array.offset, array.offset + len(array)))
+    else:
+        offsets = np.frombuffer(places, np.int64 if types.is_large_binary(kind) else np.int32)
+        begin, end = offsets[array.offset], offsets[array.offset + len(array)]
+    return np.frombuffer(data, np.uint8)[begin:end]
+
+
+def _images(array: Any, column: Column, location: RowLocation) -> Array:
+    """Of Spark's image source: rows of pixels, blue, green and red."""
+    pc = require("pyarrow.compute", _PURPOSE)
+    bad = np.flatnonzero(undecoded(array))
+    if bad.size:
+        raise location.error(column.name, int(bad[0]), UNDECODED)
+    for name, length in zip(("height", "width", "nChannels"), column.shape, strict=True):
+        found = plain(pc.struct_field(array, name).fill_null(length))
+        wrong = np.flatnonzero(found != length)
+        if wrong.size:
+            text = (
+                f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize"
+                " them first"
+            )
+            raise location.error(column.name, int(wrong[0]), text)
+    return _raw(pc.struct_field(array, "data"), column, location)
+
+
+def undecoded(array: Any) -> Array:
+    """Which images of Spark's image source it could not decode: they are there, with a height of
+    -1.
+    """
+    pc = require("pyarrow.compute", _PURPOSE)
+    return plain(pc.less(pc.struct_field(array, "height"), 0).fill_null(False))
+
+
+def _objects(array: Any, column: Column, location: RowLocation) -> Array:
+    if array.null_count:
+        array = array.fill_null(scalar(column, array.type, location))
+    found = np.empty(len(array), object)
+    found[:] = array.to_pylist()
+    return found
+
+
+_READ: dict[str, Callable[[Any, Column, RowLocation], Array]] = {
+    "number": _numbers,
+    "list": _lists,
+    "vector": _vectors,
+    "image": _images,
+    "bytes": _raw,
+    "encoded": _objects,
+    "text": _objects,
+}

@@ -1,0 +1,63 @@
+"""Arrays that the user's ``decode`` makes of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.base.interrupts import interrupts
+from farandole.data.parquet.columns import Column
+from farandole.data.parquet.numeric_cast import cast, is_number, rule
+from farandole.errors import DataError
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+_TRIES = 5  # of decode, after an error of the interpreter's own
+
+
+def decoded(value: bytes, column: Column) -> Array:
+    """The array of one row's bytes. DataError, which does not know the place, if it fails or has
+    another shape.
+    """
+    try:
+        found = np.asarray(_called(column, value))
+    except Exception as error:  # the user's function
+        if interrupts(error):
+            raise
+        raise DataError(
+            f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}"
+        ) from error
+    if column.shape and found.shape != column.shape:
+        raise DataError(
+            f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode"
+        )
+    return found
+
+
+def _called(column: Column, value: bytes) -> Any:
+    """What ``decode`` gives. Some Pythons (3.11.7 is one) miscount now and then when two threads
+    parse at once, as ``numpy.load`` does with each header
+    (github.com/python/cpython/issues/106905): the next try counts anew.
+    """
+    assert column.decode is not None
+    for _ in range(_TRIES):
+        with contextlib.suppress(SystemError):
+            return column.decode(value)
+    return column.decode(value)
+
+
+def fitting(found: Array, column: Column) -> Array:
+    """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it
+    does not fit.
+    """
+    if not (is_number(found.dtype) and is_number(column.dtype)):
+        return found.astype(column.dtype, copy=False)
+    made, place = cast(found, column.dtype)
+    if place >= 0:
+        raise DataError(
+            f"decode gives {found.flat[place]}, which does not fit: {rule(column.dtype)}; change"
+            f" decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
+        )
+    return made
