@@ -16,10 +16,11 @@ python := $(VENV)/.python
 install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large download) ..." && \
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 
-# Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
-# our files for itself: a third of the time of tests that start jobs.
+# Strict: a warning is an error.
 site = $(bin)/sphinx-build -q -n -W --keep-going -b html docs docs/_build
 
+# Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
+# our files for itself: a third of the time of tests that start jobs.
 compile = $(bin)/python -m compileall -q src compat/src tests
 
 .PHONY: demo test test-quick check docs bench clean
