@@ -30,6 +30,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report, scale
+from farandole.checks.catalogue import CATALOGUE
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import Setting, settings_of
 
@@ -72,6 +73,7 @@ TASKS = [
     "torch-distributed.md",
 ]
 SETTINGS = ROOT / "docs" / "settings.md"
+CHECKS = ROOT / "docs" / "checks.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 # made by python -m benchmarks.scale
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"
@@ -283,6 +285,12 @@ def table() -> str:
     return "\n".join([*lines, *(f"| `{each.variable}` | {cells(each)} |" for each in internal)])
 
 
+def findings_table() -> str:
+    """Every kind of finding."""
+    rows = [f"| {each.code} | {each.title} | {each.meaning} | {each.cure} |" for each in CATALOGUE]
+    return "\n".join(["| code | found | meaning | cure |", "|---|---|---|---|", *rows])
+
+
 def cells(each: Setting) -> str:
     """What all tables of settings have."""
     value = each.shown(each.default)
@@ -384,9 +392,15 @@ def test_the_table_of_settings_is_current() -> None:
     assert page == with_table(page, table()), "run: python -m tests.test_docs --write"
 
 
+def test_the_table_of_findings_is_current() -> None:
+    page = CHECKS.read_text()
+    assert page == with_table(page, findings_table()), "run: python -m tests.test_docs --write"
+
+
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     for each in MEASURED:
         (ROOT / "docs" / each).write_text(with_runs(each))
     SCALING.write_text(with_scaling(SCALING.read_text()))
     SETTINGS.write_text(with_table(SETTINGS.read_text(), table()))
+    CHECKS.write_text(with_table(CHECKS.read_text(), findings_table()))
     README.write_text(with_table(README.read_text(), bench_table()))

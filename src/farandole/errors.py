@@ -139,8 +139,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 class RanksDifferError(RuntimeError):
     """The ranks do not train one model, or read the same data, and ``--check raise`` is set. Raised
     by all ranks, in the step in which it was noticed. The message names the ranks, the parameter,
-    the likely cause and the cure.
+    the likely cause and the cure. ``findings``: the same as objects (``farandole.checks.Finding``).
     """
+
+    findings: tuple[object, ...] = ()
 
 
 class JobFailedError(RuntimeError):

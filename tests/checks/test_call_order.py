@@ -8,6 +8,7 @@ import pytest
 
 from farandole.checks.call_order import Called, swapped
 from farandole.checks.call_sites import Calls
+from farandole.checks.catalogue import CALL_ORDER
 
 
 def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> Called:
@@ -25,7 +26,8 @@ def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) 
 def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None:
     found = swapped([called("abab"), called("abba"), None, called("abab")])
     assert found is not None
-    assert found.kind == "order"
+    assert found.code == CALL_ORDER.code
+    assert found.where == "a and b"
     assert "as call 3, ranks 0 and 3 came to a, and rank 1 to b." in found.text
     assert "hvd.allreduce(loss, name='loss')" in found.text
     assert "as call 3, " in getattr(

@@ -96,7 +96,7 @@ def test_parameters_that_came_later() -> None:
         " to train" in text
     )
     assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
-    history.told.clear()
+    history.reported.clear()
     assert "They were alike at step 2" in told(
         Report((2, 3)), Report((5, 4)), history=history, step=8
     )

@@ -54,9 +54,9 @@ def weights(model: Any) -> list[Any]:
 @contextmanager
 def said() -> Iterator[list[str]]:
     """What Farandole's log said, as messages."""
-    from farandole.keras import warnings
+    from farandole.checks import reporting
 
-    warnings.forget()
+    reporting._logged_once.clear()
     messages: list[str] = []
 
     class Keep(logging.Handler):

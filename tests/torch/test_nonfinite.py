@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from farandole.checks.catalogue import NONFINITE_STEP
 from tests.kits.heard import heard
 from tests.run_job import job
 
@@ -109,9 +110,10 @@ def test_it_is_an_error_or_nothing_as_the_check_says(check: str) -> None:
         try:
             train(rank, steps=SPOILT)
         except RanksDifferError as error:
-            return str(error)
+            return f"{error} {[finding.code for finding in error.findings]}"
         return ""
 
     (first, second) = job(2, program, check=check)
     assert not first
     assert (f"for step {SPOILT}" in second) == (check == "raise")
+    assert second.endswith(f"[{NONFINITE_STEP.code}] {[NONFINITE_STEP.code]}") == (check == "raise")

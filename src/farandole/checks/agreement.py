@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from farandole.base.digests import combined, digest_of_text
-from farandole.base.log import logger
-from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.base.types import DType, ReduceOp
 from farandole.checks.call_order import Called, swapped
 from farandole.checks.call_sites import Calls
+from farandole.checks.exchange import all_equal, gathered, reduce
+from farandole.checks.finding import Finding
 from farandole.checks.replicas import (
     Cures,
-    Finding,
     History,
     Report,
     Schedule,
@@ -29,12 +29,12 @@ from farandole.checks.replicas import (
     same_gradients,
     same_gradients_of_some,
 )
-from farandole.core.engine import Engine, Entry
-from farandole.errors import RanksDifferError
+from farandole.checks.reporting import report
+from farandole.core.engine import Engine
 from farandole.job import context
 
 if TYPE_CHECKING:
-    from farandole.base.types import Array
+    pass
 
 
 class Replica(Protocol):
@@ -42,7 +42,7 @@ class Replica(Protocol):
 
     cures: Cures
     patient: bool  # may the first step come before the broadcast?
-    told: Collection[str]  # kinds of findings that the user was told of already
+    reported: Collection[str]  # codes of findings that the user has seen already
 
     def names(self) -> Sequence[str]:
         """The parameters' names, for messages."""
@@ -68,7 +68,7 @@ class Agreement:
         self.replica, self._engine, self._label = replica, engine, f"{label}.check"
         self._mode = context.settings().check if engine.size > 1 else "off"
         self._schedule = Schedule()
-        self._history = History(patient=replica.patient, told=replica.told)
+        self._history = History(patient=replica.patient, reported=replica.reported)
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
         self._calls = engine.numbers.recorded(Calls) if self._mode != "off" else None
@@ -86,7 +86,7 @@ class Agreement:
     def any_due(self) -> bool:
         """``due`` on any rank? Collective: for exchanges that the answer cannot travel with."""
         word = np.array([-int(self.due())], dtype=np.int64)
-        _reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
+        reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
         return bool(word[0])
 
     def look(self, gradients: int | None = None, steps: int = -1) -> None:
@@ -106,8 +106,8 @@ class Agreement:
             self._engine.rank,
             self._history.compared,  # less on a rank that had joined
         ]
-        told = all_equal(self._engine, f"{self._label}.equal", values)
-        same_weights, same_settings, same, same_calls, alone, in_step = told
+        equal = all_equal(self._engine, f"{self._label}.equal", values)
+        same_weights, same_settings, same, same_calls, alone, in_step = equal
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
@@ -126,13 +126,13 @@ class Agreement:
                 found = same_gradients_of_some(
                     self._history, self._everyones(gradients or 0), self.replica.cures
                 )
-        tell(self._engine, [*found, *self._order(same_calls)])
+        report(self._engine, [*found, *self._order(same_calls)])
 
     def _everyones(self, gradients: int) -> list[int]:
         """Every rank's digest of its gradients; 0 for those that have joined."""
         table = np.zeros(self._engine.size, dtype=np.int64)
         table[self._engine.rank] = gradients
-        _reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
+        reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
         digests: list[int] = table.tolist()
         return digests
 
@@ -145,68 +145,21 @@ class Agreement:
         texts = gathered(self._engine, f"{self._label}.calls", json.dumps(mine._asdict()).encode())
         reports = [_called(text) if text else None for text in texts]
         self._ordered = min(report.last for report in reports if report is not None)
-        found = swapped(reports) if not self._calls.told else None
-        self._calls.told |= found is not None
+        found = swapped(reports) if not self._calls.reported else None
+        self._calls.reported |= found is not None
         return [] if found is None else [found]
 
     def _reports(self, mine: Report) -> list[Report | None]:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
-        told = [json.loads(text) if text else None for text in texts]
+        reports = [json.loads(text) if text else None for text in texts]
         return [
             None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])})
-            for fields in told
+            for fields in reports
         ]
 
 
 def _called(text: bytes) -> Called:
-    told = json.loads(text)
+    fields = json.loads(text)
     return Called(
-        **{**told, "calls": {int(number): place for number, place in told["calls"].items()}}
+        **{**fields, "calls": {int(number): place for number, place in fields["calls"].items()}}
     )
-
-
-def tell(engine: Engine, found: Sequence[Finding]) -> None:
-    """Say on rank 0 what all ranks have found, or raise it as RanksDifferError on all of them, as
-    ``--check`` says.
-    """
-    mode = context.settings().check
-    if not found or mode == "off":  # a rank that does not want to know takes part all the same
-        return
-    if mode == "raise":
-        raise RanksDifferError("; ".join(finding.text for finding in found))
-    if engine.rank == 0:
-        for finding in found:
-            logger.warning(finding.text)
-
-
-def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
-    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know.
-    Ranks that have joined do not count. Collective.
-    """
-    known = [value is not None for value in values]
-    numbers = [value if value is not None else 0 for value in values]
-    words = np.array([*numbers, *(-number for number in numbers), *known], dtype=np.int64)
-    _reduce(engine, name, words, DType.INT64, ReduceOp.MIN)
-    count = len(numbers)
-    return [
-        bool(words[number] == -words[count + number]) if words[2 * count + number] else None
-        for number in range(count)
-    ]
-
-
-def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
-    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather
-    would fail. Collective.
-    """
-    lengths = np.zeros(engine.size, dtype=np.int64)
-    lengths[engine.rank] = len(mine)
-    _reduce(engine, f"{name}.lengths", lengths, DType.INT64, ReduceOp.SUM)
-    table = np.zeros((engine.size, int(lengths.max())), dtype=np.uint8)
-    table[engine.rank, : len(mine)] = np.frombuffer(mine, dtype=np.uint8)
-    _reduce(engine, f"{name}.reports", table.reshape(-1), DType.UINT8, ReduceOp.SUM)
-    return [row[:length].tobytes() for row, length in zip(table, lengths, strict=True)]
-
-
-def _reduce(engine: Engine, name: str, array: Array, dtype: DType, op: ReduceOp) -> None:
-    request = Request(name, Kind.ALLREDUCE, dtype, array.shape, op)
-    engine.run([Entry(request, Buffer(array, array, dtype))])

@@ -10,19 +10,13 @@ so are lines of one function with no way from one to the other.
 
 from __future__ import annotations
 
-import dis
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from types import CodeType
 from typing import NamedTuple
 
 from farandole.base.ranks import ranks_named
-from farandole.checks.replicas import Finding
-
-_JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# the next instruction does not run after these
-_AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+from farandole.checks.catalogue import CALL_ORDER
+from farandole.checks.finding import Finding
 
 
 class Called(NamedTuple):
@@ -65,49 +59,17 @@ def swapped(reports: Sequence[Called | None]) -> Finding | None:
                 and pair <= passed[other]
                 and pair not in branches
             ):
-                return _told(number, there, there[one], there[other])
+                return _finding(number, there, there[one], there[other])
     return None
 
 
-def _told(number: int, there: Mapping[int, str], first: str, second: str) -> Finding:
+def _finding(number: int, there: Mapping[int, str], first: str, second: str) -> Finding:
     ranks = [[rank for rank, place in there.items() if place == at] for at in (first, second)]
-    return Finding(
-        "order",
+    return CALL_ORDER.finding(
         "the ranks call collectives without names in another order, and mix what does not belong"
         f" together: as call {number % (1 << 40)}, {ranks_named(ranks[0])} came to {first}, and"
         f" {ranks_named(ranks[1])} to {second}. Without names the ranks pair calls by their count."
         " Give each a name, as in hvd.allreduce(loss, name='loss'), or make these calls in the"
         " same order on all ranks",
+        where=f"{first} and {second}",
     )
-
-
-def alternatives(code: CodeType, one: int, other: int) -> bool:
-    """Does a pass through ``code``, without going back in a loop, come by one at most of two
-    instructions?
-
-    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
-    is).
-    """
-    instructions = list(dis.get_instructions(code))
-    offsets = [instruction.offset for instruction in instructions]
-    places = [bisect(offsets, offset) - 1 for offset in (one, other)]
-    first, second = min(places), max(places)
-    return second not in _reached(instructions, first)
-
-
-def _reached(instructions: Sequence[dis.Instruction], begin: int) -> set[int]:
-    """The indexes of the instructions that may run from that at index ``begin`` on, forward."""
-    index = {instruction.offset: number for number, instruction in enumerate(instructions)}
-    found: set[int] = set()
-    left = [begin]
-    while left:
-        here = left.pop()
-        if here in found or here == len(instructions):
-            continue
-        found.add(here)
-        instruction = instructions[here]
-        if instruction.opcode in _JUMPS and index.get(instruction.argval, 0) > here:
-            left.append(index[instruction.argval])
-        if not instruction.opname.startswith(_AWAY):
-            left.append(here + 1)
-    return found

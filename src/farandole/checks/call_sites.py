@@ -26,7 +26,7 @@ class Calls:
     """The latest calls of this rank over one engine: numbers and places."""
 
     def __init__(self) -> None:
-        self.told = False  # the user knows of calls in another order
+        self.reported = False  # the user knows of calls in another order
         self._kept: deque[tuple[int, CodeType, int]] = deque(maxlen=_KEPT)
 
     def add(self, number: int) -> None:
@@ -56,7 +56,8 @@ class Calls:
 
     def called(self, after: int) -> Called:
         """All that is known of them."""
-        from farandole.checks.call_order import Called, alternatives
+        from farandole.checks.branches import alternatives
+        from farandole.checks.call_order import Called
 
         calls = self._since(after)
         sites = list(dict.fromkeys((code, at) for _, code, at in calls))

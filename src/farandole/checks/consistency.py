@@ -12,7 +12,9 @@ import numpy as np
 from farandole.base.differences import first_difference
 from farandole.base.digests import digest_of_text
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.checks.agreement import all_equal, gathered
+from farandole.checks.catalogue import MODEL_MISMATCH
+from farandole.checks.exchange import all_equal, gathered
+from farandole.checks.finding import error_of
 from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry
 from farandole.job.context import ProcessSet
@@ -33,11 +35,13 @@ def check_same_parameters(
         return
     tables = allgather_object(identity, f"{name}.tables", process_set)
     what = first_difference(tables, ("shape", "layout", "type"), process_set.ranks or ())
-    raise ValueError(
+    found = MODEL_MISMATCH.finding(
         f"all ranks must optimize the same parameters in the same order, but of parameters {what}."
         " Build the same model on all ranks, and give named_parameters=model.named_parameters() to"
-        " have their names here"
+        " have their names here",
+        where=what,
     )
+    raise error_of(ValueError, [found])
 
 
 def extremes(engine: Engine, name: str, lows: Array, highs: Array) -> tuple[Array, Array]:
@@ -76,10 +80,12 @@ def check_same_weights(
     present = [place for place, text in enumerate(texts) if text]
     tables = [json.loads(texts[place]) for place in present]
     difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in present])
-    raise ValueError(
+    found = MODEL_MISMATCH.finding(
         f"{label_of(name)}: all ranks must train the same model, but its weights differ:"
-        f" {difference}"
+        f" {difference}",
+        where=difference,
     )
+    raise error_of(ValueError, [found])
 
 
 def label_of(name: str) -> str:

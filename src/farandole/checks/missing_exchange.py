@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.base.log import logger
+from farandole.checks.catalogue import MISSING_EXCHANGE, UNREAD_FAILURE
+from farandole.checks.finding import Finding
+from farandole.checks.reporting import warn
 from farandole.core.observe.exchanges import ExchangeCounts
 from farandole.job import context
 
@@ -26,12 +28,12 @@ def outcome(size: int, digests: Sequence[int] | None) -> str:
     return f"{size} unrelated models"
 
 
-def missing_exchange(counts: ExchangeCounts, size: int) -> str:
-    """Return the warning for a job of ``size`` ranks that ends; empty if there is none."""
+def missing_exchange(counts: ExchangeCounts, size: int) -> Finding | None:
+    """Return the finding of a job of ``size`` ranks that ends."""
     if not counts.no_gradients(size) or counts.predicted():
-        return ""
+        return None
     what = f"at most {counts.exchanged} numbers at a time" if counts.exchanged else "nothing"
-    return (
+    return MISSING_EXCHANGE.finding(
         f"the {size} ranks of this job began with the same {counts.broadcast_in_all():,} parameters"
         f" and then exchanged {what}: no gradients. If it trains, it trained {outcome(size, None)}:"
         " let gradients pass through hvd's DistributedOptimizer (or DistributedGradientTape,"
@@ -41,15 +43,16 @@ def missing_exchange(counts: ExchangeCounts, size: int) -> str:
 
 def at_end(end: context.JobEnd) -> None:
     """Warn of a job without gradients, and of asynchronous collectives that failed unnoticed."""
-    text = missing_exchange(end.exchanges, end.size)
-    if text and not end.rank:
-        logger.warning(text)
+    found = missing_exchange(end.exchanges, end.size)
+    if found is not None and not end.rank:
+        warn(found)
     for failures in end.unread:
-        logger.warning(
+        finding = UNREAD_FAILURE.finding(
             f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
             " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"
             f" handle. The first error: {failures[0]}"
         )
+        warn(finding)
 
 
 context.end_checks.append(at_end)

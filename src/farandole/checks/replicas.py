@@ -16,10 +16,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole.base.ranks import ranks_named
+from farandole.checks.catalogue import (
+    DIFFERENT_FROZEN,
+    DIFFERENT_SETTINGS,
+    DIVIDED_TWICE,
+    DRIFT,
+    SAME_DATA,
+    SHARED_DATA,
+    UNEQUAL_NEW_PARAMETERS,
+    UNEQUAL_START,
+)
+from farandole.checks.finding import Finding
 
 _RAREST = 1024  # steps between two looks, at most
-# names of settings that are told in words of their own
+# names of settings with a text of their own
 KIND, FROZEN = "the optimizer", "number of frozen parameters"
+
+# Kinds of findings about one subject: the first one is reported.
+WEIGHTS_CODES = {UNEQUAL_START.code, DRIFT.code, UNEQUAL_NEW_PARAMETERS.code}
+SETTINGS_CODES = {DIFFERENT_SETTINGS.code, DIFFERENT_FROZEN.code}
+DATA_CODES = {SAME_DATA.code, SHARED_DATA.code, DIVIDED_TWICE.code}
 
 
 class Cures(NamedTuple):
@@ -49,13 +65,6 @@ class Report(NamedTuple):
     broadcast: bool = False
 
 
-class Finding(NamedTuple):
-    """``kind``: start, drift, settings or data. Each kind is said once."""
-
-    kind: str
-    text: str
-
-
 class History:
     """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients.
     ``patient``: the first step may come before the broadcast, with frameworks that make variables
@@ -63,7 +72,7 @@ class History:
     """
 
     def __init__(
-        self, *, patient: bool = False, alike_at: int = 0, told: Iterable[str] = ()
+        self, *, patient: bool = False, alike_at: int = 0, reported: Iterable[str] = ()
     ) -> None:
         self.patient = patient
         self.alike_at = alike_at  # the last step at which all ranks held the same weights; 0: never
@@ -73,7 +82,7 @@ class History:
         self.compared = 0  # looks that compared the gradients of each with those of each
         # in all of these: pairs of ranks with the same gradients
         self.same_as: list[tuple[int, int]] = []
-        self.told = set(told)
+        self.reported = set(reported)  # codes; each subject is reported once
 
 
 class Schedule:
@@ -113,24 +122,22 @@ def findings(
     step: int,
     cures: Cures,
 ) -> list[Finding]:
-    """The mistake, when ranks were found to differ in weights or settings; one that was told before
-    is left out.
+    """Return the mistake, when ranks differ in weights or settings; a subject that was reported
+    before is left out.
 
     ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: of the
     parameters. ``step``: the exchange of gradients after which this is. Changes ``history``.
     """
     present = {rank: report for rank, report in enumerate(reports) if report is not None}
+    if SETTINGS_CODES & history.reported:
+        return []
     found = _settings(present)
-    new = [] if found is None or "settings" in history.told else [found]
-    weights = (
-        _weights(present, names, history, step, cures)
-        if "settings" not in history.told and not new
-        else None
-    )
-    if weights is not None and not {"start", "drift"} & history.told:
-        new.append(weights)
-    history.told.update(finding.kind for finding in new)
-    return new
+    if found is None:
+        found = _weights(present, names, history, step, cures)
+        if found is None or WEIGHTS_CODES & history.reported:
+            return []
+    history.reported.add(found.code)
+    return [found]
 
 
 def same_gradients(history: History, same: bool | None, size: int, cures: Cures) -> list[Finding]:
@@ -139,16 +146,17 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
     """
     if same is not None:
         history.same_gradients = history.same_gradients + 1 if same else 0
-    if history.same_gradients < 2 or "data" in history.told:
+    if history.same_gradients < 2 or DATA_CODES & history.reported:
         return []
-    history.told.add("data")
-    kind, text = same_data(size, "computed the same gradients", cures)
+    found = same_data(size, "computed the same gradients", cures)
+    history.reported.add(found.code)
     if cures.reduced:
-        text += (
-            f". Or is it that these were reduced before? With {cures.reduced} give them to the"
-            " plain optimizer"
+        text = (
+            f"{found.text}. Or is it that these were reduced before? With {cures.reduced}"
+            " give them to the plain optimizer"
         )
-    return [Finding(kind, text)]
+        found = found._replace(text=text)
+    return [found]
 
 
 def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cures) -> list[Finding]:
@@ -166,9 +174,9 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
     history.same_as = (
         pairs if history.compared == 1 else [pair for pair in history.same_as if pair in pairs]
     )
-    if history.compared < 2 or not history.same_as or "data" in history.told:
+    if history.compared < 2 or not history.same_as or DATA_CODES & history.reported:
         return []
-    history.told.add("data")
+    history.reported.add(SHARED_DATA.code)
     one, other = history.same_as[0]
     several = len(history.same_as)
     and_so = f", and so did {several - 1} more of {len(digests)}" if several > 1 else ""
@@ -177,7 +185,7 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
         " the same data. Give each rank of the job its part, by rank() and size(), not by"
         f" local_rank(): {cures.share}"
     )
-    return [Finding("data", text)]
+    return [SHARED_DATA.finding(text, cure=cures.share, where=ranks_named([one, other]))]
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
@@ -186,7 +194,7 @@ def same_data(size: int, how: str, cures: Cures) -> Finding:
         f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
         f"the work of one. Give each its part: {cures.share}"
     )
-    return Finding("data", text)
+    return SAME_DATA.finding(text, cure=cures.share)
 
 
 def _settings(present: Mapping[int, Report]) -> Finding | None:
@@ -202,17 +210,17 @@ def _settings(present: Mapping[int, Report]) -> Finding | None:
         if len(values) > 1:
             told = ", ".join(f"{value} on {ranks_named(ranks)}" for value, ranks in values.items())
             if name == FROZEN:
-                return Finding(
-                    "settings",
+                return DIFFERENT_FROZEN.finding(
                     f"the ranks train different parameters: the {name} is {told}. The gradient of"
                     " one that some ranks have frozen is the mean of the others' and of zeros."
                     " Freeze the same ones on all ranks",
+                    where=name,
                 )
-            return Finding(
-                "settings",
+            return DIFFERENT_SETTINGS.finding(
                 f"the ranks step with different settings: {name} is {told}. So their weights drift"
                 " apart although they share gradients. Give all ranks the same; a rate that"
                 " follows a metric must follow the mean of all ranks",
+                where=name,
             )
     return None
 
@@ -238,9 +246,12 @@ def _weights(
     count = (
         f"{len(different)} of {len(columns)} parameters" if len(columns) > 1 else "its parameter"
     )
-    where = f"{_odd(list(groups.values()))} in {count}, first in {names[different[0]]}"
+    first = names[different[0]]
+    where = f"{_odd(list(groups.values()))} in {count}, first in {first}"
     if not history.alike_at:
-        return Finding("start", _never_alike(present, where, cures))
+        return UNEQUAL_START.finding(
+            _never_alike(present, where, cures), cure=cures.broadcast, where=first
+        )
     if history.alike and different[0] >= history.alike:  # those of a group that was added
         text = (
             f"the ranks hold different weights, and train different models from now on: {where}."
@@ -248,8 +259,10 @@ def _weights(
             " with different weights. When they are made, before the next step, call"
             f" {cures.broadcast}"
         )
-        return Finding("drift", text)
-    return Finding("drift", _alike_no_more(present, where, history, step, cures))
+        return UNEQUAL_NEW_PARAMETERS.finding(text, cure=cures.broadcast, where=first)
+    return DRIFT.finding(
+        _alike_no_more(present, where, history, step, cures), cure=cures.broadcast, where=first
+    )
 
 
 def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str:

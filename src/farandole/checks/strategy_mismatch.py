@@ -4,17 +4,32 @@ they would wait for each other for ever.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from farandole.base.contracts import Observer, Waiting
+from farandole.base.exchange_names import ADASUM, origin_of
+from farandole.checks.catalogue import STRATEGY_MISMATCH
+from farandole.checks.finding import Finding, error_of
 from farandole.core.engine import Engine
 from farandole.errors import StalledError
 
-# What reducers of gradients are called, with the number of the optimizer among those of this job.
-_GRADIENTS = re.compile(
-    r"(?:keras\.DistributedOptimizer|DistributedOptimizer|optimizer|(adasum))\.(\d+)(?:\.|$)"
-)
+
+def other_strategy(label: str, rank: int, spec: str, other: int, other_spec: str) -> Finding:
+    """Return the finding that ``rank`` has the strategy ``spec``, and another rank has another."""
+    return STRATEGY_MISMATCH.finding(
+        f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r} and rank"
+        f" {other} has {other_spec!r}. Give one strategy to all of them",
+        where=f"rank {other}",
+    )
+
+
+def other_reduces(label: str, rank: int, spec: str, other: int) -> Finding:
+    """Return the finding that ``rank`` has the strategy ``spec``, and another reduces gradients."""
+    return STRATEGY_MISMATCH.finding(
+        f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r}, and rank"
+        f" {other} reduces gradients. Give one strategy to all of them",
+        where=f"rank {other}",
+    )
 
 
 class StrategyMismatchCheck(Observer):
@@ -29,25 +44,23 @@ class StrategyMismatchCheck(Observer):
         """``ranks``: the numbers in the job of the engine's."""
         self._engine, self._number, self._ranks = engine, number, ranks
         self._label, self._spec = label, spec
-        self._why = ""
+        self._found: Finding | None = None
 
     def waiting(self, collectives: Sequence[Waiting]) -> str:
         for name, missing in self._engine.missing().items():
-            found = _GRADIENTS.match(name)
+            origin = origin_of(name)
+            if origin is None or origin.number != self._number:
+                continue
             others = [
                 rank
                 for rank in range(self._engine.size)
                 if rank not in missing and rank != self._engine.rank
             ]
-            alike = found and found[1] == self._spec
-            if found and int(found[2]) == self._number and others and not alike:
+            both_adasum = origin.kind == ADASUM == self._spec
+            if others and not both_adasum:
                 own, other = self._ranks[self._engine.rank], self._ranks[others[0]]
-                self._why = (
-                    f"{self._label}: all ranks must use the same strategy, but rank {own} has"
-                    f" {self._spec!r}, and rank {other} reduces gradients. Give one strategy to all"
-                    " of them"
-                )
-                return self._why
+                self._found = other_reduces(self._label, own, self._spec, other)
+                return self._found.message
         return ""
 
     def __enter__(self) -> None:
@@ -55,5 +68,5 @@ class StrategyMismatchCheck(Observer):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._engine.observers.remove(self)
-        if self._why and isinstance(error, StalledError):
-            raise ValueError(self._why) from None
+        if self._found is not None and isinstance(error, StalledError):
+            raise error_of(ValueError, [self._found]) from None

@@ -1,8 +1,7 @@
-"""Ranks of one job that train by themselves and exchange nothing: what becomes of it, told by the
-job's store.
+"""Detects ranks of one job that train by themselves and exchange nothing.
 
 A program that makes no collective calls must not be given any, so each rank leaves a digest of its
-weights in the store, and rank 0 reads what is there.
+weights in the job's store, and rank 0 compares what is there.
 """
 
 from __future__ import annotations
@@ -10,26 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from farandole.checks.agreement import tell
+from farandole.checks.catalogue import (
+    DISCARDED_RESULTS,
+    UNWRAPPED_OPTIMIZER,
+    UNWRAPPED_SECOND_OPTIMIZER,
+)
+from farandole.checks.finding import Finding
 from farandole.checks.missing_exchange import outcome
-from farandole.checks.replicas import Finding
+from farandole.checks.reporting import report
 from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job import context
 
 MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
 
 
-def compared(digest: int, seconds: float = 0.0, of: str = "") -> list[int] | None:
-    """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within
-    ``seconds``; else None.
+def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list[int] | None:
+    """Leave ``digest`` in the store. On rank 0, return the digests of all ranks, if they are there
+    within ``seconds``; else None.
 
-    Once in a stay for what ``of`` names: a rank that trains several models would leave the next
-    one's digest in place of the first's.
+    Call it once in a session for each ``subject``: a rank that trains several models would replace
+    the first one's digest.
     """
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None
-    scope, until = f"solo/{context.session_id()}{of}", monotonic() + seconds
+    scope, until = f"solo/{context.session_id()}{subject}", monotonic() + seconds
     try:
         if rank:
             client.set(f"{scope}/{rank}", f"{digest}".encode())
@@ -42,48 +46,53 @@ def compared(digest: int, seconds: float = 0.0, of: str = "") -> list[int] | Non
             if value is None:
                 return None
             found.append(int(value))
-    # not there yet; or the job is ending, and no place for a note
+    # not there yet; or the job is ending, and the store with it
     except (HorovodInternalError, RendezvousError):
         return None
     return found
 
 
-def tell_beside(what: str, digests: Sequence[int], cure: str) -> None:
-    """Say on rank 0 that ranks did ``what`` beside what a distributed optimizer exchanges, if that
-    made them differ.
+def unwrapped(what: str, size: int, digests: Sequence[int] | None, cure: str) -> Finding:
+    """Return the finding that ``size`` ranks did ``what`` and exchanged nothing."""
+    text = (
+        f"{what} and exchanged nothing, so the {size} ranks of this job train"
+        f" {outcome(size, digests)}: {cure}"
+    )
+    return UNWRAPPED_OPTIMIZER.finding(text, cure=cure)
+
+
+def unwrapped_second(what: str, digests: Sequence[int], cure: str) -> Finding | None:
+    """Return the finding that ranks did ``what`` with a plain optimizer, next to a distributed one,
+    if that made them differ.
     """
-    if len(set(digests)) > 1:
-        text = (
-            f"{what} and exchanged nothing, beside an optimizer that is distributed, so each rank"
-            f" trains these apart: {cure}"
-        )
-        tell(context.engine(), [Finding("beside", text)])
+    if len(set(digests)) == 1:
+        return None
+    text = (
+        f"{what} and exchanged nothing, beside an optimizer that is distributed, so each rank"
+        f" trains these apart: {cure}"
+    )
+    return UNWRAPPED_SECOND_OPTIMIZER.finding(text, cure=cure)
 
 
-def tell_unused(what: str, digests: Sequence[int], count: int) -> None:
-    """Say on rank 0 that ranks did ``what`` with ``count`` gradients that they had reduced into
-    other tensors, if that made them differ.
+def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding | None:
+    """Return the finding that ranks did ``what`` with ``count`` gradients that they had reduced
+    into other tensors, if that made them differ.
     """
-    if len(set(digests)) > 1:
-        text = (
-            f"{what} and each trains its own model: hvd.allreduce was given {count}"
-            f" gradient{'s' * (count > 1)} of it, and returned the mean as a new tensor; p.grad,"
-            " with which the optimizer steps, stayed that of each rank. Write p.grad ="
-            " hvd.allreduce(p.grad), or hvd.allreduce_(p.grad), which changes it in place. If"
-            " ranks are meant to train apart: --check off"
-        )
-        tell(context.engine(), [Finding("unused", text)])
+    if len(set(digests)) == 1:
+        return None
+    gradients = "gradient" if count == 1 else "gradients"
+    return DISCARDED_RESULTS.finding(
+        f"{what} and each trains its own model: hvd.allreduce was given {count} {gradients} of it,"
+        " and returned the mean as a new tensor; p.grad, with which the optimizer steps, stayed"
+        " that of each rank. Write p.grad = hvd.allreduce(p.grad), or hvd.allreduce_(p.grad), which"
+        " changes it in place. If ranks are meant to train apart: --check off"
+    )
 
 
-def tell_solo(what: str, digests: Sequence[int] | None, cure: str) -> None:
-    """Say on rank 0 that ranks did ``what`` and exchanged nothing; once, so nothing of the kind is
-    said at the end.
+def report_unwrapped(what: str, digests: Sequence[int] | None, cure: str) -> None:
+    """Report on rank 0 that ranks did ``what`` and exchanged nothing; then the job's end does not
+    report it again.
     """
-    size = context.size()
     if context.rank() == 0:
-        text = (
-            f"{what} and exchanged nothing, so the {size} ranks of this job train"
-            f" {outcome(size, digests)}: {cure}"
-        )
-        tell(context.engine(), [Finding("solo", text)])
+        report(context.engine(), [unwrapped(what, context.size(), digests, cure)])
     context.skip_exchange_check()

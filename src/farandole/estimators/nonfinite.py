@@ -8,7 +8,8 @@ from collections import Counter
 
 import numpy as np
 
-from farandole.base.log import logger
+from farandole.checks.catalogue import NONFINITE_DATA
+from farandole.checks.reporting import warn
 from farandole.data import ParquetData
 from farandole.data.parquet.files import ParquetFiles
 from farandole.estimators import row_weights
@@ -59,12 +60,10 @@ def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:
         what = (
             "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
         )
-        logger.warning(
-            "%s column %r holds NaN or infinite numbers in %s of %s rows: where model and loss do"
-            " not leave them out, the loss is NaN, and so are all weights from then on; drop them"
-            " (df.dropna, df.filter), or fill them (df.fillna, Imputer)",
-            what,
-            name,
-            count,
-            rows,
+        finding = NONFINITE_DATA.finding(
+            f"{what} column {name!r} holds NaN or infinite numbers in {count} of {rows} rows: where"
+            " model and loss do not leave them out, the loss is NaN, and so are all weights from"
+            " then on; drop them (df.dropna, df.filter), or fill them (df.fillna, Imputer)",
+            where=name,
         )
+        warn(finding)

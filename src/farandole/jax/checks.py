@@ -32,9 +32,9 @@ class ArraysReplica:
         arrays: Sequence[Any],
         names: Sequence[str],
         cures: Cures = CURES,
-        told: Collection[str] = (),
+        reported: Collection[str] = (),
     ) -> None:
-        self.cures, self.told, self._arrays, self._names = cures, told, arrays, names
+        self.cures, self.reported, self._arrays, self._names = cures, reported, arrays, names
 
     def names(self) -> Sequence[str]:
         return self._names

@@ -60,7 +60,7 @@ class _Reduction:
         names: Sequence[str],
         looked_at: Sequence[str] = (),
         cures: Cures = CURES,
-        told: Collection[str] = (),
+        reported: Collection[str] = (),
         replica: ArraysReplica | None = None,
         *,
         marked: bool = False,
@@ -71,7 +71,7 @@ class _Reduction:
             tuple(looked_at),
             marked,
         )
-        self._cures, self._told, self._replica = cures, told, replica
+        self._cures, self._reported, self._replica = cures, reported, replica
 
     def __hash__(self) -> int:
         return hash((id(self.reducer), self.names, self.looked_at))
@@ -107,7 +107,7 @@ class _Reduction:
         count, end = len(self.names), len(arrays) - 2 * self._marked
         replica, names = self._replica, self.names
         if self.looked_at:
-            replica = ArraysReplica(arrays[count:end], self.looked_at, self._cures, self._told)
+            replica = ArraysReplica(arrays[count:end], self.looked_at, self._cures, self._reported)
         if not isinstance(self.reducer, ModelsReducer):
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
         mark, step = (int(word.flat[0]) for word in arrays[end:]) if self._marked else (None, 0)
@@ -132,7 +132,7 @@ class _Reduction:
         " nothing."
     ),
     cures="what to advise when ranks have come apart.",
-    told="kinds of findings that the user knows of.",
+    reported="codes of findings that the user has seen.",
 )
 def reduce_gradients(
     leaves: Sequence[Any],
@@ -140,7 +140,7 @@ def reduce_gradients(
     reducer: GradientListReducer,
     parameters: Sequence[Any] = (),
     cures: Cures = CURES,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     mark: Sequence[Any] = (),
 ) -> list[Any]:
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
@@ -163,7 +163,7 @@ def reduce_gradients(
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
     reduced = _reduced(
-        reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told, mark
+        reducer, labels, smalls, of if comparable(of, smalls) else [], cures, reported, mark
     )
     for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(result, token)
@@ -176,7 +176,7 @@ def _reduced(
     arrays: list[Any],
     parameters: Sequence[Any],
     cures: Cures,
-    told: Collection[str],
+    reported: Collection[str],
     mark: Sequence[Any],
 ) -> list[Any]:
     options = reducer.options
@@ -194,11 +194,11 @@ def _reduced(
             return found
     marked = bool(mark)
     if parameters and isinstance(parameters[0], jax.core.Tracer):
-        looking = _Reduction(reducer, names, names, cures, told, marked=marked)
+        looking = _Reduction(reducer, names, names, cures, reported, marked=marked)
         return host_call(looking, [*arrays, *sample(parameters), *mark])
-    replica = ArraysReplica(parameters, names, cures, told)
+    replica = ArraysReplica(parameters, names, cures, reported)
     return host_call(
-        _Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *mark]
+        _Reduction(reducer, names, (), cures, reported, replica, marked=marked), [*arrays, *mark]
     )
 
 

@@ -1,4 +1,6 @@
-"""Keras's facts about a replica: digests of weights, settings of the optimizer."""
+"""The checks of Keras programs: digests of weights, settings of optimizers, and findings of ``fit``
+and its data.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,13 @@ from typing import Any
 import keras
 
 from farandole.base.digests import digest, stride
+from farandole.checks.catalogue import (
+    LOCAL_BATCH_NORM,
+    UNEVEN_SHUFFLE,
+    UNEVEN_STEPS,
+    XLA_SKIPPED,
+)
+from farandole.checks.finding import Finding
 from farandole.checks.replicas import Cures, numbers
 
 CURES = Cures(
@@ -31,17 +40,17 @@ class KerasReplica:
         *,
         cures: Cures = CURES,
         between_steps: bool = False,
-        told: Collection[str] = (),
+        reported: Collection[str] = (),
         not_broadcast: Sequence[Any] = (),
     ) -> None:
         """``between_steps``: no program is running; else JAX has taken away what the variables
-        hold. ``told``: what the user knows already. ``not_broadcast``: variables that began
-        differently on purpose.
+        hold. ``reported``: codes of findings that the user has seen. ``not_broadcast``: variables
+        that began differently on purpose.
         """
         self.optimizer, self.variables, self._names = optimizer, variables, names
         self.cures, self._readable = cures, between_steps or keras.backend.backend() != "jax"
         self.patient = not between_steps
-        self.told: Collection[str] = told
+        self.reported: Collection[str] = reported
         self.not_broadcast = not_broadcast
 
     def names(self) -> Sequence[str]:
@@ -66,3 +75,37 @@ def _digest(variable: Any) -> int:
     flat = keras.ops.reshape(value, (-1,))
     flat = flat[:: stride(int(flat.shape[0]))]
     return digest(keras.ops.convert_to_numpy(flat))
+
+
+def uneven_steps(steps: Sequence[int]) -> Finding:
+    return UNEVEN_STEPS.finding(
+        f"the ranks took different numbers of steps in an epoch ({', '.join(map(str, steps))}):"
+        " those with fewer waited, counting as zero in averages, and go on from the weights of"
+        " those with more. Give all ranks equally much data, unless a callback has stopped training"
+        " on one of them"
+    )
+
+
+def xla_skipped() -> Finding:
+    return XLA_SKIPPED.finding(
+        "jit_compile=True: the training step is not compiled by XLA, since it exchanges gradients"
+        " with other ranks; evaluate() and predict() are"
+    )
+
+
+def uneven_shuffle() -> Finding:
+    return UNEVEN_SHUFFLE.finding(
+        "the dataset is shuffled in another order on each rank before it is dealt out: in an epoch"
+        " some rows come twice, and others never. Give shuffle() (list_files,"
+        " image_dataset_from_directory ...) one seed, the same on all ranks; or shuffle what"
+        " hvd.shard(dataset) gives"
+    )
+
+
+def local_batch_norm(layer: str) -> Finding:
+    """``layer``: kind and name of a BatchNormalization with ``synchronized=True``."""
+    return LOCAL_BATCH_NORM.finding(
+        f"{layer} has synchronized=True, which is for tf.distribute: here it normalizes by each"
+        " rank's own batch. Take farandole.tensorflow.SyncBatchNormalization, which normalizes by"
+        " the batches of all ranks"
+    )

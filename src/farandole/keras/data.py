@@ -11,12 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from farandole.checks.reporting import warn_once
 from farandole.core.api.documented import documented
 from farandole.core.api.ops import WORLD
 from farandole.data import DistributedSampler
 from farandole.errors import counted
 from farandole.job.context import ProcessSet
-from farandole.keras import warnings
+from farandole.keras.checks import uneven_shuffle
 
 _SAMPLE = 256  # rows that are looked at to tell data apart
 
@@ -89,7 +90,7 @@ def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
 
 def _part_of_dataset(data: Any, rank: int, size: int, even: bool) -> Any:
     if rank == 0 and _UNSEEDED in seeds_of(data):
-        warnings.shuffled()
+        warn_once(uneven_shuffle())
     count = int(data.cardinality())
     if even and count > 0 and count % size:
         data = data.concatenate(data.take(size - count % size))

@@ -11,14 +11,15 @@ import numpy as np
 from farandole.base.contracts import Observer
 from farandole.base.digests import combined
 from farandole.checks.agreement import Agreement
-from farandole.checks.unwrapped_optimizer import MOMENT, compared, tell_solo
+from farandole.checks.reporting import warn_once
+from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
 from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import pace
-from farandole.keras import metrics, warnings
+from farandole.keras import metrics
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
-from farandole.keras.checks import CURES, KerasReplica
+from farandole.keras.checks import CURES, KerasReplica, uneven_steps
 from farandole.keras.files import Unsaved
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
@@ -212,9 +213,9 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._looking and not self._seen and not context.exchange_counts().skipped:  # said once
             name = type(self._model.optimizer).__name__
-            found = compared(combined(digests(self._model.trainable_weights)), MOMENT)
+            found = stored_digests(combined(digests(self._model.trainable_weights)), MOMENT)
             cure = "compile with hvd.DistributedOptimizer(optimizer)"
-            tell_solo(f"model.fit ran an epoch with {name}", found, cure)
+            report_unwrapped(f"model.fit ran an epoch with {name}", found, cure)
         self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -290,7 +291,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:
-            warnings.uneven(", ".join(map(str, steps)))
+            warn_once(uneven_steps(steps))
         ranks = process_set.ranks or range(len(steps))
         broadcast_states(model, shared_variables(model, local), ranks[most], process_set)
 

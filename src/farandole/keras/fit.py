@@ -21,19 +21,20 @@ from typing import Any, NamedTuple
 
 import keras
 
-from farandole.checks.agreement import tell
-from farandole.checks.replicas import Finding, same_data
+from farandole.checks.catalogue import DIVIDED_TWICE
+from farandole.checks.replicas import DATA_CODES, same_data
+from farandole.checks.reporting import report, warn_once
 from farandole.core.api.objects import allgather_object
 from farandole.job import context
 from farandole.job.context import ProcessSet
-from farandole.keras import metrics, warnings
+from farandole.keras import metrics
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     MetricAverageCallback,
     process_set_of,
     together,
 )
-from farandole.keras.checks import CURES
+from farandole.keras.checks import CURES, local_batch_norm, uneven_shuffle, xla_skipped
 from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
 from farandole.keras.epochs import (
     AfterUserCallbacks,
@@ -102,7 +103,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         process_set,
         sharded,
         given,
-        None if gradients is None else gradients.told,
+        None if gradients is None else gradients.reported,
     )
     told = next(
         (callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)),
@@ -166,8 +167,7 @@ class _Plan(NamedTuple):
     seeds: list[tuple[int, int]]  # of what is dealt out
 
 
-_DEALT_TWICE = Finding(
-    "data",
+_DIVIDED_TWICE = DIVIDED_TWICE.finding(
     "the ranks were given different arrays, and with shard=True fit deals out those that all ranks"
     " are given alike. If they were dealt out before (by hvd.shard, say), each rank trains with a"
     " part of its part: leave out shard=True. If each rank shuffled or split them by a seed of its"
@@ -182,7 +182,7 @@ def _agree(
     process_set: ProcessSet,
     sharded: bool,
     data: int | None,
-    told: set[str] | None,
+    reported: set[str] | None,
 ) -> list[list[str | None]]:
     """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want
     different epochs. ``data``: a digest of what the program passes.
@@ -201,21 +201,21 @@ def _agree(
                 " order"
             )
     if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
-        warnings.shuffled()
+        warn_once(uneven_shuffle())
     digests = {plan.data for plan in everybody}
     if (
         (len(digests) > 1) is sharded
         and None not in digests
-        and told is not None
-        and "data" not in told
+        and reported is not None
+        and not DATA_CODES & reported
     ):
-        told.add("data")
         found = (
-            _DEALT_TWICE
+            _DIVIDED_TWICE
             if sharded
             else same_data(len(everybody), "were given the same arrays", CURES)
         )
-        tell(context.engine(process_set), [found])
+        reported.add(found.code)
+        report(context.engine(process_set), [found])
     return [plan.paths for plan in everybody]
 
 
@@ -228,7 +228,7 @@ def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
         if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")
     ]
     if found and process_set.rank() == 0:
-        warnings.not_synchronized(f"{type(found[0]).__name__} {found[0].name!r}")
+        warn_once(local_batch_norm(f"{type(found[0]).__name__} {found[0].name!r}"))
 
 
 # XLA, loss scaling, and an argument of old.
@@ -247,7 +247,7 @@ def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) ->
     if not together(self):
         return original(self, *args, **kwargs)
     if context.rank() == 0:
-        warnings.no_xla()
+        warn_once(xla_skipped())
     self.jit_compile = False
     try:
         return original(self, *args, **kwargs)

@@ -37,7 +37,7 @@ def reduced(
 
     def exchanged() -> list[Any]:
         held = [] if replica.not_broadcast else [variable.value for variable in replica.variables]
-        return reduce_gradients(grads, names, reducer, held, replica.cures, replica.told)
+        return reduce_gradients(grads, names, reducer, held, replica.cures, replica.reported)
 
     if now is None:
         return exchanged()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from farandole.base.exchange_names import KERAS_LISTS, exchange_name
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.keras.checks import KerasReplica
@@ -45,7 +46,7 @@ class KerasReducer:
         self.variables: list[Any] = []  # those that the gradients at hand belong to
         self.local_variables: list[Any] = []
         self.local_layers: list[Any] = []
-        self.told: set[str] = set()  # kinds of findings
+        self.reported: set[str] = set()  # codes of findings
         self.not_broadcast: list[Any] = []  # variables that were not broadcast, on purpose
         self.outside = False  # somebody else has exchanged them already
         self._options = options
@@ -233,7 +234,9 @@ class KerasReducer:
             self._list[1].compare(self._replica(optimizer, variables, names, between_steps=True))
 
     def _replica(self, *args: Any, **options: Any) -> KerasReplica:
-        return KerasReplica(*args, told=self.told, not_broadcast=self.not_broadcast, **options)
+        return KerasReplica(
+            *args, reported=self.reported, not_broadcast=self.not_broadcast, **options
+        )
 
     def _reduced(
         self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]
@@ -258,7 +261,7 @@ class KerasReducer:
         if self._list is None or self._list[0] is not engine:
             after = self._options.postscale * self.factor / self._before
             options = self._options._replace(postscale=after)
-            name = f"keras.DistributedOptimizer.{engine.numbers.next_optimizer()}"
+            name = exchange_name(KERAS_LISTS, engine.numbers.next_optimizer())
             self._list = engine, GradientListReducer(name, options)
         return self._list[1]
 

@@ -35,7 +35,7 @@ class TrainerReplica:
 
     cures = CURES
     patient = False
-    told: Collection[str] = ()
+    reported: Collection[str] = ()
 
     def __init__(self, optimizer: Any, named: Sequence[tuple[str, Any]]) -> None:
         self._optimizer, self._named = optimizer, named

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import mxnet as mx
 
+from farandole.base.exchange_names import LISTS, exchange_name
 from farandole.base.types import ReduceOp
 from farandole.core.api.ops import WORLD
 from farandole.job import context
@@ -64,7 +65,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
             num_groups,
             active,
             gradient_predivide_factor / process_set.size() if active else 1.0,
-            f"DistributedOptimizer.{context.engine().numbers.next_optimizer()}",
+            exchange_name(LISTS, context.engine().numbers.next_optimizer()),
             {},
         )
         object.__setattr__(self, "_mine", mine)

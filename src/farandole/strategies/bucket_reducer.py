@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from farandole.base.digests import combined
+from farandole.base.exchange_names import BUCKETS, exchange_name
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
 from farandole.checks.agreement import Agreement, Replica
 from farandole.checks.consistency import check_same_parameters
@@ -538,7 +539,7 @@ class BucketReducer:
         self._overlap = spare_cores(settings, context.local_size()) or (
             on_device and settings.overlap != "off"
         )
-        self._name = f"optimizer.{self._number.name_on(engine)}"
+        self._name = exchange_name(BUCKETS, self._number.name_on(engine))
         self.ballot = f"{self._name}.filled"
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)

@@ -21,6 +21,8 @@ from farandole.base.differences import first_difference
 from farandole.base.digests import combined, gradient_digest
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
 from farandole.checks.agreement import Agreement, Replica
+from farandole.checks.catalogue import MODEL_MISMATCH
+from farandole.checks.finding import error_of
 from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.errors import JoinedError, MismatchError
@@ -291,10 +293,12 @@ class GradientListReducer:
         what = first_difference(tables, ("shape", "type"), self.options.process_set.ranks or ())
         if not what:
             return
-        raise ValueError(
+        found = MODEL_MISMATCH.finding(
             f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}."
-            " Build the same model on all ranks, and compute the same gradients in each step"
-        ) from error
+            " Build the same model on all ranks, and compute the same gradients in each step",
+            where=what,
+        )
+        raise error_of(ValueError, [found]) from error
 
 
 def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, int]:

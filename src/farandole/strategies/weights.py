@@ -10,8 +10,9 @@ import numpy as np
 
 from farandole.base.contracts import Codec, Consolidating, Strategy
 from farandole.base.digests import digest_of_text
-from farandole.checks.agreement import all_equal, gathered
-from farandole.checks.strategy_mismatch import StrategyMismatchCheck
+from farandole.checks.exchange import all_equal, gathered
+from farandole.checks.finding import error_of
+from farandole.checks.strategy_mismatch import StrategyMismatchCheck, other_strategy
 from farandole.core.engine import Engine
 from farandole.core.ps.share import keys_of
 from farandole.job import context
@@ -284,13 +285,10 @@ class WeightExchange:
         if alike is not False:
             return
         # empty: a rank that has joined
-        told = [text.decode() for text in gathered(engine, name, spec.encode())]
-        odd = next(place for place, other in enumerate(told) if other not in (spec, ""))
-        raise ValueError(
-            f"{self._label}: all ranks must use the same strategy, but rank {ranks[engine.rank]}"
-            f" has {spec!r} and rank {ranks[odd]} has {told[odd]!r}. Give one strategy to all of"
-            " them"
-        )
+        specs = [text.decode() for text in gathered(engine, name, spec.encode())]
+        odd = next(place for place, other in enumerate(specs) if other not in (spec, ""))
+        found = other_strategy(self._label, ranks[engine.rank], spec, ranks[odd], specs[odd])
+        raise error_of(ValueError, [found])
 
 
 class StatefulExchange:

@@ -33,7 +33,7 @@ class VariablesReplica:
 
     cures = CURES
     patient = True
-    told: Collection[str] = ()
+    reported: Collection[str] = ()
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
 from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.torch import checks as checks
 from farandole.torch import dynamo, elastic, mpi_ops
-from farandole.torch import unwrapped_optimizer as unwrapped_optimizer
 from farandole.torch.differentiable import gather
 from farandole.torch.functions import Compression
 from farandole.torch.helpers import distribute, save, seed_everything

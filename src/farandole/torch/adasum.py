@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 from farandole.base.digests import combined
+from farandole.base.exchange_names import ADASUM, exchange_name
 from farandole.base.types import ReduceOp
 from farandole.checks.agreement import Agreement
 from farandole.checks.strategy_mismatch import StrategyMismatchCheck
 from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.specs import ADASUM
 from farandole.torch.binding import as_real
-from farandole.torch.bypassed_step import OwnSteps
-from farandole.torch.checks import TorchReplica, digest
+from farandole.torch.checks import OwnSteps, TorchReplica, digest
 from farandole.torch.functions import grouped_allreduce
 from farandole.torch.validation import name_of
 
@@ -54,7 +53,7 @@ class AdasumState:
     shared = state_dict
 
     def before_step(self, with_closure: bool) -> None:
-        self._own_steps.begin()
+        self._own_steps.before_step()
         original, optimizer = self._original(), self._optimizer()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
@@ -81,7 +80,7 @@ class AdasumState:
                 for place, parameter in enumerate(group["params"])
             ]
             number = engine.numbers.next_optimizer()
-            self._agreement = engine, Agreement(replica, engine, f"{ADASUM}.{number}")
+            self._agreement = engine, Agreement(replica, engine, exchange_name(ADASUM, number))
             with StrategyMismatchCheck(
                 engine,
                 number,

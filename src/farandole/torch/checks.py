@@ -1,16 +1,36 @@
-"""Torch's facts about a replica: digests of parameters, settings of the optimizer."""
+"""The checks of PyTorch programs: digests of parameters and gradients, settings of optimizers, and
+the steps of all optimizers of the process.
+"""
 
 from __future__ import annotations
 
+import atexit
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from farandole.base.digests import digest_of_bytes, stride
+from farandole.base.digests import combined, digest_of_bytes, digest_of_text, stride
+from farandole.base.log import logger
+from farandole.checks.optimizer import BypassedStepCheck, NoGradientsCheck, NonFiniteCheck
 from farandole.checks.replicas import FROZEN, KIND, Cures
+from farandole.checks.reporting import report, report_own
+from farandole.checks.unwrapped_optimizer import (
+    MOMENT,
+    discarded_results,
+    report_unwrapped,
+    stored_digests,
+    unwrapped_second,
+)
+from farandole.core.engine import Engine
+from farandole.errors import RanksDifferError
+from farandole.job import context
+from farandole.job.context import ProcessSet
+from farandole.job.report import reporter
 from farandole.torch.binding import is_dense
+from farandole.torch.functions import _collectives
 
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
@@ -28,7 +48,7 @@ class TorchReplica:
 
     cures = CURES
     patient = False
-    told: Collection[str] = ()
+    reported: Collection[str] = ()
 
     def __init__(self, optimizer: weakref.ref[Any]) -> None:
         self.parameters: list[tuple[str, Any]] = []
@@ -107,3 +127,283 @@ def _elements(tensor: Any) -> Any:
 
 def _bytes(elements: Any) -> Any:
     return elements.view(torch.uint8)
+
+
+class OptimizerChecks:
+    """All checks of one distributed optimizer that reduces gradients."""
+
+    def __init__(self, optimizer: weakref.ref[Any], process_set: ProcessSet) -> None:
+        self.replica = TorchReplica(optimizer)
+        self._optimizer, self._set = optimizer, process_set
+        self._nonfinite = NonFiniteCheck(self._is_finite, self._name_of)
+        self._no_gradients = NoGradientsCheck()
+
+    def before_step(self, nonfinite: int | None) -> None:
+        """``nonfinite``: the index of a parameter whose gradient is not finite on this rank."""
+        self._count_trainable()
+        self._nonfinite.before_step(nonfinite)
+
+    def after_step(self, step: int) -> None:
+        """Raises RanksDifferError with ``--check raise``."""
+        found = self._nonfinite.after_step(step)
+        if found is not None:
+            report_own([found])
+        if self._no_gradients.active:
+            trainable = self._count_trainable()
+            found = self._no_gradients.after_step(type(self._optimizer()).__name__, trainable)
+            if found is not None:
+                report(context.engine(self._set), [found])
+
+    def _count_trainable(self) -> int:
+        """Return how many parameters might have a gradient, until one has. Asked before a step,
+        which may drop gradients, and after it, for a closure may compute them.
+        """
+        if not self._no_gradients.active:
+            return 0
+        trainable = [
+            parameter for _, parameter in self.replica.parameters if parameter.requires_grad
+        ]
+        if any(parameter.grad is not None for parameter in trainable):
+            self._no_gradients.on_gradient()
+        return len(trainable)
+
+    def _is_finite(self, index: int) -> bool:
+        weights = self.replica.parameters[index][1].detach()
+        return bool(torch.isfinite(weights[(0,) * weights.ndim]))
+
+    def _name_of(self, index: int) -> str:
+        return self.replica.parameters[index][0]
+
+
+class OwnSteps:
+    """The steps of a distributed optimizer that exchanges in them alone: is its ``step()`` called,
+    or do others step with its parameters? ``exchange``: the name of the exchange.
+    """
+
+    def __init__(self, optimizer: Any, process_set: ProcessSet, exchange: str) -> None:
+        self._optimizer, self._set = weakref.ref(optimizer), process_set
+        self._check = BypassedStepCheck(exchange)
+        _own_steps.add(self)
+
+    def before_step(self) -> None:
+        self._check.on_own_step()
+        _own_steps.discard(self)
+
+    def on_other_step(self, other: Any) -> None:
+        """Another optimizer has stepped. Raises RanksDifferError with ``--check raise``."""
+        optimizer = self._optimizer()
+        if optimizer is None or other is optimizer or not share_parameters(optimizer, other):
+            return
+        found = self._check.on_other_step(type(optimizer).__name__, type(other).__name__)
+        if (
+            found is not None
+            and context.takes_part()
+            and self._set.included()
+            and self._set.size() > 1
+        ):
+            _own_steps.discard(self)
+            report(context.engine(self._set), [found])
+
+
+def share_parameters(one: Any, other: Any) -> bool:
+    """Return whether two optimizers step with a common parameter."""
+    mine = {id(parameter) for parameter in _parameters_of(one)}
+    return any(id(parameter) in mine for parameter in _parameters_of(other))
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+STEPS = 100  # so many steps without an exchange are training
+# numbers of gradients in one piece; metrics are fewer, and so are the gradients of a small model
+_GRADIENT_SIZE = 64
+_WATCHED = 32  # optimizers; more are made for a while each
+
+distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
+
+
+class UnwrappedWatch:
+    """Watches the steps of an optimizer: the first of a job, or one next to distributed ones. A
+    step costs a comparison and an addition.
+    """
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine, self._number = weakref.ref(engine), number
+        self._digest = 0
+        self._kind = ""
+        self._enough = 0.0
+        # what ranks know the optimizer by; empty for the first, where none is distributed
+        self._subject = ""
+        self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
+        self._count = 0
+        self._discarded = 0  # gradients that the program reduced, and did not step with
+
+    def is_on(self, engine: Engine | None) -> bool:
+        return self._engine() is engine
+
+    def after_step(self, optimizer: Any) -> None:
+        if not self._next:
+            return
+        self._count += 1
+        if self._count == STEPS - 1:
+            _record_reduced()
+        if self._count == self._next:
+            self._next *= 2
+            self._look(optimizer)
+
+    def _look(self, optimizer: Any) -> None:
+        parameters = _parameters_of(optimizer)
+        numbers = sum(parameter.numel() for parameter in parameters)
+        self._enough = min(_GRADIENT_SIZE, numbers / 10)
+        if not self._digest:
+            self._discarded = _count_discarded(parameters)
+            self._kind = type(optimizer).__name__
+            if len(distributed):
+                self._name_second(parameters)
+                if any(
+                    one is optimizer or share_parameters(one, optimizer)
+                    for one in tuple(distributed)
+                ):
+                    self._next = 0
+                    return
+            if self._exchanges_nothing():
+                self._digest = combined(digests(parameters))
+        self._compare()
+
+    def _name_second(self, parameters: Sequence[Any]) -> None:
+        """Name the optimizer by its parameters: others are distributed."""
+        shapes = [list(parameter.shape) for parameter in parameters]
+        self._subject = f"/{self._number}.{digest_of_text(f'{self._kind}{shapes}')}"
+        shown = ", ".join(map(str, shapes[:3]))
+        more = ", ..." if len(shapes) > 3 else ""
+        self._kind += f" (parameters of shapes {shown}{more})"
+
+    def _exchanges_nothing(self) -> bool:
+        others = torch.distributed
+        return bool(self._discarded) or not (
+            (not self._subject and (context.exchange_counts().skipped or self._number))
+            or context.largest_exchange(by_program=bool(self._subject)) >= self._enough
+            or (others.is_available() and others.is_initialized())
+        )
+
+    def _compare(self, seconds: float = 0.0) -> None:
+        if not self._exchanges_nothing():
+            self._next = 0
+            return
+        found = stored_digests(self._digest, 0.0 if self._subject else seconds, self._subject)
+        if found is not None or context.rank():
+            self._next = 0
+        if found is not None:
+            self._report(found)
+
+    def _report(self, found: Sequence[int]) -> None:
+        what = f"every rank took {STEPS} steps with {self._kind}"
+        cure = (
+            f"begin alike ({CURES.broadcast}), and wrap the optimizer:"
+            " hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())."
+            " If they are meant to train apart: --check off"
+        )
+        if not self._discarded and not self._subject:
+            report_unwrapped(what, found, cure)
+            return
+        finding = (
+            discarded_results(what, found, self._discarded)
+            if self._discarded
+            else unwrapped_second(what, found, cure)
+        )
+        if finding is not None:
+            report(context.engine(), [finding])
+
+    def at_exit(self) -> None:
+        """Compare once more where training ended before rank 0 did: the other ranks may have come
+        to their step since.
+        """
+        engine = self._engine()
+        if (
+            self._digest
+            and self._next
+            and engine is not None
+            and not engine.ended
+            and not reporter.failed()
+        ):
+            try:
+                self._compare(MOMENT)
+            except RanksDifferError as error:  # of --check raise; it is too late for that
+                logger.warning(error)
+
+
+# Gradients that a program gives to ``allreduce``, whose result is a new tensor, and then steps with
+# unchanged. Only the values of gradients after a step show it, so collectives are recorded during
+# the one step after which a watch compares.
+
+_reduced: dict[int, int] = {}  # address -> digest of what was reduced into another tensor
+
+
+def _record_reduced() -> None:
+    """Record what is reduced from now on, until ``_count_discarded`` is called."""
+    _reduced.clear()
+    _collectives.on_reduced_copy = _on_reduced_copy
+
+
+def _on_reduced_copy(tensor: Any) -> None:
+    _reduced[tensor.data_ptr()] = digest(tensor)
+
+
+def _count_discarded(parameters: Sequence[Any]) -> int:
+    """Return how many of these have a gradient that was reduced, and is unchanged. Ends the
+    record.
+    """
+    _collectives.on_reduced_copy = None
+    gradients = (
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if _reduced
+        else []
+    )
+    dense = [gradient for gradient in gradients if not gradient.is_sparse]
+    found = sum(
+        _reduced.get(gradient.data_ptr(), 0) == (digest(gradient) or -1) for gradient in dense
+    )
+    _reduced.clear()
+    return found
+
+
+# Every step of every optimizer of the process.
+
+_own_steps: weakref.WeakSet[OwnSteps] = weakref.WeakSet()  # of optimizers not stepped yet
+_watches: list[UnwrappedWatch] = []  # of one session
+_watch_of: weakref.WeakKeyDictionary[Any, UnwrappedWatch] = weakref.WeakKeyDictionary()
+
+
+def none_stepped() -> Callable[[], bool]:
+    """Return a function that says whether no PyTorch optimizer has stepped in this session."""
+    engine = weakref.ref(context.engine())
+    return lambda: not _watches or not _watches[0].is_on(engine())
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for own_steps in list(_own_steps):
+        own_steps.on_other_step(optimizer)
+    if not context.takes_part():
+        return
+    engine = context.engine()
+    if _watches and not _watches[0].is_on(engine):
+        _watches.clear()
+        _watch_of.clear()
+    watch = _watch_of.get(optimizer)
+    if watch is None:
+        if len(_watches) == _WATCHED:
+            return
+        watch = _watch_of[optimizer] = UnwrappedWatch(engine, len(_watches))
+        _watches.append(watch)
+    watch.after_step(optimizer)
+
+
+def _at_exit() -> None:
+    if _watches and context.takes_part() and _watches[0].is_on(context.engine()):
+        for watch in _watches:
+            watch.at_exit()
+
+
+register_optimizer_step_post_hook(_after_step)
+atexit.register(_at_exit)

@@ -13,8 +13,6 @@ import torch
 
 from farandole.base.contracts import Codec, Strategy
 from farandole.base.types import ReduceOp
-from farandole.checks.agreement import tell
-from farandole.checks.replicas import Finding
 from farandole.core.api.compression import Compressing, NoneCompressor
 from farandole.core.api.documented import documented
 from farandole.job import context
@@ -23,19 +21,17 @@ from farandole.job.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import keeper
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import codec_state, loss_scale, unwrapped_optimizer, validation
+from farandole.torch import checks, codec_state, loss_scale, validation
 from farandole.torch.adasum import AdasumState
-from farandole.torch.checks import TorchReplica
+from farandole.torch.checks import OptimizerChecks
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import Arrivals, TorchGradient
-from farandole.torch.nonfinite import Spoilt
 from farandole.torch.weights import WeightState
 
 Closure = Callable[[], Any]
 Groups = int | Sequence[Sequence[torch.Tensor]]
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, and so what comes back
 
-IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
 # Attributes for programs that look at a Horovod optimizer.
 _SHOWN = (
     "_parameter_names",
@@ -151,7 +147,7 @@ def DistributedOptimizer(
     else:
         wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
     if context.size() > 1 and process_set.included() and process_set.size() > 1:
-        unwrapped_optimizer.distributed.add(wrapped)
+        checks.distributed.add(wrapped)
     return wrapped  # type: ignore[no-any-return]
 
 
@@ -349,7 +345,6 @@ class OptimizerState:
         self.skip = False
         self.reducer: BucketReducer | None = None
         self._synchronized = False
-        self._idle = 0  # steps without a gradient; -1 when there was one
         self._counter = pace.counter()
         self._original = original
         self._optimizer = weakref.ref(optimizer)
@@ -363,10 +358,9 @@ class OptimizerState:
         process_set = options.process_set
         if context.size() == 1 or not process_set.included() or process_set.size() == 1:
             return
-        self._replica = TorchReplica(self._optimizer)
+        self._checks = OptimizerChecks(self._optimizer, process_set)
         flat = options.compression is NoneCompressor
-        self.reducer = BucketReducer([], options, flat=flat, replica=self._replica)
-        self._spoilt = Spoilt(self._replica.parameters)
+        self.reducer = BucketReducer([], options, flat=flat, replica=self._checks.replica)
         self._scaler: Any = None  # a weak reference to the GradScaler
         if keeper(self.reducer.codec):
             loss_scale.watch()
@@ -398,7 +392,7 @@ class OptimizerState:
         present = {id(parameter) for group in groups for parameter in group}
         if not present.issuperset(self._known):
             _remove(self._hooks)
-            for kept in (self._hooks, self._known, self._bare, self._replica.parameters):
+            for kept in (self._hooks, self._known, self._bare, self._checks.replica.parameters):
                 kept.clear()
             reducer.clear()
             self._names = {known: name for known, name in self._names.items() if known in present}
@@ -408,7 +402,7 @@ class OptimizerState:
                 if id(parameter) not in self._known:
                     name = self._names.get(id(parameter)) or validation.name_of(number, place)
                     fresh.append(TorchGradient(name, parameter, self._options))
-                    self._replica.parameters.append((name, parameter))
+                    self._checks.replica.parameters.append((name, parameter))
                     self._known[id(parameter)] = len(self._known)
                     self._bare.append((self._known[id(parameter)], parameter))
         reducer.extend(fresh)
@@ -472,10 +466,9 @@ class OptimizerState:
             original._opt_called = True
         if self.reducer is None:
             return
-        self._look_for_gradients()
         if not (self.skip or with_closure):
             self._complete(self.reducer)
-        self._spoilt.before_step(None if with_closure else self.reducer.unfit)
+        self._checks.before_step(None if with_closure else self.reducer.unfit)
 
     def _complete(self, reducer: BucketReducer) -> None:
         """Gradients of all ranks are there when this returns."""
@@ -497,35 +490,7 @@ class OptimizerState:
         self._synchronized = False
         if self.reducer is not None:
             self.reducer.after_step()
-            self._spoilt.after_step(self._counter.steps)
-            trainable = self._look_for_gradients()
-            self._idle += self._idle >= 0
-            if self._idle == IDLE_STEPS and trainable:
-                self._tell_idle(trainable)
-
-    def _look_for_gradients(self) -> int:
-        """Until there was one, as an optimizer of parameters that no model has any more trains
-        nothing, without a word. Looked for before a step, which may drop them, and after it, as a
-        closure may compute them. How many parameters might have one.
-        """
-        if self._idle < 0:
-            return 0
-        trainable = [
-            parameter for _, parameter in self._replica.parameters if parameter.requires_grad
-        ]
-        if any(parameter.grad is not None for parameter in trainable):
-            self._idle = -1
-        return len(trainable)
-
-    def _tell_idle(self, trainable: int) -> None:
-        text = (
-            f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its"
-            f" {trainable} parameters ever had a gradient, on any rank: it trains nothing. Was the"
-            " model made, copied, or loaded with assign=True after the optimizer? Make and wrap"
-            " the optimizer of the model that computes the loss. Or does zero_grad() stand between"
-            " backward() and step()? It belongs before backward()"
-        )
-        tell(context.engine(self._options.process_set), [Finding("idle", text)])
+            self._checks.after_step(self._counter.steps)
 
     def averaged(self, closure: Closure) -> Closure:
         """The closure, with gradients and loss of all ranks, reduced alike: a line search finds

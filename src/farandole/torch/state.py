@@ -17,8 +17,8 @@ from farandole.core.engine import Entry
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.torch.binding import as_real
+from farandole.torch.checks import none_stepped
 from farandole.torch.functions import anywhere
-from farandole.torch.unwrapped_optimizer import none_stepped
 from farandole.torch.validation import check_optimizer
 from farandole.torch.weights import living
 

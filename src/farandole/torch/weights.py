@@ -14,7 +14,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange
 from farandole.torch import codec_state
 from farandole.torch.binding import as_real
-from farandole.torch.bypassed_step import OwnSteps
+from farandole.torch.checks import OwnSteps
 from farandole.torch.validation import name_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class WeightState:
     def synchronize(self) -> None: ...
 
     def before_step(self, with_closure: bool) -> None:
-        self._own_steps.begin()
+        self._own_steps.before_step()
         self._loaded = None
         original = self._original()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one

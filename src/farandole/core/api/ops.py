@@ -41,7 +41,8 @@ class Verbs:
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
         self._last_read = -1  # the last handle that ``_unread_failures`` gave
-        self.heard: Callable[[Any], None] | None = None  # of what is reduced into a new tensor
+        # called with what is reduced into a new tensor
+        self.on_reduced_copy: Callable[[Any], None] | None = None
         context.unread_failures.append(self._unread_failures)
 
     # Submit.
@@ -113,8 +114,8 @@ class Verbs:
         return Entry(request, buffer, engine.numbers.next_call() if name is None else 0)
 
     def _apart(self, tensor: Any, buffer: Buffer) -> Buffer:
-        if self.heard is not None:
-            self.heard(tensor)
+        if self.on_reduced_copy is not None:
+            self.on_reduced_copy(tensor)
         return _beside(buffer)
 
     def _broadcast(

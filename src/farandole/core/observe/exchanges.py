@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from farandole.base.contracts import Observer
+from farandole.base.exchange_names import is_of_optimizer
 from farandole.base.types import Kind, Response
 
 _FEW = 64  # numbers in one piece: a metric, not a gradient
-# how the names begin of what distributed optimizers exchange
-_OURS = ("optimizer.", "DistributedOptimizer.")
 # sparse gradients are gathered
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}
 
@@ -48,7 +47,7 @@ class ExchangeCounts(Observer):
                     if request.dtype.is_float:
                         size = prod(request.shape)
                         self.exchanged = max(self.exchanged, size)
-                        if size > self.by_program and not request.name.startswith(_OURS):
+                        if size > self.by_program and not is_of_optimizer(request.name):
                             self.by_program = size
 
     def continue_from(self, earlier: ExchangeCounts) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tf_keras
 
 from farandole.base.digests import combined
-from farandole.checks.unwrapped_optimizer import MOMENT, compared, tell_solo
+from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
 from farandole.job import context
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
@@ -94,8 +94,8 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
             and context.settings().check != "off"
         ):
             what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
-            found = compared(combined(digests_of(trained)), MOMENT)
-            tell_solo(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
+            found = stored_digests(combined(digests_of(trained)), MOMENT)
+            report_unwrapped(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
 
     def on_train_end(self, logs: Any = None) -> None:
         average_weights(self.model, self._local)

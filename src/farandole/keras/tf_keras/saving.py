@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from farandole.checks.catalogue import OPTIMIZER_STATE_MISSING
+from farandole.checks.reporting import warn_once
 from farandole.core.api.compression import NoneCompressor
 from farandole.job import context
 from farandole.keras.tf_keras.optimizer import DistributedOptimizer, make_slots, state_of
-from farandole.keras.warnings import say
 
 
 def load_model(
@@ -59,9 +60,10 @@ def _restore(model: Any, filepath: Any) -> None:
         return
     old = isinstance(inner, tf_keras.optimizers.legacy.Optimizer)
     if old and zipfile.is_zipfile(filepath) and context.rank() == 0:
-        say(
-            f"load_model {filepath}",
+        finding = OPTIMIZER_STATE_MISSING.finding(
             f"{filepath} has no state of its optimizer, which begins anew: Keras 2 writes that of"
             f" an old optimizer (optimizers.legacy.{type(inner).__name__}) into .h5 files and"
             " SavedModels, but not into .keras files",
+            where=f"{filepath}",
         )
+        warn_once(finding)

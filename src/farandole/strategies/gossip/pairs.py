@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.digests import digest_of_text
-from farandole.checks.agreement import gathered
 from farandole.checks.consistency import check_same_weights, describe_weights
+from farandole.checks.exchange import gathered
 from farandole.core.engine import Engine
 from farandole.job import context
 

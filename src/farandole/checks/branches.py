@@ -1,0 +1,50 @@
+"""Reads bytecode to find out whether two calls of one function are alternatives.
+
+Ranks that take different branches of an ``if`` call unnamed collectives from different lines, and
+that is no mistake. Nothing declares a branch: only the compiled function shows whether a pass
+through it can come by both lines. An error in this reading silences a warning, or gives one too
+many; it changes no result.
+"""
+
+from __future__ import annotations
+
+import dis
+from bisect import bisect
+from collections.abc import Sequence
+from types import CodeType
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+# the next instruction does not run after these
+_AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+
+def alternatives(code: CodeType, one: int, other: int) -> bool:
+    """Does a pass through ``code``, without going back in a loop, come by one at most of two
+    instructions?
+
+    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
+    is).
+    """
+    instructions = list(dis.get_instructions(code))
+    offsets = [instruction.offset for instruction in instructions]
+    places = [bisect(offsets, offset) - 1 for offset in (one, other)]
+    first, second = min(places), max(places)
+    return second not in _reached(instructions, first)
+
+
+def _reached(instructions: Sequence[dis.Instruction], begin: int) -> set[int]:
+    """The indexes of the instructions that may run from that at index ``begin`` on, forward."""
+    index = {instruction.offset: number for number, instruction in enumerate(instructions)}
+    found: set[int] = set()
+    left = [begin]
+    while left:
+        here = left.pop()
+        if here in found or here == len(instructions):
+            continue
+        found.add(here)
+        instruction = instructions[here]
+        if instruction.opcode in _JUMPS and index.get(instruction.argval, 0) > here:
+            left.append(index[instruction.argval])
+        if not instruction.opname.startswith(_AWAY):
+            left.append(here + 1)
+    return found

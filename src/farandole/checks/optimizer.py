@@ -1,0 +1,109 @@
+"""Checks of one optimizer's steps, from facts that its framework gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farandole.checks.catalogue import BYPASSED_STEP, NO_GRADIENTS, NONFINITE_STEP
+from farandole.checks.finding import Finding
+
+IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
+BYPASSED_STEPS = 10  # of other optimizers, and none of its own
+
+
+class NonFiniteCheck:
+    """Detects the first step that makes weights NaN or infinite, on the rank whose gradient did it:
+    after the reduction all ranks have that NaN.
+
+    ``is_finite``: whether a parameter's weights are. ``name_of``: a parameter's name. Both by its
+    index.
+    """
+
+    def __init__(self, is_finite: Callable[[int], bool], name_of: Callable[[int], str]) -> None:
+        self._is_finite = is_finite
+        self._name_of = name_of
+        self._suspect: int | None = None  # finite weights whose gradient is not
+
+    def before_step(self, nonfinite: int | None) -> None:
+        """``nonfinite``: a parameter whose gradient is NaN or infinite on this rank."""
+        finite = nonfinite is not None and self._is_finite(nonfinite)
+        self._suspect = nonfinite if finite else None
+
+    def after_step(self, step: int) -> Finding | None:
+        index, self._suspect = self._suspect, None
+        if index is None or self._is_finite(index):  # the program has skipped the step, or clipped
+            return None
+        name = self._name_of(index)
+        return NONFINITE_STEP.finding(
+            f"the gradient of {name!r} that this rank computed for step"
+            f" {step} is NaN or infinite, and so are the weights of all ranks now, which were"
+            " finite before. Look at the rows and the loss of this rank in that step"
+            " (torch.autograd.set_detect_anomaly(True) names the operation). If all ranks say"
+            " this, the learning rate may be too high",
+            where=name,
+        )
+
+
+class NoGradientsCheck:
+    """Detects an optimizer whose parameters never have a gradient: those of a model that is no
+    longer trained.
+    """
+
+    def __init__(self) -> None:
+        self.active = True  # until there was a gradient
+        self._steps = 0
+
+    def on_gradient(self) -> None:
+        """Some parameter has a gradient."""
+        self.active = False
+
+    def after_step(self, kind: str, trainable: int) -> Finding | None:
+        """``kind``: the optimizer's class. ``trainable``: the number of parameters that might have
+        a gradient.
+        """
+        if not self.active:
+            return None
+        self._steps += 1
+        if self._steps != IDLE_STEPS or not trainable:
+            return None
+        return NO_GRADIENTS.finding(
+            f"{kind} has taken {IDLE_STEPS} steps, and none of its"
+            f" {trainable} parameters ever had a gradient, on any rank: it trains nothing. Was the"
+            " model made, copied, or loaded with assign=True after the optimizer? Make and wrap"
+            " the optimizer of the model that computes the loss. Or does zero_grad() stand between"
+            " backward() and step()? It belongs before backward()"
+        )
+
+
+class BypassedStepCheck:
+    """Detects steps that go past a distributed optimizer whose ranks exchange in ``step()`` alone
+    (strategies of weights, Adasum).
+
+    A program does so when it steps with the optimizer that was wrapped, or with one inside it:
+    SAM's ``second_step`` calls the step of its base. Then nothing is ever exchanged, without an
+    error. ``exchange``: the name of the exchange.
+    """
+
+    def __init__(self, exchange: str) -> None:
+        self._exchange = exchange
+        self._others = 0
+        self.active = True
+
+    def on_own_step(self) -> None:
+        """``step()`` of the distributed optimizer was called: the program steps with it."""
+        self.active = False
+
+    def on_other_step(self, kind: str, other: str) -> Finding | None:
+        """An optimizer of class ``other`` has stepped with parameters of the distributed one, whose
+        class is ``kind``.
+        """
+        self._others += 1
+        if self._others != BYPASSED_STEPS:
+            return None
+        return BYPASSED_STEP.finding(
+            f"{other} has taken {BYPASSED_STEPS} steps with the parameters of the distributed"
+            f" {kind}, whose own step() was never called: {self._exchange} exchanges there alone,"
+            " so each rank trains by itself. Call step() of what DistributedOptimizer returned;"
+            f" where {kind} steps with an optimizer of its own (SAM's second_step), wrap that one:"
+            f" DistributedOptimizer({other}(...)). If ranks are meant to train apart: --check off"
+        )

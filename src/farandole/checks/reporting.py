@@ -1,0 +1,53 @@
+"""Reports findings: as a line of the log, or as an error with ``--check raise``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.base.log import logger
+from farandole.checks.finding import Finding, error_of, record
+from farandole.errors import RanksDifferError
+from farandole.job import context
+
+if TYPE_CHECKING:
+    from farandole.core.engine import Engine
+
+_logged_once: set[str] = set()  # codes and places
+
+
+def report(engine: Engine, found: Sequence[Finding]) -> None:
+    """Log on rank 0 what all ranks have found, or raise RanksDifferError on all of them, as
+    ``--check`` says.
+    """
+    report_own(found, silent=engine.rank != 0)
+
+
+def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
+    """Log the findings of this rank, or raise RanksDifferError, as ``--check`` says. ``silent``:
+    another rank logs them.
+    """
+    mode = context.settings().check
+    if not found or mode == "off":  # a rank that does not want to know takes part all the same
+        return
+    if mode == "raise":
+        raise error_of(RanksDifferError, found)
+    for finding in found:
+        if silent:
+            record(finding)
+        else:
+            warn(finding)
+
+
+def warn(finding: Finding) -> None:
+    """Log a finding, whatever ``--check`` says."""
+    record(finding)
+    getattr(logger, finding.level)("%s", finding.message)
+
+
+def warn_once(finding: Finding) -> None:
+    """Log a finding, unless one of its code and place was logged by this process."""
+    key = f"{finding.code} {finding.where}"
+    if key not in _logged_once:
+        _logged_once.add(key)
+        warn(finding)
