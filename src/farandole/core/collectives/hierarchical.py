@@ -61,19 +61,21 @@ class Hierarchical:
         self._neighbours = next(host for host in hosts if flat.rank in host)
         self._slices = slices(hosts)
         self._counterparts = [host[local.rank] for host in hosts] if cross is not None else []
-        self.rank, self.size = flat.rank, flat.size
+        self.rank = flat.rank
+        self.size = flat.size
         self.board = flat.board
-        self.flat, self.local, self.cross = flat, local, cross
+        self.flat = flat
+        self.local = local
+        self.cross = cross
         self._wires = [wire for wire in (flat, local, cross) if wire is not None]
         self._parts: Parts | None = None
         self._slots = [np.empty(0, np.uint8)] * 2
         self._lane = Lane(f"farandole-hosts-{flat.rank}")
-        self.allgather, self.broadcast, self.alltoall = (
-            flat.allgather,
-            flat.broadcast,
-            flat.alltoall,
-        )
-        self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
+        self.allgather = flat.allgather
+        self.broadcast = flat.broadcast
+        self.alltoall = flat.alltoall
+        self.reducescatter = flat.reducescatter
+        self.barrier = flat.barrier
 
     def allocate(self, nbytes: int) -> Array:
         """Plain memory: slices are staged on the way out of the host anyway."""

@@ -63,6 +63,7 @@ class Lane:
                 if not self._skips:
                     work()
             except BaseException as raised:
-                error, self._skips = raised, True
+                error = raised
+                self._skips = True
             self._outcomes.put(error)
             del work, error

@@ -53,7 +53,8 @@ class LinkTransport:
     """
 
     def __init__(self, link: Link) -> None:
-        self.rank, self.size = link.rank, link.size
+        self.rank = link.rank
+        self.size = link.size
         self.board = link.board
         self.link = link
         self._scratch = Scratch()

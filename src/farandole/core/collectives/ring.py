@@ -134,10 +134,17 @@ class _Ring:
         op: ReduceOp,
         scale: float,
     ) -> None:
-        self.link, self.rank, self.size = link, link.rank, link.size
-        self.right, self.left = (link.rank + 1) % link.size, (link.rank - 1) % link.size
-        self.data, self.out, self.base = data, out, base
-        self.dtype, self.op, self.scale = dtype, op, scale
+        self.link = link
+        self.rank = link.rank
+        self.size = link.size
+        self.right = (link.rank + 1) % link.size
+        self.left = (link.rank - 1) % link.size
+        self.data = data
+        self.out = out
+        self.base = base
+        self.dtype = dtype
+        self.op = op
+        self.scale = scale
         self.partial_type = kernels.accumulator(dtype, scale)
         self.chunks = chunks_of(link)
         # the elements to send next

@@ -37,7 +37,8 @@ class Call:
     __slots__ = ("_event", "_hear", "depth", "done", "error", "last", "work")
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] | None = None) -> None:
-        self.work, self.last = work, last
+        self.work = work
+        self.last = last
         self.done = False
         self.depth = getattr(_here, "depth", 0)  # the number of callbacks within which it was made
         self.error: BaseException | None = None
@@ -99,7 +100,8 @@ class _Untold:
 
     def __init__(self, depth: int) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
-        self._depth, self._telling = depth, threading.Lock()
+        self._depth = depth
+        self._telling = threading.Lock()
 
     def tell(self) -> None:
         """Call them all, unless another thread is at it: then that one does. What one raises comes
@@ -128,7 +130,8 @@ class CallQueue:
     """
 
     def __init__(self, name: str, *, behind: float = 0.0) -> None:
-        self._name, self._behind = name, behind
+        self._name = name
+        self._behind = behind
         self._waiting: deque[Call] = deque()
         self._running, self._runner = threading.Lock(), 0  # the thread that runs a call
         self._untold: list[_Untold] = [_Untold(0)]
@@ -136,7 +139,9 @@ class CallQueue:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._closed = False
-        self._holder, self._holding, self._hurry = 0, False, threading.Event()
+        self._holder = 0
+        self._holding = False
+        self._hurry = threading.Event()
         self._held = -_PATROL  # when calls were last left to a holder
         self._patrols = False  # does the thread look by itself?
 

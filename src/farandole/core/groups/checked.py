@@ -36,8 +36,11 @@ class Checked:
     """
 
     def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
-        self.rank, self.size = transport.rank, transport.size
-        self._transport, self._name, self._name_of = transport, name, name_of
+        self.rank = transport.rank
+        self.size = transport.size
+        self._transport = transport
+        self._name = name
+        self._name_of = name_of
         self._peer_memory: PeerMemory | None = None
         self._publish_limit = 0
         if isinstance(transport, PeerMemory):
@@ -264,7 +267,8 @@ class _Whole:
     __slots__ = ("__array_interface__", "parts")
 
     def __init__(self, parts: Sequence[Array]) -> None:
-        self.parts, first = parts, parts[0].__array_interface__
+        self.parts = parts
+        first = parts[0].__array_interface__
         self.__array_interface__ = {**first, "shape": (sum(map(len, parts)),), "strides": None}
 
 

@@ -39,7 +39,8 @@ class Members:
     """
 
     def __init__(self, ranks: Sequence[int], where: Callable[[Sequence[int]], str]) -> None:
-        self.ranks, self._where = list(ranks), where
+        self.ranks = list(ranks)
+        self._where = where
 
     def name_of(self, rank: int) -> str:
         """A member, for messages."""
@@ -67,10 +68,14 @@ class CollectiveGroup:
         timeout: float,
         where: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
-        self.rank, self.size = transport.rank, transport.size
+        self.rank = transport.rank
+        self.size = transport.size
         members = Members(ranks, where)
-        self.ranks, self.name, self.timeout = members.ranks, name, timeout
-        self.name_of, self.where = members.name_of, members.where
+        self.ranks = members.ranks
+        self.name = name
+        self.timeout = timeout
+        self.name_of = members.name_of
+        self.where = members.where
         self._transport = transport
         self.collectives = Checked(transport, name, self.name_of)
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
@@ -79,7 +84,9 @@ class CollectiveGroup:
         self.told = CallQueue(f"farandole-{name}-told", behind=_BEHIND)
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
-        self._what, self._limit, self._stalled = "", timeout, ""
+        self._what = ""
+        self._limit = timeout
+        self._stalled = ""
         self._ended = time.monotonic()  # the last call
         self._closing = threading.Lock()
         self._closed = self._disowned = False
@@ -136,7 +143,9 @@ class CollectiveGroup:
         if self.failure is not None:
             before = f"{what}: {self.name} has failed before: {told(self.failure)}"
             raise HorovodInternalError(before) from self.failure
-        self._what, self._limit, self._stalled = what, timeout, ""
+        self._what = what
+        self._limit = timeout
+        self._stalled = ""
         made = self.collectives.calls
         try:
             # what others showed before they gave up still stands there

@@ -53,7 +53,11 @@ class Transfer(Call):
         last: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(lambda: None, last)
-        self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
+        self.peer = peer
+        self.tag = tag
+        self.data = data
+        self.dtype = dtype
+        self.timeout = timeout
         self.begin = time.monotonic()
         self.source = -1
         self.ended = False  # nothing moves any more, and somebody is about to finish it
@@ -82,7 +86,9 @@ class Messages:
         name_of: Callable[[int], str],
         where: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
-        self._streams, self._name_of, self._where = streams, name_of, where
+        self._streams = streams
+        self._name_of = name_of
+        self._where = where
         self._changing = threading.Lock()
         self._driving = threading.Lock()
         self._outbox: dict[int, deque[Transfer]] = {}
@@ -181,8 +187,11 @@ class Messages:
         ``error``.
         """
         # threads of the parent may have held them
-        self._changing, self._driving = threading.Lock(), threading.Lock()
-        self._outbox, self._wanted, self._failure = {}, [], error
+        self._changing = threading.Lock()
+        self._driving = threading.Lock()
+        self._outbox = {}
+        self._wanted = []
+        self._failure = error
 
     def close(self, seconds: float) -> None:
         """When what is to be sent has gone, or these seconds are over."""

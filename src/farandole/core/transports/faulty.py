@@ -99,7 +99,9 @@ class _Steps:
     """Counts the collectives of one rank."""
 
     def __init__(self, faults: Faults, rank: int) -> None:
-        self.faults, self.rank, self.done = faults, rank, 0
+        self.faults = faults
+        self.rank = rank
+        self.done = 0
 
     def next(self) -> bool:
         self.done += 1
@@ -114,7 +116,8 @@ class _Faulty:
     """The methods that the wrappers of both kinds pass on."""
 
     def __init__(self, wire: Any, steps: _Steps) -> None:
-        self._wire, self._steps = wire, steps
+        self._wire = wire
+        self._steps = steps
         self.rank: int = wire.rank
         self.size: int = wire.size
         self.board = wire.board

@@ -46,7 +46,8 @@ class World:
         """Wake everybody; the first reason is the one that counts."""
         with self.lock:
             if not self.why:
-                self.why, self.who = why or "the wire was aborted", who
+                self.why = why or "the wire was aborted"
+                self.who = who
             self.wake_all()
             subworlds = list(self.subworlds.values())
         for world in subworlds:
@@ -196,7 +197,8 @@ class _Board:
         self.changed = threading.Condition(world.lock)
         self.messages: list[deque[bytes]] = [deque() for _ in range(world.size)]
         self.news = False
-        self._world, self._rank = world, rank
+        self._world = world
+        self._rank = rank
 
     def post(self, message: bytes) -> None:
         with self._world.lock:

@@ -34,7 +34,9 @@ class Newcomers:
 
     def __init__(self, place: str, logger: logging.Logger, room: int) -> None:
         self.refused = 0
-        self._place, self._logger, self._room = place, logger, room
+        self._place = place
+        self._logger = logger
+        self._room = room
         self._pending: dict[socket.socket, None] = {}  # in order of arrival
         self._lock = threading.Lock()
         self._told: set[bool | None] = set()

@@ -129,9 +129,11 @@ class Session:
         peer: str = "the other end",
         stream: Stream | None = None,
     ) -> None:
-        self.sock, self.peer = sock, peer
+        self.sock = sock
+        self.peer = peer
         self.stream: Stream = stream or sock
-        self.outgoing, self.incoming = Direction(outgoing), Direction(incoming)
+        self.outgoing = Direction(outgoing)
+        self.incoming = Direction(incoming)
 
     def send(self, content: Content) -> None:
         """Send one frame."""

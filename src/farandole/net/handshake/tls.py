@@ -39,8 +39,10 @@ class TlsStream:
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server: bool) -> None:
         import ssl
 
-        self._sock, self._ssl = sock, ssl
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._sock = sock
+        self._ssl = ssl
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
         self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._dry = True  # all that has come is decrypted
         self._sealed = memoryview(b"")  # encrypted, and not taken by the kernel yet

@@ -39,8 +39,11 @@ class Native:
         watch: Watch | None = None,
     ) -> None:
         """``follow``: see ``Accelerator``."""
-        self.rank, self.size = rank, size
-        self._backend, self._follow, self._watch = backend, follow, watch
+        self.rank = rank
+        self.size = size
+        self._backend = backend
+        self._follow = follow
+        self._watch = watch
 
     def allreduce(self, buffers: Sequence[Any], op: ReduceOp, scale: float) -> None:
         dtype = buffers[0].dtype

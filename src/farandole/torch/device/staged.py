@@ -25,7 +25,8 @@ class Staged:
     """
 
     def __init__(self, host: Transport, accelerator: Accelerator) -> None:
-        self._host, self._accelerator = host, accelerator
+        self._host = host
+        self._accelerator = accelerator
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> None:

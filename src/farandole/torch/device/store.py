@@ -24,7 +24,9 @@ class JobStore(distributed.Store):  # type: ignore[misc]
 
     def __init__(self, client: StoreClient, prefix: str, seconds: float) -> None:
         super().__init__()
-        self._client, self._prefix, self._seconds = client, prefix, seconds
+        self._client = client
+        self._prefix = prefix
+        self._seconds = seconds
 
     def set(self, key: str, value: bytes | str) -> None:
         self._client.set(self._key(key), _bytes(value))

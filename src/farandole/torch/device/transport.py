@@ -41,13 +41,13 @@ class TorchTransport:
         lost: Callable[[HorovodInternalError], None],
         accelerator: Accelerator,
     ) -> None:
-        self.rank, self.size, self.board = host.rank, host.size, host.board
-        self._host, self._settings, self._lost, self._accelerator = (
-            host,
-            settings,
-            lost,
-            accelerator,
-        )
+        self.rank = host.rank
+        self.size = host.size
+        self.board = host.board
+        self._host = host
+        self._settings = settings
+        self._lost = lost
+        self._accelerator = accelerator
         self._staged = Staged(host, accelerator)
         self._way: Native | Staged | None = None  # how collectives go; None: not agreed yet
         self._refused = ""

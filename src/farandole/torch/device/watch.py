@@ -29,7 +29,9 @@ class Watch:
         lost: Callable[[HorovodInternalError], None],
         give_up: Callable[[], None],
     ) -> None:
-        self._host, self._lost, self._give_up = host, lost, give_up
+        self._host = host
+        self._lost = lost
+        self._give_up = give_up
         self._last: tuple[Any, float] | None = None
         self._found: HorovodInternalError | None = None
         self._over = threading.Event()

@@ -111,7 +111,10 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         name: str = "",
     ) -> None:
         super().__init__(rank, size)  # with a store it could not be derived from
-        self._store, self._name, self._sequence, self._splits = store, name, 0, 0
+        self._store = store
+        self._name = name
+        self._sequence = 0
+        self._splits = 0
         self._description = ""
         self._accelerators: dict[str, Any] = {}
         title = f"process group {name}" if ranks else "the default process group"
@@ -130,12 +133,14 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             self._stop_answering()
             meeting.transport.close()
             raise
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         self._spare = spare_cores(
             Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size))
         )
         # the graph at whose end calls run; are they running?
-        self._backward, self._draining = -1, False
+        self._backward = -1
+        self._draining = False
         _open.add(self)
 
     # Who it is.
@@ -458,7 +463,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which
         could run nothing.
         """
-        self._draining, self._backward = True, -1
+        self._draining = True
+        self._backward = -1
         try:
             self.state.calls.run_all()
             self.state.told.run_all()

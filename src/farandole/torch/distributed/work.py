@@ -35,7 +35,10 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._tell = tell_later or call.when_done
-        self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
+        self._call = call
+        self._wait_for = wait_for
+        self._results = results
+        self._what = what
         self._hurry = hurry
         self._future: Any = None
         self._in_registry = not call.done and _graphs_may_wait()

@@ -75,7 +75,8 @@ class ArrayFile:
             self._separator = b",\n"
         else:
             # an empty array: go on behind its opening bracket
-            self._end, self._separator = 1, b"\n"
+            self._end = 1
+            self._separator = b"\n"
 
     def close(self) -> None:
         os.close(self._fd)

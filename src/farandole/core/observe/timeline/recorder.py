@@ -40,7 +40,9 @@ class Timeline:
 
     def __init__(self, rank: int, size: int, clock: float = 0.0) -> None:
         """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
-        self.rank, self.size, self.clock = rank, size, clock
+        self.rank = rank
+        self.size = size
+        self.clock = clock
         self._changing = threading.Lock()
         self._writer: _TraceWriter | None = None
 
@@ -93,7 +95,8 @@ class EngineTracer(Observer):
 
     def __init__(self, timeline: Timeline, scope: Scope) -> None:
         self.clock = timeline.clock
-        self._timeline, self._scope = timeline, scope
+        self._timeline = timeline
+        self._scope = scope
         self._running: Sequence[str] = ()
 
     def settled(
@@ -128,7 +131,8 @@ class _TraceWriter:
     """One file and the thread that writes it."""
 
     def __init__(self, file: ArrayFile, trace: Trace, opening: Sequence[str]) -> None:
-        self._file, self._trace = file, trace
+        self._file = file
+        self._trace = trace
         self._records: deque[Record] = deque()
         self._lost = 0
         self._end = threading.Event()

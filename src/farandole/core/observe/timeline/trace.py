@@ -95,7 +95,8 @@ class _Flight:
     """
 
     def __init__(self, tensor: _Tensor, request: Request) -> None:
-        self.tensor, self.request = tensor, request
+        self.tensor = tensor
+        self.request = request
         self.tid = tensor.lane()
         self.beside: int | None = None  # the lane of what goes on beside the rest
         self.open: list[str] = []
@@ -118,7 +119,10 @@ class Trace:
         """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since
         1970; ``tensors``: the numbers of those that are in the file already.
         """
-        self._rank, self._size, self._begin, self._epoch = rank, size, begin, epoch
+        self._rank = rank
+        self._size = size
+        self._begin = begin
+        self._epoch = epoch
         self._mark_cycles = mark_cycles
         self.latest = begin  # the time of the last record
         self._tensors = {label: _Tensor(pid) for label, pid in (tensors or {}).items()}

@@ -111,7 +111,10 @@ class Reduction:
         *,
         direct: bool = False,
     ) -> None:
-        self.segment, self.slots, self.source, self.target = segment, slots, source, target
+        self.segment = segment
+        self.slots = slots
+        self.source = source
+        self.target = target
         self.small = _PACK_BELOW // dtype.itemsize
         # Plain floats are scaled while they are copied out, which costs nothing; the others where
         # they are summed.

@@ -47,7 +47,10 @@ class ShmRendezvous:
         self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()
     ) -> None:
         """``names``: what messages call the ranks, if not by their numbers here."""
-        self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
+        self.rank = rank
+        self.size = size
+        self.secret = secret
+        self.scope = scope
         self.names = names or range(size)
         self.peers: dict[int, socket.socket] = {}
         self.trouble: dict[int, str] = {}  # why a rank was not reached

@@ -63,8 +63,12 @@ class Segment:
         """``parent``: the segment that this is a part of; when that one is aborted, so is this.
         ``names``: what messages and errors call the ranks.
         """
-        self.parent, self.names = parent, names or range(size)
-        self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
+        self.parent = parent
+        self.names = names or range(size)
+        self.rank = rank
+        self.size = size
+        self.peers = dict(peers)
+        self.patience = patience
         self._handing = threading.Lock()
         views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
         self.words = [view.cast("Q") for view in views]  # flags, 8 bytes each

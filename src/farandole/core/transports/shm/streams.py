@@ -48,7 +48,9 @@ class ShmStreams:
     overhead = 0  # nobody but the job can write to this memory
 
     def __init__(self, segment: Segment) -> None:
-        self.rank, self.size, self.names = segment.rank, segment.size, segment.names
+        self.rank = segment.rank
+        self.size = segment.size
+        self.names = segment.names
         self._ring = memory.round_up(max(SMALLEST, min(RING, BUDGET // self.size)))
         self._chunk = min(CHUNK, self._ring // _CHUNKS)
         self._rings = STAGING + memory.round_up(_LINE * self.size)

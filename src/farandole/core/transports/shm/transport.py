@@ -35,8 +35,12 @@ class ShmTransport:
     """
 
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
-        self.rank, self.size = segment.rank, segment.size
-        self._segment, self._chunk, self._scope, self._secret = segment, chunk, scope, secret
+        self.rank = segment.rank
+        self.size = segment.size
+        self._segment = segment
+        self._chunk = chunk
+        self._scope = scope
+        self._secret = secret
         self.publish_limit = SMALL
         self.board: Board = ShmBoard(segment)
         self._slots: dict[str, pipeline.StagingSlots] = {}

@@ -51,8 +51,11 @@ class _Peer:
     """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
 
     def __init__(self, rank: int, name: int, session: Session) -> None:
-        self.rank, self.name = rank, name
-        self.session, self.sock, self.stream = session, session.sock, session.stream
+        self.rank = rank
+        self.name = name
+        self.session = session
+        self.sock = session.sock
+        self.stream = session.stream
         self.unread = bytearray()  # the beginning of a frame
         self.length = -1  # of that frame, once its head is there
         self.outbox: deque[memoryview] = deque()
@@ -79,8 +82,10 @@ class TcpBoard:
         names: Sequence[int] = (),
     ) -> None:
         self.names = names or range(place.size)
-        self.rank, self.name = place.rank, self.names[place.rank]
-        self._overlay, self._parent = place, parent
+        self.rank = place.rank
+        self.name = self.names[place.rank]
+        self._overlay = place
+        self._parent = parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
         # the link's data connections, and with whom they are
         self.data: Sequence[tuple[int, socket.socket]] = ()

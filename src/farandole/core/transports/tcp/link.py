@@ -83,15 +83,20 @@ class _Incoming:
     """
 
     def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
-        self.session, self.content, self.length = session, content, len(content)
+        self.session = session
+        self.content = content
+        self.length = len(content)
         self.expected = session.incoming.envelope(self.length)
         self.short = self.length <= JOINED
         end = HEAD + self.length
         if self.short:
-            self.head, self.body, self.tail = room[:HEAD], room[HEAD:end], room[end : end + TAG]
+            self.head = room[:HEAD]
+            self.body = room[HEAD:end]
+            self.tail = room[end : end + TAG]
             self.parts = [room[: end + TAG]]
         else:
-            self.head, self.tail = memoryview(bytearray(HEAD)), memoryview(bytearray(TAG))
+            self.head = memoryview(bytearray(HEAD))
+            self.tail = memoryview(bytearray(TAG))
             self.parts = [self.head, content, self.tail]
         self.begun = False
 
@@ -146,7 +151,9 @@ class TcpLink:
     def __init__(
         self, rendezvous: TcpRendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
     ) -> None:
-        self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
+        self.rank = rendezvous.rank
+        self.size = rendezvous.size
+        self.board = board
         self.ahead = AHEAD * rendezvous.streams
         self._rendezvous = rendezvous
         self._sessions = [each[0] if each else None for each in sessions]

@@ -75,14 +75,15 @@ class TcpRendezvous:
         names: Sequence[int] = (),
     ) -> None:
         """``names``: what messages call the ranks: see ``contracts.End``."""
-        self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
-        self.store, self.timeout, self.host, self.check, self.streams = (
-            store,
-            timeout,
-            host,
-            check,
-            streams,
-        )
+        self.rank = rank
+        self.size = size
+        self.secret = secret
+        self.scope = scope
+        self.store = store
+        self.timeout = timeout
+        self.host = host
+        self.check = check
+        self.streams = streams
         self.names = names or range(size)
         self.overlay = overlay(rank, size)
         self.deadline = time.monotonic() + timeout
@@ -186,7 +187,8 @@ class TcpRendezvous:
         """Connect to a lower rank. One that does not answer yet may have left an old address: look
         again. It has told of itself, so a host that gives no sign at all is cut off from this one.
         """
-        patience, self._heard = FIRST, time.monotonic()
+        patience = FIRST
+        self._heard = time.monotonic()
         while True:
             told = self._address(peer) if known is None else known.decode()
             known = None

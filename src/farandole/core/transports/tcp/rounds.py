@@ -27,7 +27,8 @@ class BoardRounds:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         self._now: list[bytes | None] = [None] * size
         self._next: list[bytes | None] = [None] * size
         self._known = self._ahead = 0  # messages of the present round, of the next
@@ -117,7 +118,9 @@ class Onward:
         """All of it, as it travels."""
         data = self._finished + packed(merged(self._runs))
         self._gone += self._kept
-        self._finished, self._runs, self._kept = b"", [], 0
+        self._finished = b""
+        self._runs = []
+        self._kept = 0
         return data
 
 

@@ -27,8 +27,12 @@ class TcpStreams:
     overhead = HEAD + TAG
 
     def __init__(self, link: TcpLink) -> None:
-        self.rank, self.size, self.names = link.rank, link.size, link.board.names
-        self._link, self._board, self._sessions = link, link.board, link.sessions
+        self.rank = link.rank
+        self.size = link.size
+        self.names = link.board.names
+        self._link = link
+        self._board = link.board
+        self._sessions = link.sessions
         self._gone: dict[int, Exception] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._heard = time.monotonic()
