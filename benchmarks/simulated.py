@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from farandole.core.transports import tcp
-from farandole.core.transports.tcp import board, overlay
+from farandole.core.transports.tcp import forwarding, overlay
 from farandole.core.transports.tcp.board import TcpBoard
 from farandole.core.transports.tcp.link import TcpLink
 from farandole.errors import HorovodInternalError
@@ -45,9 +45,9 @@ def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
     """The boards of ``size`` ranks over TCP on the loopback interface; ``direct``: each is
     connected with each.
     """
-    few, pause = overlay.DIRECT, board._RELAY
+    few, pause = overlay.DIRECT, forwarding.RELAY_SECONDS
     overlay.DIRECT = size if direct else 1
-    board._RELAY = 3600.0  # nobody computes here
+    forwarding.RELAY_SECONDS = 3600.0  # nobody computes here
     made: list[TcpBoard] = []
     try:
         places = [overlay.overlay(rank, size) for rank in range(size)]
@@ -61,7 +61,7 @@ def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
             made.append(TcpBoard(place, row))
         yield made
     finally:
-        overlay.DIRECT, board._RELAY = few, pause
+        overlay.DIRECT, forwarding.RELAY_SECONDS = few, pause
         for each in made:
             each.close()
 
@@ -100,7 +100,7 @@ def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
     """
     size = len(made)
     up, down = [0.0] * size, [0.0] * size
-    for passes in range(2 if made[0]._relays else 1):
+    for passes in range(2 if made[0]._forwarder.neighbours else 1):
         for rank in reversed(range(size)):
             start = time.perf_counter()
             made[rank].pump() if passes else made[rank].post(MESSAGE)

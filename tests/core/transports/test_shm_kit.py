@@ -33,7 +33,7 @@ def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
     secret, scope = new_secret(), fresh_scope()
     with ThreadPoolExecutor(2) as threads:
         one, two = threads.map(lambda rank: shm.connect(rank, 2, secret, scope, 60.0), range(2))
-    poll = one._segment._poll
+    poll = one._segment.sockets._poll
 
     class Late:
         @staticmethod
@@ -42,7 +42,7 @@ def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
             two.close()
             return poll.poll(timeout)
 
-    one._segment._poll = Late()  # type: ignore[assignment]
+    one._segment.sockets._poll = Late()  # type: ignore[assignment]
     try:
         with pytest.raises(PeerLostError, match=r"^rank 7 died$"):
             one._segment.check()

@@ -54,6 +54,17 @@ class Members:
         return self._where([self.ranks[rank] for rank in ranks])
 
 
+class _CurrentCall:
+    """The call that runs. ``limit``: seconds for which it may wait; ``stalled``: the error's text,
+    once it has waited for longer.
+    """
+
+    def __init__(self, what: str, limit: float) -> None:
+        self.what = what
+        self.limit = limit
+        self.stalled = ""
+
+
 class CollectiveGroup:
     """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``:
     in seconds, for what does not bring one. The transport is the group's own. ``where``: says where
@@ -84,9 +95,7 @@ class CollectiveGroup:
         self.told = CallQueue(f"farandole-{name}-told", behind=_BEHIND)
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
-        self._what = ""
-        self._limit = timeout
-        self._stalled = ""
+        self._current = _CurrentCall("", timeout)
         self._ended = time.monotonic()  # the last call
         self._closing = threading.Lock()
         self._closed = self._disowned = False
@@ -143,9 +152,7 @@ class CollectiveGroup:
         if self.failure is not None:
             before = f"{what}: {self.name} has failed before: {told(self.failure)}"
             raise HorovodInternalError(before) from self.failure
-        self._what = what
-        self._limit = timeout
-        self._stalled = ""
+        self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
         try:
             # what others showed before they gave up still stands there
@@ -183,16 +190,17 @@ class CollectiveGroup:
         )
 
     def _hear_of_wait(self, ranks: Sequence[int], seconds: float) -> None:
-        if seconds < self._limit:
-            self._stalled = ""
-        elif self._stalled:
-            raise StalledError(self._stalled, ranks[0] if ranks else -1)
+        call = self._current
+        if seconds < call.limit:
+            call.stalled = ""
+        elif call.stalled:
+            raise StalledError(call.stalled, ranks[0] if ranks else -1)
         # to ask them takes seconds, in which they may come: so the wait goes on until the next look
         else:
             missing = ", ".join(self.name_of(rank) for rank in ranks)
-            self._stalled = (
-                f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of"
-                f" {self._limit:g} s for {missing}: stopped, or does not make this"
+            call.stalled = (
+                f"{call.what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of"
+                f" {call.limit:g} s for {missing}: stopped, or does not make this"
                 f" call{self.where(ranks)}"
             )
 

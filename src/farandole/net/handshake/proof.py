@@ -22,7 +22,7 @@ from _operator import _compare_digest as compare_digest
 from typing import NamedTuple
 
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
-from farandole.net.handshake.session import Session, Stream
+from farandole.net.handshake.session import RECORDS, Session, Stream
 
 NONCE = 32
 MAC = 32
@@ -30,7 +30,6 @@ SILENCE = 2.0  # seconds in which the first byte must come: who has connected se
 
 
 ENCRYPTED = "tls:"  # the beginning of a secret that asks for TLS
-RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
 
 
 def new_secret(tls: bool = False) -> str:

@@ -31,6 +31,8 @@ _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<QQ")  # number, length
 HEAD = _LENGTH.size + TAG
 
+RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
+
 Content = bytes | bytearray | memoryview
 
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.errors import AuthenticationError, SettingsError
 from farandole.net.handshake.certificate import make
-from farandole.net.handshake.proof import RECORDS
-from farandole.net.handshake.session import Content, TamperedError
+from farandole.net.handshake.session import RECORDS, Content, TamperedError
 
 if TYPE_CHECKING:
     import ssl

@@ -8,7 +8,6 @@ grow, and data is written before the counter that announces it.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -18,6 +17,7 @@ import numpy as np
 
 from farandole.base.contracts import Report
 from farandole.core.transports.shm import futex, memory, rendezvous
+from farandole.core.transports.shm.peer_sockets import PeerSockets
 from farandole.errors import PeerLostError
 
 # The control page: byte offsets, a cache line (64 bytes) apart.
@@ -67,7 +67,7 @@ class Segment:
         self.names = names or range(size)
         self.rank = rank
         self.size = size
-        self.peers = dict(peers)
+        self.sockets = PeerSockets(peers)
         self.patience = patience
         self._handing = threading.Lock()
         views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
@@ -76,10 +76,6 @@ class Segment:
         self._bells = [view[BELL : BELL + 4].cast("I") for view in views]
         self._bell_addresses = [array.ctypes.data + BELL for array in self.bytes]
         self.others = [peer for peer in range(size) if peer != rank]
-        self._poll = select.poll()
-        self._of_fd = {sock.fileno(): peer for peer, sock in self.peers.items()}
-        for fd in self._of_fd:
-            self._poll.register(fd, select.POLLIN | select.POLLHUP)
         self._spins = range(1 if crowded else _SPINS)
         self._yield_seconds = _YIELD_SECONDS_CROWDED if crowded else _YIELD_SECONDS
         self._checked = time.monotonic()
@@ -93,7 +89,7 @@ class Segment:
         """
         with self._handing:
             mine = memory.create(nbytes)
-            for peer, sock in self.peers.items():
+            for peer, sock in self.sockets.by_rank.items():
                 try:
                     rendezvous.hand_over(sock, mine)
                 except (BrokenPipeError, ConnectionResetError) as error:
@@ -103,7 +99,7 @@ class Segment:
                     ) from error
             fds = {
                 peer: rendezvous.receive(sock, self.names[peer], self.patience)
-                for peer, sock in self.peers.items()
+                for peer, sock in self.sockets.by_rank.items()
             }
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
@@ -231,8 +227,10 @@ class Segment:
     def check(self) -> None:
         """Raise PeerLostError if the segment was aborted or a peer is gone."""
         self.check_abort()
-        gone = [self._of_fd[fd] for fd, _ in self._poll.poll(0)]
-        died = [peer for peer in gone if self._hung_up(peer) and not self.words[peer][LEFT // 8]]
+        gone = self.sockets.ready()
+        died = [
+            peer for peer in gone if self.sockets.hung_up(peer) and not self.words[peer][LEFT // 8]
+        ]
         if gone:
             self.check_abort()  # who left meanwhile may have said why
         for peer in died:
@@ -249,7 +247,7 @@ class Segment:
         for peer in self.others:
             if (
                 not self.words[peer][LEFT // 8]
-                and self._hung_up(peer)
+                and self.sockets.hung_up(peer)
                 and not self.words[peer][LEFT // 8]
             ):
                 raise dead(self.names[peer])
@@ -266,19 +264,11 @@ class Segment:
 
     def gone(self, peer: int) -> PeerLostError | None:
         """Why nothing more comes from ``peer``."""
-        if not self._hung_up(peer):
+        if not self.sockets.hung_up(peer):
             return None
         if self.words[peer][LEFT // 8]:
             return left(self.names[peer])
         return dead(self.names[peer])
-
-    def _hung_up(self, peer: int) -> bool:
-        try:
-            return self.peers[peer].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
     def _reason(self, peer: int) -> str:
         length = self.words[peer][REASON_LENGTH // 8]
@@ -304,8 +294,7 @@ class Segment:
         futex.publish_fence()
         for peer in self.others:
             self._wake(peer)
-        for sock in self.peers.values():
-            sock.close()
+        self.sockets.close()
 
 
 def dead(rank: int) -> PeerLostError:

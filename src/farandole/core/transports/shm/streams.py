@@ -58,7 +58,7 @@ class ShmStreams:
         self._control = _Control(
             segment.rank,
             segment.size,
-            segment.peers,
+            segment.sockets.by_rank,
             room,
             crowded=self.size > cores(),
             patience=segment.patience,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Sequence
 from itertools import accumulate
 from math import frexp
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING
 from numpy import multiply
 
 from farandole.base.contracts import Board, Parts, Report
+from farandole.base.host import cores
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core.kernels import quiet, reduce_into, reducer
 from farandole.core.transports.shm import pipeline
 from farandole.core.transports.shm.board import ShmBoard
 from farandole.core.transports.shm.registered import RegisteredBuffers
+from farandole.core.transports.shm.rendezvous import ShmRendezvous
 from farandole.core.transports.shm.segment import PUBLISHED, SMALL, SMALLS, STAGING, Segment
 from farandole.core.transports.shm.streams import ShmStreams
 
@@ -23,6 +26,68 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+# Bytes of slots per rank. Measured on 2 cores with 2 MiB of second-level cache each: what is under
+# way should fit into it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with
+# four ranks on two cores it hardly matters.
+_LARGEST_CHUNK, _SMALLEST_CHUNK = 256 << 10, 64 << 10
+_BUDGET = 18 * _LARGEST_CHUNK
+
+
+def connect(
+    rank: int,
+    size: int,
+    secret: str,
+    scope: str,
+    timeout: float = 30.0,
+    *,
+    patience: float = 600.0,
+    parent: Segment | None = None,
+    names: Sequence[int] = (),
+) -> ShmTransport:
+    """The transport of ``rank`` among ``size`` ranks of this host. Collective.
+
+    ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError
+    naming the ranks that did not come within ``timeout`` seconds. ``patience``: seconds to wait for
+    a rank inside a collective; ``names``: what messages and errors call the ranks, if not by their
+    numbers here.
+    """
+    peers = ShmRendezvous(rank, size, secret, scope, names).gather(timeout) if size > 1 else {}
+    return join(rank, size, secret, scope, peers, patience=patience, parent=parent, names=names)
+
+
+def join(
+    rank: int,
+    size: int,
+    secret: str,
+    scope: str,
+    peers: dict[int, socket.socket],
+    *,
+    patience: float = 600.0,
+    parent: Segment | None = None,
+    names: Sequence[int] = (),
+) -> ShmTransport:
+    """The transport over sockets that a ``ShmRendezvous`` has made: one to every other rank.
+    Collective.
+    """
+    chunk = _BUDGET // pipeline.staging(size, 1) // 4096 * 4096
+    chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
+    try:
+        segment = Segment(
+            rank,
+            size,
+            peers,
+            pipeline.staging(size, chunk),
+            crowded=size > cores(),
+            patience=patience,
+            parent=parent,
+            names=names,
+        )
+        return ShmTransport(segment, chunk, scope, secret)
+    # whoever keeps it keeps all that is named here: the others would wait in vain
+    except BaseException:
+        for sock in peers.values():
+            sock.close()
+        raise
 
 
 class ShmTransport:
@@ -281,8 +346,6 @@ class ShmTransport:
     # Life.
 
     def split(self, ranks: Sequence[int]) -> ShmTransport | None:
-        from farandole.core.transports.shm import connect
-
         self._splits += 1
         if self.rank not in ranks:
             return None

@@ -18,21 +18,18 @@ import math
 import os
 import select
 import socket
-import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 
-from farandole.base import threads
+from farandole.core.transports.tcp.forwarding import GOODBYE, RANK, RUNS, Forwarder, Neighbour
 from farandole.core.transports.tcp.overlay import Overlay
-from farandole.core.transports.tcp.rounds import BoardRounds, Onward, Run, unpacked
+from farandole.core.transports.tcp.rounds import BoardRounds, Run, unpacked
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.net import liveness
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
 
-_POST, _RUNS, _ABORT, _GOODBYE = b"p", b"r", b"a", b"g"  # the first byte of a frame
-_RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
+_POST, _ABORT = b"p", b"a"  # the first byte of a frame
 _LIMIT = 1 << 32  # bytes of a frame
 _READ = 1 << 18  # bytes of one system call
 _SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
@@ -44,26 +41,6 @@ _UNREACHABLE = (
     errno.EHOSTDOWN,
 )
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
-_RELAY = 0.25  # seconds between two looks of the thread that passes on
-
-
-class _Peer:
-    """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
-
-    def __init__(self, rank: int, name: int, session: Session) -> None:
-        self.rank = rank
-        self.name = name
-        self.session = session
-        self.sock = session.sock
-        self.stream = session.stream
-        self.unread = bytearray()  # the beginning of a frame
-        self.length = -1  # of that frame, once its head is there
-        self.outbox: deque[memoryview] = deque()
-        self.open = True
-        self.blocked = False  # it takes nothing more for the moment
-        # in a tree: what it is still to be sent of others' messages
-        self.onward: Onward | None = None
-        self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
 
 
 class TcpBoard:
@@ -99,7 +76,7 @@ class TcpBoard:
         self._closed = False
         self._lock = threading.RLock()
         self._peers = {
-            peer: _Peer(peer, self.names[peer], session)
+            peer: Neighbour(peer, self.names[peer], session)
             for peer, session in enumerate(sessions)
             if session is not None
         }
@@ -110,18 +87,15 @@ class TcpBoard:
         self._waiter = select.poll()
         for fd in (self.connections.fileno(), self.stop, self._bell):
             self._waiter.register(fd, select.POLLIN)
-        self._relays = [peer for peer in self._peers.values() if place.relays]
-        for peer in self._relays:
-            peer.onward = Onward(place.size - place.beyond[peer.rank])
-        self._relay = threading.Thread(
-            target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True
+        self._forwarder = Forwarder(
+            [peer for peer in self._peers.values() if place.relays],
+            {peer: place.size - place.beyond[peer] for peer in self._peers},
+            f"farandole-relay-{self.rank}",
         )
-        self._done = threading.Event()
         for first in list(self._peers.values()):
             # what came together with the handshake is in the stream: the connection tells no more
             self._read(first)
-        if self._relays:
-            threads.start(self._relay)
+        self._forwarder.start(self._pump_and_wake)
 
     def post(self, message: bytes) -> None:
         with self._lock:
@@ -132,8 +106,8 @@ class TcpBoard:
                 )
             message = bytes(message)
             self._rounds.put(self.rank, message)
-            if self._relays:
-                self._hand_on(Run(self.rank, 1, message))
+            if self._forwarder.neighbours:
+                self._forwarder.add(Run(self.rank, 1, message))
                 self._forward()
             else:
                 self._send_to_all(_POST, message)
@@ -169,7 +143,7 @@ class TcpBoard:
             if now < spin_until:
                 os.sched_yield()
                 continue
-            due = self._due()
+            due = self._forwarder.due()
             ready = self._waiter.poll(math.ceil(max(0.0, min(deadline, due) - now) * 1000))
             if not ready and due > deadline:
                 self.look_at_hosts()
@@ -256,37 +230,16 @@ class TcpBoard:
                 self._flush(peer)
             if events & ~select.EPOLLOUT:
                 self._read(peer)
-        if self._relays:
+        if self._forwarder.neighbours:
             self._forward()
 
-    def _pass_on(self) -> None:
-        """What the thread of a rank in a tree does."""
-        while not self._done.wait(_RELAY):
-            if self.pump():
-                self.wake()
-
-    def _hand_on(self, run: Run, source: _Peer | None = None) -> None:
-        """Keep messages for all neighbours but the one that sent them."""
-        now = time.monotonic()
-        for peer in self._relays:
-            if peer is not source and peer.onward is not None:
-                peer.onward.add(run, now)
-
-    def _due(self) -> float:
-        """When messages have to be passed on that wait for others."""
-        return min(
-            (peer.onward.due for peer in self._relays if peer.onward is not None), default=math.inf
-        )
+    def _pump_and_wake(self) -> None:
+        if self.pump():
+            self.wake()
 
     def _forward(self, *, everything: bool = False) -> None:
-        now = math.inf if everything else time.monotonic()
-        for peer in self._relays:
-            onward = peer.onward
-            if onward is not None and onward.waiting and (onward.due <= now or peer.departures):
-                self._send(peer, _RUNS + onward.take())
-            if peer.departures:
-                self._send(peer, _GOODBYE + b"".join(map(_RANK.pack, peer.departures)))
-                peer.departures.clear()
+        for peer, content in self._forwarder.take(everything=everything):
+            self._send(peer, content)
 
     def _ask_parent(self) -> None:
         if self._parent is not None:
@@ -324,13 +277,13 @@ class TcpBoard:
         """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this
         rank.
         """
-        self._done.set()
+        self._forwarder.stop()
         with self._lock:
             if self._closed:
                 return
             if self.lost is None:
                 self._forward(everything=True)
-                self._send_to_all(_GOODBYE, _RANK.pack(self.rank))
+                self._send_to_all(GOODBYE, RANK.pack(self.rank))
             else:
                 self._tell(str(self.lost), self.lost.rank)
             self._finish_sending()
@@ -341,8 +294,7 @@ class TcpBoard:
             self.connections.close()
             os.close(self.stop)
             os.close(self._bell)
-        if self._relays and self._relay is not threading.current_thread():
-            self._relay.join(_FAREWELL)
+        self._forwarder.join(_FAREWELL)
 
     def _lose(self, error: PeerLostError | WireError, told: str | None = None) -> None:
         """``told``: what all others are to hear about it. In a tree they hear of every loss: few
@@ -352,18 +304,18 @@ class TcpBoard:
             return
         self.lost = error
         os.eventfd_write(self.stop, 1)
-        if told is not None or (self._relays and not self._closed):
+        if told is not None or (self._forwarder.neighbours and not self._closed):
             self._tell(str(error) if told is None else told, error.rank)
 
     def _tell(self, why: str, rank: int) -> None:
-        self._send_to_all(_ABORT, _RANK.pack(rank) + why.encode())
+        self._send_to_all(_ABORT, RANK.pack(rank) + why.encode())
 
     def _send_to_all(self, kind: bytes, payload: bytes) -> None:
         content = kind + payload
         for peer in self._peers.values():
             self._send(peer, content)
 
-    def _send(self, peer: _Peer, content: bytes) -> None:
+    def _send(self, peer: Neighbour, content: bytes) -> None:
         if peer.open:
             head, tail = peer.session.outgoing.seal(content)
             peer.outbox.append(memoryview(b"".join((head, content, tail))))
@@ -377,7 +329,7 @@ class TcpBoard:
             self.connections.poll(0.05)
             self.pump()
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: Neighbour) -> None:
         blocked = False
         try:
             while peer.outbox:
@@ -399,7 +351,7 @@ class TcpBoard:
             self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
             self._news = self._news or not blocked  # the round may be complete now
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: Neighbour) -> None:
         try:
             while data := peer.stream.recv(_READ):
                 if self.lost is not None:
@@ -417,7 +369,7 @@ class TcpBoard:
             self._broken(peer, error)
         self._hang_up(peer)
 
-    def _parse(self, peer: _Peer) -> None:
+    def _parse(self, peer: Neighbour) -> None:
         incoming, unread = peer.session.incoming, peer.unread
         while len(unread) >= HEAD and self.lost is None:
             if peer.length < 0:
@@ -442,14 +394,14 @@ class TcpBoard:
             self._take(peer, content[:1], content[1:])
         return None
 
-    def _take(self, peer: _Peer, kind: bytes, payload: bytes) -> None:
+    def _take(self, peer: Neighbour, kind: bytes, payload: bytes) -> None:
         if kind == _POST:
             self._arrived(peer, peer.rank, payload)
-        elif kind == _RUNS:
+        elif kind == RUNS:
             try:
                 for run in unpacked(payload, self._overlay.size):
                     self._arrived(peer, run.first, run.message, run.ranks)
-                    self._hand_on(run, peer)
+                    self._forwarder.add(run, peer)
             except ValueError as error:
                 self.fail(
                     WireError(
@@ -458,10 +410,10 @@ class TcpBoard:
                     )
                 )
         elif kind == _ABORT:
-            (rank,) = _RANK.unpack_from(payload)
-            self._lose(PeerLostError(payload[_RANK.size :].decode(errors="replace"), rank))
-        elif kind == _GOODBYE:
-            self._depart(peer, [rank for (rank,) in _RANK.iter_unpack(payload)])
+            (rank,) = RANK.unpack_from(payload)
+            self._lose(PeerLostError(payload[RANK.size :].decode(errors="replace"), rank))
+        elif kind == GOODBYE:
+            self._depart(peer, [rank for (rank,) in RANK.iter_unpack(payload)])
         else:
             text = (
                 f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not"
@@ -469,7 +421,7 @@ class TcpBoard:
             )
             self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
 
-    def _arrived(self, peer: _Peer, first: int, message: bytes, ranks: int = 1) -> None:
+    def _arrived(self, peer: Neighbour, first: int, message: bytes, ranks: int = 1) -> None:
         if self._rounds.put(first, message, ranks):
             self._news = True
         else:
@@ -479,22 +431,20 @@ class TcpBoard:
             )
             self.fail(WireError(text, peer.name))
 
-    def _depart(self, source: _Peer, ranks: Sequence[int]) -> None:
+    def _depart(self, source: Neighbour, ranks: Sequence[int]) -> None:
         """These ranks have left in good order."""
         self._gone.update(dict.fromkeys(ranks))
         self._news = True  # who waits for one of them should look
-        for peer in self._relays:
-            if peer is not source:
-                peer.departures += ranks
+        self._forwarder.add_departures(source, ranks)
 
-    def _broken(self, peer: _Peer, error: OSError) -> None:
+    def _broken(self, peer: Neighbour, error: OSError) -> None:
         """A connection tells only once why it broke: that its other end was silent for too long, or
         anything else.
         """
         if error.errno in _UNREACHABLE and peer.rank not in self._gone:
             self._lose(vanished(peer.name))
 
-    def _hang_up(self, peer: _Peer) -> None:
+    def _hang_up(self, peer: Neighbour) -> None:
         """The connection has ended, at either end."""
         if not peer.open:
             return

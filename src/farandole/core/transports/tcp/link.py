@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from farandole.base.contracts import Report
 from farandole.core.transports.tcp.board import TcpBoard
+from farandole.core.transports.tcp.readiness import Readiness
 from farandole.core.transports.tcp.rendezvous import RendezvousStore, TcpRendezvous
 from farandole.core.transports.tcp.streams import TcpStreams
 from farandole.core.transports.tcp.stripes import Stripes, front
@@ -175,14 +176,11 @@ class TcpLink:
         self._most_aside = ASIDE * rendezvous.streams
         # peers that we do not read from: aside is full, or they hung up
         self._paused: set[int] = set()
-        self._watched: dict[socket.socket, int] = {}
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
-        self._epoll = select.epoll()
-        for fd in (board.connections.fileno(), board.stop):
-            self._epoll.register(fd, select.EPOLLIN)
+        self._readiness = Readiness((board.connections.fileno(), board.stop))
         for inlet in self._inlets:
             if inlet is not None:
-                self._watch(inlet, select.EPOLLIN)
+                self._readiness.watch(inlet, select.EPOLLIN)
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
         """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
@@ -317,32 +315,21 @@ class TcpLink:
         """Is the end of a wait what comes from ``peer``?"""
         inlet = self._inlets[peer]
         assert inlet is not None
-        self._watch(inlet, select.EPOLLIN if hears else 0)
-
-    def _watch(self, sock: socket.socket, events: int) -> None:
-        before = self._watched.get(sock, 0)
-        self._watched[sock] = events
-        if events and before:
-            self._epoll.modify(sock, events)
-        elif events:
-            self._epoll.register(sock, events)
-        elif before:
-            # with no events asked for, its end would still be reported
-            self._epoll.unregister(sock)
+        self._readiness.watch(inlet, select.EPOLLIN if hears else 0)
 
     def _wait(self, dst: int, src: int) -> None:
         """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others
         meanwhile.
         """
         outlet = self._outlet(dst) if dst >= 0 else None
-        events = self._watched.get(outlet, 0) if outlet is not None else 0
+        events = self._readiness.events(outlet) if outlet is not None else 0
         if outlet is not None:
-            self._watch(outlet, events | select.EPOLLOUT)
+            self._readiness.watch(outlet, events | select.EPOLLOUT)
         try:
-            ready = self._epoll.poll(_REPORT_SECONDS)
+            ready = self._readiness.poll(_REPORT_SECONDS)
         finally:
             if outlet is not None:
-                self._watch(outlet, events)
+                self._readiness.watch(outlet, events)
         self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
         if self._idle:
             self.board.look_at_hosts(self._idle)
@@ -414,16 +401,11 @@ class TcpLink:
         self.board.pump()
         self.board.check()
 
-    @property
-    def sessions(self) -> Sequence[Session | None]:
-        """By rank: the data connections, the first of each."""
-        return self._sessions
-
     def streams(self) -> TcpStreams:
         """See ``contracts.Streaming``."""
         link = self._split(range(self.size), 1)
         assert link is not None
-        return TcpStreams(link)
+        return TcpStreams(link, link.board, link._sessions)
 
     def report_waits(self, report: Report) -> None:
         self._report = report
@@ -441,7 +423,7 @@ class TcpLink:
         for child in self._children:
             child.close()
         self.board.close()
-        self._epoll.close()
+        self._readiness.close()
         for _, sock in self.board.data:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

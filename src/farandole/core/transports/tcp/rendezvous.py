@@ -52,6 +52,27 @@ class RendezvousStore(Protocol):
 _said: set[str] = set()  # the networks that this process has told of
 
 
+class _Reachability:
+    """Which networks have answered, and since when the host that is dialled is silent."""
+
+    def __init__(self) -> None:
+        self.heard = 0.0  # when the peer that is dialled last gave a sign that its host is there
+        self.silent = False  # none came from one of its addresses since
+        self._reached: set[str] = set()  # networks on which peers answered
+        self._failed: set[str] = set()  # and did not
+
+    def order(self, addresses: list[str]) -> list[str]:
+        """The addresses, the most promising first."""
+        if len(addresses) <= 1:
+            return addresses
+        return interfaces.order(addresses, self._reached, self._failed)
+
+    def record(self, address: str, *, met: bool) -> None:
+        """Whether the peer was met at ``address``."""
+        network = interfaces.network_of(*interfaces.parted(address))
+        (self._reached if met else self._failed).add(network)
+
+
 class TcpRendezvous:
     """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the
     board, or None.
@@ -92,10 +113,7 @@ class TcpRendezvous:
         self.open = True
         self.newcomers = Newcomers(f"rank {self.names[rank]}", logger, (1 + streams) * size + 64)
         self.trouble = ""
-        self._heard = 0.0  # when the peer that is dialled last gave a sign that its host is there
-        self._silent = False  # none came from one of its addresses since
-        self._reached: set[str] = set()  # networks on which peers answered
-        self._failed: set[str] = set()  # and did not
+        self._reachability = _Reachability()
 
     def run(self) -> tuple[list[list[Session]], list[Session | None]]:
         listeners = [(address, self._listen(address)) for address in self.host.split(",")]
@@ -188,7 +206,8 @@ class TcpRendezvous:
         again. It has told of itself, so a host that gives no sign at all is cut off from this one.
         """
         patience = FIRST
-        self._heard = time.monotonic()
+        reachability = self._reachability
+        reachability.heard = time.monotonic()
         while True:
             told = self._address(peer) if known is None else known.decode()
             known = None
@@ -200,27 +219,21 @@ class TcpRendezvous:
                     " the same number for all ranks"
                 )
             listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
-            addresses = (
-                interfaces.order(list(listeners), self._reached, self._failed)
-                if len(listeners) > 1
-                else list(listeners)
-            )
+            addresses = reachability.order(list(listeners))
             seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
-            self._silent = False
+            reachability.silent = False
             for address in addresses:
                 met = self._knock(
                     peer, channel, interfaces.parted(address)[0], int(listeners[address]), seconds
                 )
                 if len(listeners) > 1:
-                    (self._reached if met else self._failed).add(
-                        interfaces.network_of(*interfaces.parted(address))
-                    )
+                    reachability.record(address, met=met)
                 if met:
                     return
             patience *= 2
-            if not self._silent:
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard >= liveness.LOST_SECONDS:
+            if not reachability.silent:
+                reachability.heard = time.monotonic()
+            elif time.monotonic() - reachability.heard >= liveness.LOST_SECONDS:
                 hosts = ", ".join(interfaces.parted(address)[0] for address in listeners)
                 raise RendezvousError(
                     f"rank {self.names[self.rank]} does not reach rank {self.names[peer]}"
@@ -233,7 +246,8 @@ class TcpRendezvous:
         """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says
         why.
         """
-        lost = self._heard + liveness.LOST_SECONDS - time.monotonic()
+        reachability = self._reachability
+        lost = reachability.heard + liveness.LOST_SECONDS - time.monotonic()
         try:
             sock = liveness.connected(
                 host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost)))
@@ -242,9 +256,10 @@ class TcpRendezvous:
             self.trouble = (
                 f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
             )
-            self._silent |= isinstance(error, TimeoutError) or error.errno in _SILENT
+            if isinstance(error, TimeoutError) or error.errno in _SILENT:
+                reachability.silent = True
             return False
-        self._heard = time.monotonic()
+        reachability.heard = time.monotonic()
         try:
             session = authenticate(
                 sock, self.secret, self._key(peer), server=False, seconds=PATIENCE
@@ -255,7 +270,8 @@ class TcpRendezvous:
                 raise ConnectionError("it hung up")
             self._add(peer, channel, session)
         except (OSError, HorovodInternalError) as error:
-            self._silent |= liveness.silence(sock)[0]
+            if liveness.silence(sock)[0]:
+                reachability.silent = True
             sock.close()
             self.trouble = (
                 f"rank {self.names[peer]} at {host}, port {port} did not welcome rank"

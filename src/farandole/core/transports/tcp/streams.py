@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from farandole.net.handshake import HEAD, TAG, TamperedError
+from farandole.base.contracts import Link
+from farandole.core.transports.tcp.board import TcpBoard
+from farandole.net.handshake import HEAD, TAG, Session, TamperedError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-    from farandole.core.transports.tcp.link import TcpLink
 
 _PIECE = 1 << 20  # bytes of one system call
 _LOOK = 0.5  # seconds without a sign of others after which their hosts are looked at
@@ -26,13 +27,16 @@ class TcpStreams:
 
     overhead = HEAD + TAG
 
-    def __init__(self, link: TcpLink) -> None:
+    def __init__(self, link: Link, board: TcpBoard, sessions: Sequence[Session | None]) -> None:
+        """Over a ``link`` of their own, and its board. ``sessions``: its data connections, by
+        rank.
+        """
         self.rank = link.rank
         self.size = link.size
-        self.names = link.board.names
+        self.names = board.names
         self._link = link
-        self._board = link.board
-        self._sessions = link.sessions
+        self._board = board
+        self._sessions = sessions
         self._gone: dict[int, Exception] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._heard = time.monotonic()

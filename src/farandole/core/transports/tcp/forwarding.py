@@ -1,0 +1,105 @@
+"""The neighbours of a board, and the messages that a rank of a tree passes on between them."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from farandole.base import threads
+from farandole.core.transports.tcp.rounds import Onward, Run
+from farandole.net.handshake import Session
+
+RUNS, GOODBYE = b"r", b"g"  # the first byte of a frame that is passed on
+RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
+RELAY_SECONDS = 0.25  # between two looks of the thread that passes on
+
+
+class Neighbour:
+    """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
+
+    def __init__(self, rank: int, name: int, session: Session) -> None:
+        self.rank = rank
+        self.name = name
+        self.session = session
+        self.sock = session.sock
+        self.stream = session.stream
+        self.unread = bytearray()  # the beginning of a frame
+        self.length = -1  # of that frame, once its head is there
+        self.outbox: deque[memoryview] = deque()
+        self.open = True
+        self.blocked = False  # it takes nothing more for the moment
+        # in a tree: what it is still to be sent of others' messages
+        self.onward: Onward | None = None
+        self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
+
+
+class Forwarder:
+    """Passes messages on to ``neighbours``, empty where ranks form no tree. ``totals``: by rank of
+    a neighbour, how many messages of a round it does not have itself.
+
+    A thread does so, now and then, while the program computes.
+    """
+
+    def __init__(
+        self, neighbours: Sequence[Neighbour], totals: Mapping[int, int], thread_name: str
+    ) -> None:
+        self.neighbours = neighbours
+        for peer in neighbours:
+            peer.onward = Onward(totals[peer.rank])
+        self._thread_name = thread_name
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def start(self, look: Callable[[], None]) -> None:
+        """Have ``look`` called now and then, by a thread."""
+        if self.neighbours:
+            self._thread = threading.Thread(
+                target=self._look_now_and_then, args=(look,), name=self._thread_name, daemon=True
+            )
+            threads.start(self._thread)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def add(self, run: Run, source: Neighbour | None = None) -> None:
+        """Keep messages for all neighbours but the one that sent them."""
+        now = time.monotonic()
+        for peer in self.neighbours:
+            if peer is not source and peer.onward is not None:
+                peer.onward.add(run, now)
+
+    def add_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
+        """Keep the goodbyes of ``ranks`` for all neighbours but ``source``."""
+        for peer in self.neighbours:
+            if peer is not source:
+                peer.departures += ranks
+
+    def due(self) -> float:
+        """When messages have to be passed on that wait for others."""
+        return min(
+            (peer.onward.due for peer in self.neighbours if peer.onward is not None),
+            default=math.inf,
+        )
+
+    def take(self, *, everything: bool) -> Iterator[tuple[Neighbour, bytes]]:
+        """The frames that are due, or all of them, with their targets."""
+        now = math.inf if everything else time.monotonic()
+        for peer in self.neighbours:
+            onward = peer.onward
+            if onward is not None and onward.waiting and (onward.due <= now or peer.departures):
+                yield peer, RUNS + onward.take()
+            if peer.departures:
+                yield peer, GOODBYE + b"".join(map(RANK.pack, peer.departures))
+                peer.departures.clear()
+
+    def _look_now_and_then(self, look: Callable[[], None]) -> None:
+        while not self._stopped.wait(RELAY_SECONDS):
+            look()
