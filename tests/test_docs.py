@@ -79,7 +79,7 @@ README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"
 MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
     "bench.md": {"bench": "bench.json"},
-    "strategies.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
+    "strategies-measurements.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
     "data.md": {"data": "bench_data.json"},
     "inference.md": {"inference": "bench_inference.json", "tuning": "bench_tuning.json"},
 }
@@ -354,7 +354,7 @@ def with_runs(name: str) -> str:
         cases, content = report.read_json(ROOT / "docs" / path)
         facts = content["machine"]
         load = f"load {facts['load_before']:.1f} before the run"
-        ranks = f"{content['np']} ranks on " if name in ("bench.md", "strategies.md") else ""
+        ranks = f"{content['np']} ranks on " if name in ("bench.md", "strategies-measurements.md") else ""
         setting = f"{ranks}{facts['usable_cores']} cores ({facts['processor']}), {load}."
         page = filled(
             page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}"
