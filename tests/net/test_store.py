@@ -15,9 +15,10 @@ import pytest
 
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError, WireError
 from farandole.net import liveness
-from farandole.net import store as module
 from farandole.net.handshake import Session, authenticate, new_secret
 from farandole.net.store import StoreClient, StoreServer, ports
+from farandole.net.store.frames import PURPOSE
+from farandole.net.store.server import MAX_PENDING, MAX_VALUE
 from tests.job.launch.tools import wait_until
 
 SECRET = new_secret()
@@ -44,7 +45,7 @@ def stranger(server: StoreServer) -> socket.socket:
 
 def trusted(server: StoreServer) -> Session:
     """Who knows the secret, and does not keep to the protocol."""
-    return authenticate(stranger(server), SECRET, module.PURPOSE, server=False)
+    return authenticate(stranger(server), SECRET, PURPOSE, server=False)
 
 
 class TestValues:
@@ -95,7 +96,7 @@ class TestValues:
         gone: list[str] = []
         server.lost.append(gone.append)
         client = StoreClient(server.address, SECRET, timeout=60.0)
-        client.stay("me")
+        client.announce("me")
         client.set("a", b"1")
         assert gone == []
         client.close()
@@ -106,7 +107,7 @@ class TestValues:
     ) -> None:
         gone: list[str] = []
         server.lost.append(gone.append)
-        client.stay("me")
+        client.announce("me")
         server.close()
         assert gone == []
 
@@ -366,7 +367,7 @@ class TestStrangers:
     def test_silence_does_not_keep_a_rank_out(
         self, server: StoreServer, client: StoreClient
     ) -> None:
-        silent = [stranger(server) for _ in range(module.MAX_PENDING + 100)]
+        silent = [stranger(server) for _ in range(MAX_PENDING + 100)]
         assert wait_until(lambda: server.newcomers.refused >= 100)
         self.check(server, client)
         assert wait_until(lambda: not len(server.newcomers)), "they are not waited for long"
@@ -396,7 +397,7 @@ class TestStrangers:
                     sent.append(data)
                     sock.sendall(data)
 
-            authenticate(Recorder(), SECRET, module.PURPOSE, server=False)  # type: ignore[arg-type]
+            authenticate(Recorder(), SECRET, PURPOSE, server=False)  # type: ignore[arg-type]
         with stranger(server) as sock:
             sock.sendall(b"".join(sent) + struct.pack("<Q", 10) + struct.pack("<Bd", 3, 0.0) + b"x")
         assert wait_until(lambda: server.newcomers.refused == 1)
@@ -490,7 +491,7 @@ class TestMembers:
     ) -> None:
         """Also while the answer is under way: then the kernel does not probe."""
         client = StoreClient(server.address, SECRET)
-        client.stay("agent/0")
+        client.announce("agent/0")
         limits = {
             session.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
             for session in server._sessions
@@ -501,7 +502,7 @@ class TestMembers:
     def test_what_functions_return_may_be_large(
         self, server: StoreServer, client: StoreClient
     ) -> None:
-        value = bytes(module.MAX_VALUE + 1)
+        value = bytes(MAX_VALUE + 1)
         client.set("result/0", value)
         assert server.pop("result/0") == value
         with pytest.raises((WireError, PeerLostError)):

@@ -22,7 +22,7 @@ from farandole.job.launch.agents.agent import environment, place
 from farandole.job.launch.agents.allocation import visible
 from farandole.job.launch.agents.bundle import bundle, digests, packed
 from farandole.job.launch.contract import Request
-from farandole.job.launch.launchers.spark import Spark, cluster
+from farandole.job.launch.launchers.spark import SparkLauncher, cluster
 from farandole.job.launch.launchers.spark.cluster import SparkCluster, reason
 from farandole.job.report import messages, pickling
 from farandole.net.handshake import new_secret
@@ -257,7 +257,7 @@ class TestSlots:
         assert "np=0" not in str(caught.value)
 
     def test_all_of_them_means_those_that_come(self) -> None:
-        launcher = Spark()
+        launcher = SparkLauncher()
         launcher._cluster = SparkCluster(Context("yarn", [0, 0, 2], 2))
         assert launcher.all_slots() == 2
 
@@ -273,7 +273,7 @@ class TestSlots:
                 "increase the start_timeout parameter to a larger value",
             ),
         ):
-            launcher = Spark(start_timeout=0.0, **options)
+            launcher = SparkLauncher(start_timeout=0.0, **options)
             launcher._cluster = found
             allocation = launcher.allocate(Request(2, "train"))
             with closing(allocation.listen(new_secret())), closing(allocation):
@@ -286,7 +286,7 @@ class TestSlots:
         found = SparkCluster(Context("yarn", [2], 2))
         monkeypatch.setattr(found, "await_slots", lambda np, seconds: seen.append(seconds) or 2)
         for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
-            launcher = Spark(start_timeout=told)
+            launcher = SparkLauncher(start_timeout=told)
             launcher._cluster = found
             described = launcher.allocate(Request(2, "train", start_timeout=setting)).describe()
             assert described == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"

@@ -81,12 +81,12 @@ class SparkBackend(Backend):
 
     def check(self) -> None:
         """SettingsError where so many tasks can never start together."""
-        from farandole.job.launch.launchers.spark import Spark
+        from farandole.job.launch.launchers.spark import SparkLauncher
 
-        Spark().check(self.num_processes())
+        SparkLauncher().check(self.num_processes())
 
     @staticmethod
     def default_num_proc() -> int:
-        from farandole.job.launch.launchers.spark import Spark
+        from farandole.job.launch.launchers.spark import SparkLauncher
 
-        return Spark().default_parallelism()
+        return SparkLauncher().default_parallelism()

@@ -50,7 +50,7 @@ def main() -> int:
             "farandole.job.worker is started by a launcher (farandole run), not by hand\n"
         )
         return 2
-    here = registry.load("launcher", connection.launcher)().surroundings(os.environ)
+    here = registry.load("launcher", connection.launcher)().placement(os.environ)
     if here is None:
         sys.stderr.write(
             "farandole.job.worker: nothing in the environment says which rank of a"
@@ -117,7 +117,8 @@ def _origin(env: Mapping[str, str]) -> str:
     """So that ``init()`` knows a process that mpirun or srun starts within this rank."""
     if not any(name in env for name in STARTERS):
         return ""
-    from farandole.job.bootstrap import origin  # here: a job of other launchers does not pay for it
+    # here: a job of other launchers does not pay for it
+    from farandole.job.bootstrap.origin import origin
 
     return origin(env)
 

@@ -12,7 +12,7 @@ from farandole.errors import SettingsError
 from farandole.job.launch import driver
 from farandole.job.launch.display import Display
 from farandole.job.launch.job import Job, check_call, settings_for
-from farandole.job.launch.launchers.spark import Spark
+from farandole.job.launch.launchers.spark import SparkLauncher
 from farandole.job.launch.plan import check_np
 from farandole.spark.runner import HEAVY
 
@@ -56,7 +56,7 @@ def run(
             ", ".join(name for name, value in unused.items() if value),
         )
     call, settings = check_call(fn, args, kwargs), settings_for(env or {}, {})
-    launcher = Spark(
+    launcher = SparkLauncher(
         start_timeout=start_timeout, setting="the start_timeout parameter", python=executable or ""
     )
     np = check_np(launcher.default_parallelism() if num_proc is None else num_proc)

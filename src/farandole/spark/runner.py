@@ -13,7 +13,7 @@ from farandole.errors import JobFailedError, SettingsError
 from farandole.job.launch import driver
 from farandole.job.launch.display import Display
 from farandole.job.launch.job import Job, check_call, settings_for
-from farandole.job.launch.launchers.spark import Spark
+from farandole.job.launch.launchers.spark import SparkLauncher
 from farandole.job.report.spark import guard, session
 
 HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
@@ -76,7 +76,9 @@ class HorovodRunner:
                 env={guard.FILES: session.files()},
             )
         everything = self.driver_log_verbosity == "all"
-        launcher = Spark(title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything)
+        launcher = SparkLauncher(
+            title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything
+        )
         np = self.num_processor
         if np == 0:
             warnings.warn(
@@ -104,7 +106,7 @@ def _name(function: Callable[..., Any]) -> str:
 class FirstLog(io.TextIOBase):
     """A text stream that ends in the log of the first Spark task."""
 
-    def __init__(self, launcher: Spark) -> None:
+    def __init__(self, launcher: SparkLauncher) -> None:
         self._launcher = launcher
 
     def write(self, text: str) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from farandole import cli
+from farandole.base.host import clock_name
 from farandole.base.types import Buffer, DType, Kind, Request
 from farandole.core.engine import Engine, Entry
 from farandole.core.observe.timeline import Timeline, ahead, merge, read, recorder
@@ -33,7 +34,7 @@ from farandole.core.observe.timeline.trace import (
 from farandole.errors import HorovodInternalError, SettingsError
 from farandole.job.config import Settings
 from farandole.net.handshake import new_secret
-from farandole.net.store import StoreClient, StoreServer, clock_name
+from farandole.net.store import StoreClient, StoreServer
 from tests.kits.worlds import two_levels
 from tests.pool import procs, ranks, threads
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.job import bootstrap as surroundings
+from farandole.job import bootstrap
 from farandole.job.bootstrap import hostlist, mpi, slurm
-from farandole.job.bootstrap.serverless import placements
+from farandole.job.bootstrap.origin import origin
+from farandole.job.bootstrap.store_host import placements
 from farandole.job.config import Placement
 from farandole.job.config.rank_variables import ORIGIN
 from farandole.job.config.torchrun import torch_variables
@@ -54,16 +55,16 @@ KUBEFLOW = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR
 
 @pytest.mark.parametrize("env", [OPEN_MPI, HYDRA], ids=["Open MPI", "Hydra"])
 def test_a_rank_of_mpirun(env: dict[str, str]) -> None:
-    found = surroundings.find(env)
+    found = bootstrap.find(env)
     assert found is not None
-    assert found.cluster.name == "mpi"
+    assert found.bootstrap.name == "mpi"
     assert found.placement == Placement(rank=3, size=4, local_rank=1, local_size=2, hostname="b")
 
 
 def test_a_task_of_a_step_of_slurm() -> None:
-    found = surroundings.find(STEP)
+    found = bootstrap.find(STEP)
     assert found is not None
-    assert found.cluster.name == "slurm"
+    assert found.bootstrap.name == "slurm"
     assert found.placement == Placement(
         rank=3,
         size=5,
@@ -77,9 +78,9 @@ def test_a_task_of_a_step_of_slurm() -> None:
 
 
 def test_a_process_of_torchrun() -> None:
-    found = surroundings.find(TORCHRUN)
+    found = bootstrap.find(TORCHRUN)
     assert found is not None
-    assert (found.cluster.name, found.placement.rank, found.placement.cross_size) == (
+    assert (found.bootstrap.name, found.placement.rank, found.placement.cross_size) == (
         "torchrun",
         3,
         2,
@@ -89,20 +90,20 @@ def test_a_process_of_torchrun() -> None:
 def test_a_process_that_knows_what_torch_distributed_needs() -> None:
     """Kubeflow's PyTorchJob, deepspeed, or by hand."""
     pytest.importorskip("torch")
-    found = surroundings.find(KUBEFLOW)
+    found = bootstrap.find(KUBEFLOW)
     assert found is not None
-    assert (found.cluster.name, found.placement.rank, found.placement.size) == ("torch", 3, 4)
+    assert (found.bootstrap.name, found.placement.rank, found.placement.size) == ("torch", 3, 4)
     assert (found.placement.local_rank, found.placement.local_size) == (0, 1)  # all ranks tell
-    found = surroundings.find({**KUBEFLOW, "LOCAL_RANK": "1"})
+    found = bootstrap.find({**KUBEFLOW, "LOCAL_RANK": "1"})
     assert found is not None
     assert found.placement.local_rank == 1
 
 
 def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
     """Its daemons are tasks of a step, and hand their variables on."""
-    found = surroundings.find({**STEP, **OPEN_MPI})
+    found = bootstrap.find({**STEP, **OPEN_MPI})
     assert found is not None
-    assert (found.cluster.name, found.placement.rank) == ("mpi", 3)
+    assert (found.bootstrap.name, found.placement.rank) == ("mpi", 3)
 
 
 ONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -115,9 +116,9 @@ def test_torchrun_that_mpirun_or_srun_has_started_wins_over_it(outer: dict[str, 
     """Each of its ranks took itself for the task that torchrun is: several for the same, or each
     for one alone.
     """
-    found = surroundings.find({**outer, **TORCHRUN, "WORLD_SIZE": "8"})
+    found = bootstrap.find({**outer, **TORCHRUN, "WORLD_SIZE": "8"})
     assert found is not None
-    assert (found.cluster.name, found.placement.rank, found.placement.size) == ("torchrun", 3, 8)
+    assert (found.bootstrap.name, found.placement.rank, found.placement.size) == ("torchrun", 3, 8)
 
 
 def test_variables_of_torch_distributed_are_of_the_outer_launcher_or_of_one_that_it_started() -> (
@@ -132,9 +133,9 @@ def test_variables_of_torch_distributed_are_of_the_outer_launcher_or_of_one_that
         (alone, "4", "torch"),
     ]
     for outer, size, name in cases:
-        found = surroundings.find({**outer, **KUBEFLOW, "WORLD_SIZE": size})
+        found = bootstrap.find({**outer, **KUBEFLOW, "WORLD_SIZE": size})
         assert found is not None
-        assert (found.cluster.name, found.placement.rank, found.placement.size) == (
+        assert (found.bootstrap.name, found.placement.rank, found.placement.size) == (
             name,
             3,
             int(size),
@@ -154,7 +155,7 @@ def test_variables_of_torch_distributed_are_of_the_outer_launcher_or_of_one_that
     ids=["none", "alone", "batch", "RANK", "garbage"],
 )
 def test_a_process_that_stands_alone(env: dict[str, str]) -> None:
-    assert surroundings.find(env) is None
+    assert bootstrap.find(env) is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_what_is_started_within_a_rank_is_no_such_rank(
         "FARANDOLE_SECRET": "s",
         "RANK": "5",
     }
-    env.update({**who, ORIGIN: surroundings.origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
+    env.update({**who, ORIGIN: origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
     environment.forget_outer_job(env)
     assert environment.has_placement(env) == told
     assert (env.get("RANK") == {**who, **after}["RANK"]) == (told or "RANK" in after)
@@ -195,8 +196,8 @@ def test_what_is_started_within_a_rank_is_no_such_rank(
 def test_a_launcher_knows_its_own_workers() -> None:
     for name in ("local", "spark"):
         launcher = registry.load("launcher", name)()
-        assert launcher.surroundings({"FARANDOLE_RANK": "2"}) == Placement(rank=2)
-        assert launcher.surroundings(OPEN_MPI) is None
+        assert launcher.placement({"FARANDOLE_RANK": "2"}) == Placement(rank=2)
+        assert launcher.placement(OPEN_MPI) is None
 
 
 class TestPlacements:

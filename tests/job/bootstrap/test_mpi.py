@@ -249,7 +249,7 @@ def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.Mo
     monkeypatch.delenv("PMI_FD", raising=False)
     monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError) as caught:
-        mpi.Mpi().broadcast(Placement(rank=1, size=4), lambda: "", 1.0, NOBODY)
+        mpi.MpiBootstrap().broadcast(Placement(rank=1, size=4), lambda: "", 1.0, NOBODY)
     assert (
         "mpirun started this process as rank 1 of 4, but its ranks cannot find each other: mpi4py"
         " is not installed" in (str(caught.value))

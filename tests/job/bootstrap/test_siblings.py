@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import RendezvousError
-from farandole.job.bootstrap import serverless, siblings, slurm
+from farandole.job.bootstrap import peer_hosted_store, siblings, slurm
 from farandole.job.bootstrap.siblings import NOBODY, Siblings
 from farandole.job.config import Placement, Settings
 from farandole.net.store import StoreClient
@@ -141,12 +141,12 @@ class Ended:
         return self._ranks
 
 
-class Told:
+class Unreached:
     """A cluster by which rank 0's text reaches those who wait for it here."""
 
     name = "told"
     ends_together = False
-    otherwise = ""
+    absence_hint = ""
 
     def __init__(self) -> None:
         self.text, self.there, self.seen = "", threading.Event(), dict[int, Ended]()
@@ -163,7 +163,7 @@ class Told:
         assert self.there.wait(60)
         return self.text
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         pass
 
 
@@ -172,26 +172,26 @@ def test_all_hear_of_a_rank_that_ended_before_init(
     seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sees it; and nobody is told that a driver has ended."""
-    cluster = Told()
+    cluster = Unreached()
     cluster.seen = {0: Ended(), 2: Ended(), seen: Ended(1, 2)}
     told: dict[int, str] = {}
 
     def enter(rank: int) -> None:
         try:
-            serverless.join(
+            peer_hosted_store.join(
                 cluster, Placement(rank=rank, size=3, local_size=3), Settings(start_timeout=600.0)
             )  # type: ignore[arg-type]
         except RendezvousError as error:
             told[rank] = str(error)
 
-    stay = StoreClient.stay
+    announce = StoreClient.announce
     came = threading.Event()
 
-    def staying(client: StoreClient, name: str) -> None:
+    def announcing(client: StoreClient, name: str) -> None:
         """Rank 0 comes last, so that rank 2 is there when it counts."""
         if name == "rank/0":
             assert came.wait(60)
-        stay(client, name)
+        announce(client, name)
 
     put = StoreClient.set
 
@@ -200,7 +200,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(
         if key == "node/2":
             came.set()
 
-    monkeypatch.setattr(StoreClient, "stay", staying)
+    monkeypatch.setattr(StoreClient, "announce", announcing)
     monkeypatch.setattr(StoreClient, "set", setting)
     threads = [threading.Thread(target=enter, args=(rank,)) for rank in (0, 2)]
     for thread in threads:

@@ -125,4 +125,6 @@ def test_a_home_that_cannot_be_written_is_told(
         SettingsError,
         match=r"rank 0 cannot write .*7-0-0 \(Not a directory\): set HOME to a folder",
     ):
-        slurm.Slurm().broadcast(Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NOBODY)
+        slurm.SlurmBootstrap().broadcast(
+            Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NOBODY
+        )

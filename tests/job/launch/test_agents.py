@@ -26,7 +26,8 @@ from farandole.job.launch.plan import plan
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import new_secret
 from farandole.net.interfaces import Interface
-from farandole.net.store import StoreClient, StoreServer, enter
+from farandole.net.store import StoreClient, StoreServer
+from farandole.net.store.exchange import redeem
 from tests.job.launch.tools import wait_until
 
 HELLO = {"host": "a", "place": "", "odd": {}, "gpus": [], "cores": 1, "python": "", "pid": 1}
@@ -174,7 +175,7 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
         allocation.start(["python"], {})
         assert secret not in str(told)
         assert told["address"] != store.address
-        client = enter(StoreClient(told["address"], told["secret"], timeout=60.0), 0)
+        client = redeem(StoreClient(told["address"], told["secret"], timeout=60.0), 0)
         assert (client.address, client.secret) == (store.address, secret)
         client.set("agent/0/hello", json.dumps(HELLO).encode())
         client.close()

@@ -13,7 +13,7 @@ from farandole.errors import SettingsError
 from farandole.job.config import Placement
 from farandole.job.launch import processes, reaper
 from farandole.job.launch.contract import Request
-from farandole.job.launch.launchers.local import Local
+from farandole.job.launch.launchers.local import LocalLauncher
 from farandole.job.launch.plan import plan
 from farandole.job.launch.processes import LocalWorker, start_ranks
 from tests.job.launch.tools import Marked, wait_until
@@ -23,7 +23,9 @@ from tests.kits.opened import opened
 def start(jobs: Marked, np: int, script: str, hosts: str | None = None) -> list[LocalWorker]:
     name, _, value = jobs.mark.partition("=")
     env = {"FARANDOLE_STORE": f"127.0.0.1:{os.getpid()}", name: value}
-    return list(Local().allocate(Request(np, hosts=hosts)).start(["bash", "-c", script], env))
+    return list(
+        LocalLauncher().allocate(Request(np, hosts=hosts)).start(["bash", "-c", script], env)
+    )
 
 
 def end(workers: list[LocalWorker]) -> None:
@@ -52,10 +54,10 @@ def test_a_rank_knows_who_it_is(jobs: Marked) -> None:
         assert all(b"127.0.0.1:" in os.read(w.stderr, 100) for w in workers if w.stderr)
     finally:
         end(workers)
-    assert Local().surroundings({"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}) == Placement(
-        rank=2, local_rank=1
-    )
-    assert Local().surroundings({"RANK": "2"}) is None
+    assert LocalLauncher().placement(
+        {"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}
+    ) == Placement(rank=2, local_rank=1)
+    assert LocalLauncher().placement({"RANK": "2"}) is None
 
 
 def test_our_own_settings_do_not_leak_in(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,13 +252,13 @@ def test_other_hosts_are_not_ours() -> None:
     with pytest.raises(
         SettingsError, match="starts processes on this machine only, and 'elsewhere' is not a name"
     ):
-        Local().allocate(Request(2, hosts="elsewhere:2"))
+        LocalLauncher().allocate(Request(2, hosts="elsewhere:2"))
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     before = opened()
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 0: .*nowhere"):
-        Local().allocate(Request(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
+        LocalLauncher().allocate(Request(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
     assert opened() <= before
     assert not jobs.left()
 
@@ -300,9 +302,9 @@ class TestReaper:
         """A process that starts a rank and says so."""
         code = f"""
 import os, sys, time
-from farandole.job.launch.launchers.local import Local
+from farandole.job.launch.launchers.local import LocalLauncher
 from farandole.job.launch.contract import Request
-(worker,) = Local().allocate(Request(1)).start(["bash", "-c", {script!r}], {{}})
+(worker,) = LocalLauncher().allocate(Request(1)).start(["bash", "-c", {script!r}], {{}})
 print(os.read(worker.stdout, 10), flush=True)
 time.sleep(1000)
 """

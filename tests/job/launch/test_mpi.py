@@ -154,7 +154,7 @@ def test_an_mpirun_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         SettingsError,
         match=r"mpirun --version fails \(exit code 3\).*: Unable to get the user home",
     ):
-        mpi.Mpi().allocate(Request(2))
+        mpi.MpiLauncher().allocate(Request(2))
 
 
 class TestOptions:
@@ -198,7 +198,7 @@ class TestOptions:
         with pytest.raises(
             SettingsError, match=r"more processes \(4\) than there are available slots \(3\)"
         ):
-            mpi.Mpi().allocate(Request(4, hosts="a:2,b:1"))
+            mpi.MpiLauncher().allocate(Request(4, hosts="a:2,b:1"))
 
 
 def test_an_ipv6_address_is_none_of_mpiruns_hosts() -> None:
@@ -206,7 +206,7 @@ def test_an_ipv6_address_is_none_of_mpiruns_hosts() -> None:
     with pytest.raises(
         SettingsError, match=r"mpirun takes no IPv6 address \(fd00::1\) in -H: give the host's name"
     ):
-        mpi.Mpi().allocate(request)
+        mpi.MpiLauncher().allocate(request)
 
 
 def test_it_knows_its_agents_and_its_ranks() -> None:
@@ -217,7 +217,7 @@ def test_it_knows_its_agents_and_its_ranks() -> None:
         "MPI_LOCALNRANKS": "1",
         "PMI_HOSTNAME": "b",
     }
-    launcher = mpi.Mpi()
-    assert launcher.surroundings(agent) == Placement(rank=1, size=2, hostname="b")
-    assert launcher.surroundings({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
-    assert launcher.surroundings({}) is None
+    launcher = mpi.MpiLauncher()
+    assert launcher.placement(agent) == Placement(rank=1, size=2, hostname="b")
+    assert launcher.placement({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
+    assert launcher.placement({}) is None

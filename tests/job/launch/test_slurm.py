@@ -140,15 +140,15 @@ def test_an_allocation_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         SettingsError, match=r"has 3 \(SLURM_HET_SIZE\): srun --het-group=0-2 python"
     ):
-        slurm.Slurm().allocate(Request(2))
+        slurm.SlurmLauncher().allocate(Request(2))
 
 
 def test_outside_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(SettingsError, match=r"in a batch script \(sbatch\), or after salloc"):
-        slurm.Slurm().allocate(Request(2))
+        slurm.SlurmLauncher().allocate(Request(2))
     with pytest.raises(SettingsError, match="the allocation says where ranks run"):
-        slurm.Slurm().allocate(Request(2, hosts="a:2"))
+        slurm.SlurmLauncher().allocate(Request(2, hosts="a:2"))
 
 
 def test_it_knows_its_agents_and_its_ranks() -> None:
@@ -161,7 +161,7 @@ def test_it_knows_its_agents_and_its_ranks() -> None:
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
         "SLURMD_NODENAME": "b",
     }
-    placement = slurm.Slurm().surroundings(agent)
+    placement = slurm.SlurmLauncher().placement(agent)
     assert placement is not None
     assert (placement.rank, placement.size, placement.hostname) == (1, 2, "b")
-    assert slurm.Slurm().surroundings({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
+    assert slurm.SlurmLauncher().placement({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)

@@ -21,7 +21,7 @@ from farandole.base.types import Slot
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.launch.contract import Request
-from farandole.job.launch.launchers.ssh import Sessions, Ssh, _answer, environment
+from farandole.job.launch.launchers.ssh import Sessions, SshLauncher, _answer, environment
 from farandole.job.plugins.registry import best
 from farandole.net.interfaces import Interface
 from tests.job.launch.test_driver import WARNED
@@ -443,7 +443,7 @@ def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:
     assert best("launcher", Request(2, hosts="localhost:1,127.0.0.1:1")).name == "local"
     assert best("launcher", Request(2)).name == "local"
     assert best("launcher", Request(2, hosts="localhost:1,other.invalid:1")).name == "ssh"
-    assert Ssh().affinity(Request(2)) == -1
+    assert SshLauncher().affinity(Request(2)) == -1
 
 
 def test_a_driver_whose_addresses_no_other_host_can_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,10 +36,10 @@ def mpi_threads_supported() -> bool:
 
     if importlib.util.find_spec("mpi4py") is None:
         return True  # nothing here calls MPI, and the program cannot
-    from farandole.job.bootstrap import mpi, serverless
+    from farandole.job.bootstrap import mpi, peer_hosted_store
 
-    part = isinstance(serverless.cluster(), mpi.Part)
-    among = mpi.Mpi().surroundings(os.environ) if part else None
+    part = isinstance(peer_hosted_store.current_bootstrap(), mpi.MpiPartBootstrap)
+    among = mpi.MpiBootstrap().placement(os.environ) if part else None
     world, trouble = mpi.world_of(among or context.placement())
     if world is None:
         raise ValueError(

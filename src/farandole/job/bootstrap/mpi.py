@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from farandole.errors import RendezvousError, SettingsError
 from farandole.job.bootstrap import local_barrier
+from farandole.job.bootstrap.contract import PMI, integers
 from farandole.job.bootstrap.siblings import NOBODY, Siblings
-from farandole.job.bootstrap.variables import PMI, numbers
 from farandole.job.config import Placement
 from farandole.job.report import reporter
 
@@ -50,15 +50,15 @@ if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == par
 """
 
 
-class Mpi:
+class MpiBootstrap:
     name: ClassVar[str] = "mpi"
-    otherwise: ClassVar[str] = ""
+    absence_hint: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._world: Any = None  # mpi4py's COMM_WORLD, once it was used
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        who = numbers(env, _OPEN_MPI) or numbers(env, _HYDRA)
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
+        who = integers(env, _OPEN_MPI) or integers(env, _HYDRA)
         if who is None:
             return None
         rank, size, local_rank, local_size = who
@@ -111,7 +111,7 @@ class Mpi:
     def ends_together(self) -> bool:
         return self._world is not None
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         """Nothing is left to do."""
 
     def abort(self) -> None:
@@ -119,7 +119,7 @@ class Mpi:
             self._world.Abort(1)
 
 
-class Part(Mpi):
+class MpiPartBootstrap(MpiBootstrap):
     """Those processes of mpirun that a communicator of mpi4py has: a job of its own. The others
     need not know.
     """
@@ -137,7 +137,7 @@ class Part(Mpi):
         return found
 
 
-def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[Part, Placement]:
+def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[MpiPartBootstrap, Placement]:
     """The job of ``comm``, a communicator or a list of mpirun's ranks, and who this process is in
     it, where it is ``placement`` of all. Called by the processes of ``comm``; ends this one if
     others do not come in time.
@@ -154,7 +154,7 @@ def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[Part, Plac
         return _part_of(comm, placement)
 
 
-def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
+def _part_of(comm: Any, placement: Placement) -> tuple[MpiPartBootstrap, Placement]:
     """See ``part_of``."""
     try:
         MPI = library()
@@ -177,7 +177,7 @@ def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
             )
         comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
     near = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    return Part(comm), placement.replace(
+    return MpiPartBootstrap(comm), placement.replace(
         rank=comm.Get_rank(),
         size=comm.Get_size(),
         local_rank=near.Get_rank(),

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
+from farandole.job.bootstrap.contract import PMI
 from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
-from farandole.job.bootstrap.variables import PMI
 from farandole.job.config import Placement
 
 _KEY = "farandole"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
+from farandole.job.bootstrap.contract import PMI, integers
 from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
-from farandole.job.bootstrap.variables import PMI, numbers
 from farandole.job.config import Placement
 
 PAUSE = 0.05  # seconds between looks at the file
@@ -32,13 +32,13 @@ DAEMON = "slurmstepd"
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-class Slurm:
+class SlurmBootstrap:
     name: ClassVar[str] = "slurm"
-    otherwise: ClassVar[str] = ""
+    absence_hint: ClassVar[str] = ""
     ends_together = False
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        who = numbers(env, _WHO)  # a batch script has no number of a step
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
+        who = integers(env, _WHO)  # a batch script has no number of a step
         if who is None:
             return None
         rank, size, local_rank, node, _ = who
@@ -84,7 +84,7 @@ class Slurm:
             raise RendezvousError.ended([0])
         return told
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         with contextlib.suppress(OSError):
             meeting_point(os.environ).unlink()
 

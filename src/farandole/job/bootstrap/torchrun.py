@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from farandole.errors import RendezvousError, SettingsError
+from farandole.job.bootstrap.contract import integers
 from farandole.job.bootstrap.siblings import NOBODY, Siblings
 from farandole.job.bootstrap.slurm import read, write
-from farandole.job.bootstrap.variables import numbers
 from farandole.job.config import Placement
 from farandole.job.config.torchrun import AGENT_STORE
 
@@ -34,14 +34,14 @@ _FILE = "invitation"  # in a folder of its own
 _WHO = (*WHO, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
-class Torchrun:
+class TorchrunBootstrap:
     name: ClassVar[str] = "torchrun"
-    otherwise: ClassVar[str] = ""
+    absence_hint: ClassVar[str] = ""
     ends_together = False
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
         # Others set RANK and its like, too: only torchrun tells the number of its run.
-        who = numbers(env, _WHO) if "TORCHELASTIC_RUN_ID" in env else None
+        who = integers(env, _WHO) if "TORCHELASTIC_RUN_ID" in env else None
         if who is None:
             return None
         rank, size, local_rank, local_size, node, nodes = who
@@ -73,7 +73,7 @@ class Torchrun:
         except RendezvousError as error:
             raise RendezvousError.late([0], timeout) from error
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         path = meeting_point(os.environ)
         with contextlib.suppress(OSError):
             path.unlink()
@@ -84,12 +84,12 @@ class Torchrun:
         """torchrun ends the others itself."""
 
 
-class TorchVariables:
+class TorchVariablesBootstrap:
     """Processes of others (Kubeflow's PyTorchJob, deepspeed), or started by hand."""
 
     name: ClassVar[str] = "torch"
     ends_together = False
-    otherwise: ClassVar[str] = (
+    absence_hint: ClassVar[str] = (
         " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment say that this process is"
         " one of several; if it is to train alone, set FARANDOLE_SIZE=1."
     )
@@ -98,16 +98,16 @@ class TorchVariables:
         # rank 0's store, until all have been told: the place is init_process_group()'s
         self._serves: Any = None
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        who = numbers(env, WHO)
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
+        who = integers(env, WHO)
         if who is None or not all(env.get(name) for name in WHERE) or "TORCHELASTIC_RUN_ID" in env:
             return None
         if importlib.util.find_spec("torch") is None:
             return None
         rank, size = who
         (local_rank,), (local_size,) = (
-            numbers(env, ("LOCAL_RANK",)) or [0],
-            numbers(env, ("LOCAL_WORLD_SIZE",)) or [1],
+            integers(env, ("LOCAL_RANK",)) or [0],
+            integers(env, ("LOCAL_WORLD_SIZE",)) or [1],
         )
         return Placement(
             rank=rank,
@@ -128,7 +128,7 @@ class TorchVariables:
             raise SettingsError(
                 f"RANK={placement.rank} must be below WORLD_SIZE={placement.size}, and"
                 f" MASTER_PORT={port!r} a number: all ranks of a job are given these, from 0"
-                f" on.{self.otherwise}"
+                f" on.{self.absence_hint}"
             )
         deadline = time.monotonic() + timeout
         while True:
@@ -151,7 +151,7 @@ class TorchVariables:
                     f" (MASTER_ADDR, MASTER_PORT), and {trouble}: {_first_line(error)}. All ranks"
                     " must have the same of both, with a port that nothing else has, and call"
                     " init(); if starting takes longer, raise"
-                    f" FARANDOLE_START_TIMEOUT.{self.otherwise}",
+                    f" FARANDOLE_START_TIMEOUT.{self.absence_hint}",
                     [0] if placement.rank else [],
                 ) from error
 
@@ -173,7 +173,7 @@ class TorchVariables:
         self._serves = store if serves else None
         return _tell(store, "farandole/init", rank, text)
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         self._serves = None
 
     def abort(self) -> None:

@@ -26,7 +26,7 @@ def forget_outer_job(env: MutableMapping[str, str]) -> None:
     """
     if ORIGIN not in env or not any(name in env for name in STARTERS):
         return
-    from farandole.job.bootstrap import origin
+    from farandole.job.bootstrap.origin import origin
 
     if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
         return  # or a container hides some of it
@@ -58,7 +58,7 @@ def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
     from farandole.job import bootstrap  # here, as in ``find_cluster``
 
     bootstrap.check(own)
-    if who := bootstrap.half_told(own):
+    if who := bootstrap.incomplete_placement(own):
         return _UNKNOWN.format(*who)
     if any(name in own for name in STARTERS):
         return ""
@@ -70,7 +70,7 @@ def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
             return _LOST.format(which, what, "FARANDOLE_*")
         if started := bootstrap.find(env):
             what = f"is rank {started.placement.rank} of {started.placement.size}"
-            return _LOST.format(which, what, _NAMES[started.cluster.name])
+            return _LOST.format(which, what, _NAMES[started.bootstrap.name])
         if any(name in env for name in STARTERS):  # it stands alone, and what is below it, too
             return ""
         if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):

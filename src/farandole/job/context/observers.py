@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Observer, Transport, Waiting
+from farandole.base.host import clock_name
 from farandole.base.log import logger
 from farandole.core.engine import Engine
 from farandole.core.observe.exchanges import ExchangeCounts
@@ -18,7 +19,7 @@ from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.horovod import built_for
 from farandole.job.report import keys
 from farandole.job.report.files import DYNAMIC
-from farandole.net.store import StoreClient, clock_name
+from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
     from farandole.core.observe.timeline import Timeline

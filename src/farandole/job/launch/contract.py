@@ -125,7 +125,7 @@ class Launcher(Protocol):
         have them.
         """
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
         """Inside a process of a job: who it is, by its variables. None if this launcher did not
         start it.
         """

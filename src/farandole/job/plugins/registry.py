@@ -15,11 +15,11 @@ from farandole.errors import SettingsError, did_you_mean
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "launcher": {
-        "local": "farandole.job.launch.launchers.local:Local",
-        "ssh": "farandole.job.launch.launchers.ssh:Ssh",
-        "spark": "farandole.job.launch.launchers.spark:Spark",
-        "mpi": "farandole.job.launch.launchers.mpi:Mpi",
-        "slurm": "farandole.job.launch.launchers.slurm:Slurm",
+        "local": "farandole.job.launch.launchers.local:LocalLauncher",
+        "ssh": "farandole.job.launch.launchers.ssh:SshLauncher",
+        "spark": "farandole.job.launch.launchers.spark:SparkLauncher",
+        "mpi": "farandole.job.launch.launchers.mpi:MpiLauncher",
+        "slurm": "farandole.job.launch.launchers.slurm:SlurmLauncher",
     },
     "codec": {
         "fp16": "farandole.strategies.codecs.half:Fp16",

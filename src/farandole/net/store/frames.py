@@ -10,12 +10,22 @@ from collections.abc import Sequence
 from farandole.errors import WireError
 from farandole.net.handshake import Session
 
-GET, TRY, SET, CLOCK, TAKE, STAY, GATHER, SWAP = 1, 2, 3, 4, 5, 6, 7, 8
+PURPOSE = "store"  # of the handshake
+GET = 1
+TRY = 2
+SET = 3
+CLOCK = 4
+TAKE = 5
+PRESENCE = 6
+GATHER = 7
+SWAP = 8
 HEADER = struct.Struct("<Bd")
 SECONDS = struct.Struct("<d")
 LENGTH = struct.Struct("<I")
-NOBODY = 0xFFFFFFFF  # in place of a length: the value is missing
-MISSING, FOUND, REFUSED = b"\0", b"\1", b"\2"
+NO_VALUE = 0xFFFFFFFF  # in place of a length: the value is missing
+MISSING = b"\0"
+FOUND = b"\1"
+REFUSED = b"\2"
 Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
 
 
@@ -44,7 +54,7 @@ def packed(values: Sequence[Value | None]) -> bytes:
     """Values, or that there is none, in one."""
     parts: list[Value] = []
     for value in values:
-        parts.append(LENGTH.pack(NOBODY if value is None else len(value)))
+        parts.append(LENGTH.pack(NO_VALUE if value is None else len(value)))
         parts.append(value or b"")
     return b"".join(parts)
 
@@ -56,7 +66,7 @@ def unpacked(data: bytes) -> list[bytes | None]:
     while place < len(data):
         (length,) = LENGTH.unpack_from(data, place)
         place += LENGTH.size
-        if length == NOBODY:
+        if length == NO_VALUE:
             values.append(None)
         else:
             values.append(data[place : place + length])

@@ -33,7 +33,8 @@ from farandole.job.config.fields import variables
 from farandole.job.launch import outer
 from farandole.job.launch.limits import cure
 from farandole.job.launch.processes import LocalWorker, start_ranks
-from farandole.net.store import StoreClient, enter
+from farandole.net.store import StoreClient
+from farandole.net.store.exchange import redeem
 
 STREAMS = ("stdout", "stderr")
 AHEAD = 64 << 20  # bytes of output that may wait for the driver before ranks have to
@@ -47,8 +48,8 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 
 
 class Agent:
-    """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``:
-    variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
+    """``task``: index, address, secret (``redeem``: those of a secret exchange), timeout, gpus;
+    ``env``: variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
     variables that ranks do not get, if not those of ``outer``; ``cwd``: where ranks work, if not
     here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
     """
@@ -59,7 +60,7 @@ class Agent:
         self._folder = folder
         self._odd = odd
         client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
-        self._client = enter(client, task["index"]) if task.get("invited") else client
+        self._client = redeem(client, task["index"]) if task.get("redeem") else client
         self._workers: list[LocalWorker] = []  # the ranks, and after them other processes
         self._ranks = 0
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -70,7 +71,7 @@ class Agent:
     def run(self) -> None:
         """Until the driver says bye."""
         try:
-            self._client.stay(self.name)
+            self._client.announce(self.name)
             self._client.set(f"{self.name}/hello", json.dumps(self._hello()).encode())
             order = self._next_order(0)
             if order["do"] == "start" and self._start(order):

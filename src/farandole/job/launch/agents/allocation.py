@@ -16,7 +16,8 @@ from farandole.job.launch.agents.registry import Agent, AgentRegistry, RemoteWor
 from farandole.job.launch.limits import crowding
 from farandole.job.launch.plan import plan
 from farandole.net.handshake import encrypted
-from farandole.net.store import Door, StoreServer
+from farandole.net.store import StoreServer
+from farandole.net.store.exchange import SecretExchange
 
 # Of the driver's variables, the ranks get those that say what a program was written for. No others:
 # the hosts are not the driver's.
@@ -86,7 +87,7 @@ class AgentAllocation:
         self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
         self._np = sum(place.ranks for place in places)
         self._store: StoreServer | None = None
-        self._door: Door | None = None
+        self._exchange: SecretExchange | None = None
         self._registry: AgentRegistry | None = None
         self._slots: Sequence[Slot] | None = None
         self._firsts: list[tuple[int, Slot]] = []  # of each host, the agent of its first rank
@@ -102,7 +103,7 @@ class AgentAllocation:
         try:
             self._store = StoreServer(secret, host, advertise=name)
             if encrypted(secret) and not self._cluster.private:
-                self._door = Door(self._store, secret, len(self._places), host, name)
+                self._exchange = SecretExchange(self._store, secret, len(self._places), host, name)
         except OSError as error:
             cure = self._cluster.unreachable(host)
             raise SettingsError(
@@ -120,11 +121,11 @@ class AgentAllocation:
             self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun
         )
         facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
-        if self._door is not None:
+        if self._exchange is not None:
             facts |= {
-                "address": self._door.address,
-                "secret": self._door.invitation,
-                "invited": True,
+                "address": self._exchange.address,
+                "secret": self._exchange.token,
+                "redeem": True,
             }
         self._cluster.start(facts)
         return self._registry.workers
@@ -233,8 +234,8 @@ class AgentAllocation:
             self._registry.to_log(text)
 
     def _shut(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._exchange is not None:
+            self._exchange.close()
 
     def close(self) -> None:
         self._shut()

@@ -24,7 +24,7 @@ HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 
 def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
     """Until the driver lets it go; its status. See ``agent.Agent``."""
-    here = registry.load("launcher", task["launcher"])().surroundings(os.environ)
+    here = registry.load("launcher", task["launcher"])().placement(os.environ)
     # Where Open MPI starts an agent for each rank, the rank takes its place, and may call MPI.
     hidden = outer.OTHERS if task["launcher"] == "mpi" else outer.PLACE
     own = {"index": here.rank if here is not None else 0, "hidden": hidden}

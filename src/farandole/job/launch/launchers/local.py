@@ -21,7 +21,7 @@ from farandole.net.interfaces import is_here
 from farandole.net.store import StoreServer
 
 
-class Local:
+class LocalLauncher:
     """The launcher for this machine."""
 
     name: ClassVar[str] = "local"
@@ -39,7 +39,7 @@ class Local:
                 )
         return LocalAllocation(slots)
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
 

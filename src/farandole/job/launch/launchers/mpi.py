@@ -35,7 +35,7 @@ OWN = {
 }
 
 
-class Mpi:
+class MpiLauncher:
     """The launcher."""
 
     name: ClassVar[str] = "mpi"
@@ -76,13 +76,13 @@ class Mpi:
         command = Command(self.name, argv, where, request.settings.network_interfaces)
         return AgentAllocation(command, [Place(1)] * request.np, request.start_timeout)
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        from farandole.job import bootstrap as surroundings
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
+        from farandole.job import bootstrap
 
         return (
             Placement.from_env(env)
             if "FARANDOLE_RANK" in env
-            else surroundings.mpi.Mpi().surroundings(env)
+            else bootstrap.mpi.MpiBootstrap().placement(env)
         )
 
 

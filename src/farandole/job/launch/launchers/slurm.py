@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
 
 
-class Slurm:
+class SlurmLauncher:
     """The launcher."""
 
     name: ClassVar[str] = "slurm"
@@ -56,13 +56,13 @@ class Slurm:
         command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
         return AgentAllocation(command, each, request.start_timeout)
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        from farandole.job import bootstrap as surroundings
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
+        from farandole.job import bootstrap
 
         return (
             Placement.from_env(env)
             if "FARANDOLE_RANK" in env
-            else surroundings.slurm.Slurm().surroundings(env)
+            else bootstrap.slurm.SlurmBootstrap().placement(env)
         )
 
 

@@ -56,7 +56,7 @@ OWN = {
 OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "TMUX", "VSCODE_")
 
 
-class Ssh:
+class SshLauncher:
     """The launcher."""
 
     name: ClassVar[str] = "ssh"
@@ -78,7 +78,7 @@ class Ssh:
         wanted = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         return AgentAllocation(Sessions(slots, request.settings), wanted, request.start_timeout)
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
 

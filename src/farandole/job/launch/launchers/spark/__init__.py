@@ -26,7 +26,7 @@ VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
 FAILED = "Spark job has failed, see the error above."
 
 
-class Spark:
+class SparkLauncher:
     """The launcher. ``create``: start a session if there is none; ``python``: the ranks'
     interpreter on the executors, by default that of Spark's own tasks; ``start_timeout``: seconds
     until all tasks must be running, and ``setting``: the name by which users set them; ``log``: the
@@ -56,7 +56,7 @@ class Spark:
     def affinity(self, request: Request) -> int:
         return 0  # a session that happens to be there does not mean that a job is to run on it
 
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+    def placement(self, env: Mapping[str, str]) -> Placement | None:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
     def default_parallelism(self) -> int:

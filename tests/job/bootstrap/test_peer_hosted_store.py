@@ -9,23 +9,24 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
-from farandole.job.bootstrap import serverless
-from farandole.job.bootstrap.serverless import Host
+from farandole.job.bootstrap import peer_hosted_store, store_host
 from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.store_host import StoreHost
 from farandole.job.config import Placement, Settings
 from farandole.job.report import keys
 from farandole.job.report.outcome import Outcome
 from farandole.net import interfaces
 from farandole.net.handshake import new_secret
-from farandole.net.store import StoreClient, enter, reach
+from farandole.net.store import StoreClient, reach
+from farandole.net.store.exchange import redeem
 
 
-class Told:
+class Unreached:
     """A cluster by which rank 0's text reaches nobody."""
 
-    name = "told"
+    name = "unreached"
     ends_together = False
-    otherwise = ""
+    absence_hint = ""
 
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
@@ -35,7 +36,7 @@ class Told:
     def siblings(self, placement: Placement, env: object) -> Siblings:
         return NOBODY
 
-    def settled(self) -> None:
+    def on_assigned(self) -> None:
         pass
 
 
@@ -43,30 +44,32 @@ def test_ranks_that_do_not_come_are_named() -> None:
     with pytest.raises(
         RendezvousError, match=r"ranks 1, 2 did not reach init\(\) within 0\.2 s"
     ) as caught:
-        serverless.join(Told(), Placement(size=3, local_size=3), Settings(start_timeout=0.2))  # type: ignore[arg-type]
+        peer_hosted_store.join(
+            Unreached(), Placement(size=3, local_size=3), Settings(start_timeout=0.2)
+        )  # type: ignore[arg-type]
     assert caught.value.missing == (1, 2)
-    assert serverless._stay is None
+    assert peer_hosted_store._membership is None
 
 
-def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
-    host = Host(Placement(size=2, local_size=2), Settings(tls=True))
-    address, invitation = host.invitation().split(",")
+def test_with_tls_the_cluster_carries_a_token_only() -> None:
+    host = StoreHost(Placement(size=2, local_size=2), Settings(tls=True))
+    address, token = host.contact().split(",")
     try:
-        assert host._secret not in (address, invitation)
-        client = enter(reach([address], invitation, 10.0), 1)
+        assert host._secret not in (address, token)
+        client = redeem(reach([address], token, 10.0), 1)
         assert (client.address, client.secret) == (host.server.address, host._secret)
         client.close()
         with pytest.raises(
             AuthenticationError, match="somebody else has used this job's invitation"
         ):
-            enter(reach([address], invitation, 10.0), 1)
+            redeem(reach([address], token, 10.0), 1)
     finally:
         host.hang_up()
 
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
-    class Other(Told):
+    class Other(Unreached):
         def broadcast(
             self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
         ) -> str:
@@ -75,29 +78,29 @@ def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
     with pytest.raises(
         SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"
     ):
-        serverless.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
+        peer_hosted_store.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
 
 def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
     """By hand, say: WORLD_SIZE=2 for rank 0, and 3 for rank 1."""
-    host = Host(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
+    host = StoreHost(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
 
-    class Other(Told):
+    class Other(Unreached):
         def broadcast(
             self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
         ) -> str:
             host.server.set("node/0", b'["h", 0, 2]')
-            threading.Thread(target=host.deal).start()
-            return host.invitation()
+            threading.Thread(target=host.assign).start()
+            return host.contact()
 
     try:
         with pytest.raises(
             SettingsError, match=r"rank 1 was started as one of 3 ranks, rank 0 as one of 2: "
         ):
-            serverless.join(Other(), Placement(rank=1, size=3), Settings(start_timeout=5.0))  # type: ignore[arg-type]
+            peer_hosted_store.join(Other(), Placement(rank=1, size=3), Settings(start_timeout=5.0))  # type: ignore[arg-type]
     finally:
         host.hang_up()
-        serverless._stay = None
+        peer_hosted_store._membership = None
 
 
 @pytest.mark.parametrize(
@@ -114,18 +117,18 @@ def test_all_hear_of_different_numbers_of_ranks(
     """Also those that agree with rank 0, those beyond its number, and rank 0 itself; the rest has
     no time to come.
     """
-    monkeypatch.setattr(serverless, "SLACK", 1.0)
-    host = Host(Placement(size=size, local_size=size), Settings(start_timeout=30.0))
+    monkeypatch.setattr(store_host, "SLACK", 1.0)
+    host = StoreHost(Placement(size=size, local_size=size), Settings(start_timeout=30.0))
     clients = {rank: StoreClient(host.server.address, host._secret) for rank in (0, *others)}
     try:
         for rank, client in clients.items():
-            client.stay(f"rank/{rank}")
+            client.announce(f"rank/{rank}")
             client.set(f"node/{rank}", json.dumps(["h", rank, {0: size, **others}[rank]]).encode())
-        dealing = threading.Thread(target=host.deal)
+        dealing = threading.Thread(target=host.assign)
         dealing.start()
         for rank, client in clients.items():
             facts = json.loads(client.get(f"placement/{rank}", 10.0))
-            assert facts["unlike"].startswith(says)
+            assert facts["wrong_size"].startswith(says)
             client.close()
         dealing.join()
     finally:
@@ -133,8 +136,8 @@ def test_all_hear_of_different_numbers_of_ranks(
 
 
 def test_an_address_that_does_not_answer_is_passed_over() -> None:
-    host = Host(Placement(size=2, local_size=2), Settings())
-    *_, address, secret = host.invitation().split(",")
+    host = StoreHost(Placement(size=2, local_size=2), Settings())
+    *_, address, secret = host.contact().split(",")
     try:
         client = reach(["127.0.0.1:1", address], secret, 10.0)
         assert client.address == address
@@ -146,9 +149,9 @@ def test_an_address_that_does_not_answer_is_passed_over() -> None:
 
 
 def test_the_interfaces_that_are_set_are_offered() -> None:
-    host = Host(Placement(size=2, local_size=1), Settings(network_interfaces="lo"))
+    host = StoreHost(Placement(size=2, local_size=1), Settings(network_interfaces="lo"))
     try:
-        *addresses, _ = host.invitation().split(",")
+        *addresses, _ = host.contact().split(",")
         hosts = [interfaces.split(address)[0] for address in addresses]
         assert hosts in (["127.0.0.1"], ["127.0.0.1", "::1"])
     finally:
@@ -157,26 +160,26 @@ def test_the_interfaces_that_are_set_are_offered() -> None:
 
 class TestTheEnd:
     @pytest.fixture
-    def host(self) -> Iterator[Host]:
-        host = Host(Placement(size=4, local_size=4), Settings(start_timeout=5.0))
+    def host(self) -> Iterator[StoreHost]:
+        host = StoreHost(Placement(size=4, local_size=4), Settings(start_timeout=5.0))
         yield host
         host.server.close()
 
     @pytest.fixture
-    def clients(self, host: Host) -> Iterator[list[StoreClient]]:
+    def clients(self, host: StoreHost) -> Iterator[list[StoreClient]]:
         """Of ranks 1 to 3, which have joined."""
-        address, secret = host.invitation().split(",")
+        address, secret = host.contact().split(",")
         clients = [StoreClient(address, secret) for _ in range(4)]
         for rank, client in enumerate(clients):
-            client.stay(f"rank/{rank}")
+            client.announce(f"rank/{rank}")
             client.set(f"node/{rank}", f'["h{rank % 2}", {rank // 2}, 4]'.encode())
-        host.deal()
+        host.assign()
         yield clients
         for client in clients:
             client.close()
 
     def test_rank_0_waits_for_all_and_names_those_that_failed(
-        self, host: Host, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
+        self, host: StoreHost, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
     ) -> None:
         outcomes = {
             1: Outcome(status="error", kind="ValueError", message="no more data"),
@@ -196,17 +199,19 @@ class TestTheEnd:
             "farandole: rank 3 on h1 ended without a report: it was killed, or called os._exit",
         ]
 
-    def test_a_rank_has_left_when_it_says_so(self, host: Host, clients: list[StoreClient]) -> None:
+    def test_a_rank_has_left_when_it_says_so(
+        self, host: StoreHost, clients: list[StoreClient]
+    ) -> None:
         """A process that it forked off, a data loader's, may hold its connection open."""
         for rank in (1, 2, 3):
             clients[rank].set(keys.outcome(rank), Outcome(status="ok").to_bytes())
             clients[rank].set(f"left/{rank}", b"")
         host.close(None)
-        assert host.present() == set()
+        assert host.remaining() == set()
 
     def test_after_a_failure_of_its_own_it_waits_for_a_while_only(
-        self, host: Host, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
+        self, host: StoreHost, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
     ) -> None:
         host.close(0.05)
-        assert host.present() == {1, 2, 3}
+        assert host.remaining() == {1, 2, 3}
         assert capsys.readouterr().err == "", "they have not ended"

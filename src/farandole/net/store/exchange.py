@@ -1,0 +1,56 @@
+"""The exchange of a bootstrap token, which others may read, for the secret of the job."""
+
+from __future__ import annotations
+
+from farandole.errors import AuthenticationError
+from farandole.net import interfaces
+from farandole.net.handshake import new_secret
+from farandole.net.store.client import StoreClient
+from farandole.net.store.server import StoreServer
+
+
+class SecretExchange:
+    """A small store that hands the secret of ``store`` to processes to which it cannot travel
+    unseen.
+
+    They are given a bootstrap ``token`` instead, which asks for TLS and opens nothing but this
+    exchange. Each of ``slots`` yields the secret once. When all have, the exchange is closed, and
+    the token is worthless, also to an eavesdropper who has captured it and all packets.
+    """
+
+    def __init__(
+        self,
+        store: StoreServer,
+        secret: str,
+        slots: int,
+        host: str = "127.0.0.1",
+        advertise: str = "",
+    ) -> None:
+        self.token = new_secret(tls=True)
+        self._server = StoreServer(self.token, host, advertise)
+        self.address = self._server.address
+        for slot in range(slots):
+            self._server.set(
+                f"slot/{slot}", f"{store.address.rpartition(':')[2]} {secret}".encode()
+            )
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def redeem(exchange: StoreClient, slot: int) -> StoreClient:
+    """Return a client of the store whose secret the ``exchange`` holds in ``slot``. Raises
+    AuthenticationError if another process has taken it.
+    """
+    content = exchange.take(f"slot/{slot}", 0.0)
+    exchange.close()
+    if content is None:
+        raise AuthenticationError(
+            f"somebody else has used this job's invitation in the place of number {slot}, and may"
+            " know its secret: who can read what the cluster tells its processes? Start the job"
+            " again, by ssh (-H) if you do not know"
+        )
+    port, _, secret = content.decode().partition(" ")
+    return StoreClient(
+        interfaces.joined(interfaces.split(exchange.address)[0], port), secret, exchange.timeout
+    )
