@@ -35,6 +35,7 @@ from farandole.base.contracts import Codec, Observer, Part, Transport
 from farandole.base.types import Buffer, DType, Kind
 from farandole.job import context
 from farandole.strategies.codecs import codec
+from farandole.strategies.gossip.references import NeighbourReference
 from farandole.strategies.specs import ALLREDUCE, strategy_of
 
 WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
@@ -171,8 +172,9 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
         optimizer.average_weights()
     seen = getattr(strategy, "staleness", None)
     pushed = seen.pushes * sum(weight.nbytes for weight in model.parameters()) if seen else 0
-    common = getattr(strategy, "common", "")
-    counted = made is None or common == "neighbours"  # messages are as small as they travel
+    reference = None if isinstance(strategy, str) else strategy.reference
+    # messages of neighbours are counted as small as they travel
+    counted = made is None or isinstance(reference, NeighbourReference)
     nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
     return Result(accuracy(model, data), nbytes / 2**20, seconds, seen.mean if seen else 0.0)
 

@@ -20,6 +20,7 @@ import pytest
 from farandole.base.contracts import Consolidating, Strategy
 from farandole.errors import HorovodInternalError
 from farandole.strategies.options import GradientOptions
+from farandole.strategies.references import FirstSlotReference
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.run_job import job
@@ -73,9 +74,9 @@ class StrategyKit:
         assert strategy_of(one) is one, "it has all that a strategy needs"
         assert one.spec == other.spec
         assert isinstance(one.epochs, bool)
-        assert one.common in ("weights", "slot", "centre", "neighbours", "pairs", "")
         assert set(one.slots) <= {"weights", "zeros"}
-        assert one.common != "slot" or one.slots, "what all have in common is its first slot"
+        first_slot = isinstance(one.reference, FirstSlotReference)
+        assert not first_slot or one.slots, "what all have in common is its first slot"
         assert pickle.loads(pickle.dumps(one)).spec == one.spec, "it travels to ranks"
 
     def test_it_is_due_after_numbers_that_a_framework_traces(self) -> None:
@@ -283,7 +284,9 @@ class Renamed:
 
     def __init__(self, strategy: Strategy, spec: str) -> None:
         self._strategy, self.spec = strategy, spec
-        self.epochs, self.common, self.slots = strategy.epochs, strategy.common, strategy.slots
+        self.epochs = strategy.epochs
+        self.reference = strategy.reference
+        self.slots = strategy.slots
         if isinstance(strategy, Consolidating):
             self.consolidate = strategy.consolidate
 

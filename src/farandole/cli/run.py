@@ -218,13 +218,15 @@ def _check_exchange(settings: Settings) -> None:
     codec = registry.make("codec", settings.codec) if settings.codec else None
     if settings.strategy == Settings().strategy:
         return
-    from farandole.strategies.specs import strategy_of, unfit
+    from farandole.strategies.specs import strategy_of
 
     try:
         chosen = strategy_of(settings.strategy)
     except ValueError as error:
         raise SettingsError(f"--strategy {settings.strategy}: {error}") from None
-    if codec is not None and not isinstance(chosen, str) and (why := unfit(chosen, codec)):
+    if codec is None or isinstance(chosen, str):
+        return
+    if why := chosen.reference.objection(chosen, codec):
         raise SettingsError(f"--codec {settings.codec} {why}")
 
 

@@ -122,7 +122,7 @@ def DistributedOptimizer(
             "this optimizer is distributed already: pass the one that DistributedOptimizer was"
             " given"
         )
-    if chosen.strategy is not None and optimizer.use_ema and _adds_up(chosen.strategy):
+    if chosen.strategy is not None and optimizer.use_ema and chosen.strategy.reference.adds_up:
         raise ValueError(_NO_EMA.format(spec=chosen.strategy.spec))
     wrapped = _adopt(optimizer, KerasReducer(chosen, shard))
     if backward_passes_per_step > 1:
@@ -352,11 +352,6 @@ class Distributed:
             {key: value for key, value in self.__dict__.items() if key != "_farandole"}
         )
         return plain
-
-
-def _adds_up(strategy: Strategy) -> bool:
-    """Is there a centre, to which what all ranks have done is added?"""
-    return strategy.common == "centre" and not getattr(strategy, "sync", False)
 
 
 def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:

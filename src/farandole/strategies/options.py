@@ -18,7 +18,7 @@ from farandole.job import context
 from farandole.job.config import Settings
 from farandole.job.context import ProcessSet
 from farandole.strategies.codecs import codec as codec_of
-from farandole.strategies.specs import ADASUM, strategy_of, unfit
+from farandole.strategies.specs import ADASUM, strategy_of
 
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step()."
@@ -126,7 +126,7 @@ def gradient_options(
             f"compression={compression!r} is no compressor: use hvd.Compression.fp16, .bf16 or"
             " .none"
         )
-    factors = predivided(op, gradient_predivide_factor)
+    prescale, postscale = predivided(op, gradient_predivide_factor)
     chosen = strategy_of(_of_job() if strategy is None else strategy)
     if chosen == ADASUM and op == ReduceOp.AVERAGE:
         op = ReduceOp.ADASUM
@@ -137,17 +137,7 @@ def gradient_options(
                 f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, and nobody"
                 " tells this optimizer of it: give a number of steps, like 'local_sgd:100'"
             )
-    if op not in ops:
-        names = [_name(known) for known in ops]
-        cure = (
-            "; PyTorch, JAX and the tapes of TensorFlow have Adasum"
-            if op == ReduceOp.ADASUM
-            else ""
-        )
-        raise ValueError(
-            f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got"
-            f" op={_name(op)}){cure}"
-        )
+    _check_op(op, ops)
     if op == ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if num_groups:
@@ -157,18 +147,31 @@ def gradient_options(
     check_groups(groups, tensor)
     check_passes(backward_passes_per_step)
     return GradientOptions(
-        op,
-        *factors,
-        process_set,
-        compression,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups or (),
-        sparse_as_dense,
-        scale_local_gradients,
-        None if isinstance(chosen, str) else chosen,
-        _codec(codec, op, compression, chosen),
-        None if instead or isinstance(codec, str | None) else object(),
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        compression=compression,
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        groups=groups or (),
+        sparse_as_dense=sparse_as_dense,
+        scale_local=scale_local_gradients,
+        strategy=None if isinstance(chosen, str) else chosen,
+        codec=_codec(codec, op, compression, chosen),
+        owner=None if instead or isinstance(codec, str | None) else object(),
+    )
+
+
+def _check_op(op: ReduceOp, ops: Sequence[ReduceOp]) -> None:
+    """Raise ValueError if ``op`` is none of ``ops``."""
+    if op in ops:
+        return
+    *others, last = map(_name, ops)
+    adasum = "; PyTorch, JAX and the tapes of TensorFlow have Adasum"
+    raise ValueError(
+        f"op currently only supports {', '.join(others)} and {last} (got op={_name(op)})"
+        f"{adasum if op == ReduceOp.ADASUM else ''}"
     )
 
 
@@ -205,21 +208,25 @@ def _codec(
 ) -> str | Codec:
     """The codec, checked; empty for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
+    reference = None if isinstance(strategy, str) else strategy.reference
     if codec is None:
-        fits = plain and op in LINEAR and (isinstance(strategy, str) or strategy.common)
+        fits = plain and op in LINEAR and (reference is None or reference.takes_codec)
         codec = _settings().codec if fits else ""
     if not codec:
         return ""
     made = codec_of(codec)
-    told = f"codec={(made.spec if made else codec)!r}"
-    if made and not isinstance(strategy, str) and (why := unfit(strategy, made)):
-        raise SettingsError(f"{told} {why}")
+    label = f"codec={(made.spec if made else codec)!r}"
+    objection = ""
+    if made is not None and not isinstance(strategy, str):
+        objection = strategy.reference.objection(strategy, made)
+    if objection:
+        raise SettingsError(f"{label} {objection}")
     if op not in LINEAR:
         raise ValueError(
-            f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out"
+            f"{label} compresses sums and averages, and op is {_name(op)}: leave one of them out"
         )
     if not plain:
-        raise ValueError(f"{told} and compression do the same: leave one of them out")
+        raise ValueError(f"{label} and compression do the same: leave one of them out")
     return codec
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from farandole.base.contracts import Codec, PushCodec, Strategy
+from farandole.base.contracts import Strategy
 from farandole.errors import did_you_mean
 from farandole.job.plugins import registry
 
@@ -21,7 +21,7 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
     if not isinstance(given, str):
         lacks = [
             name
-            for name in ("spec", "epochs", "common", "slots", "due", "exchange")
+            for name in ("spec", "epochs", "reference", "slots", "due", "exchange")
             if not hasattr(given, name)
         ]
         if lacks or isinstance(given, type):
@@ -49,44 +49,6 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
 
 def known() -> Sequence[str]:
     return [ALLREDUCE, ADASUM, *registry.names("strategy")]
-
-
-def unfit(strategy: Strategy, codec: Codec) -> str:
-    """Why this codec has nothing to do in exchanges of this strategy, and the cure; empty if it
-    has.
-    """
-    if not strategy.common:
-        return (
-            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
-            " their own: leave one of them out, or take local_sgd, bmuf, diloco, easgd, ps,"
-            " ps_async, ssp or gossip"
-        )
-    if strategy.common == "pairs":
-        return (
-            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks average in pairs"
-            " in the background: take gossip, which goes with a codec, or leave out the codec"
-        )
-    if strategy.common in ("centre", "neighbours") and not isinstance(codec, PushCodec):
-        what = (
-            "each pushes by itself"
-            if strategy.common == "centre"
-            else "each sends to its neighbours alone"
-        )
-        return (
-            f"adds up what all ranks have, but with strategy={strategy.spec!r} {what}: leave one of"
-            " them out, or take int8, onebit, topk or another codec that compresses pushes"
-        )
-    if (
-        strategy.common in ("weights", "slot")
-        and getattr(codec, "votes", False)
-        and not getattr(strategy, "outer", None)
-    ):
-        return (
-            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would"
-            " move by that much in each exchange: leave one of them out, or take int8, onebit,"
-            " topk or another codec that sends sizes"
-        )
-    return ""
 
 
 def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from farandole.base.contracts import Codec, Consolidating, Strategy
+from farandole.base.contracts import Consolidating, ExchangeContext, Strategy
 from farandole.base.digests import digest_of_text
 from farandole.checks.exchange import all_equal, gathered
 from farandole.checks.finding import error_of
 from farandole.checks.strategy_mismatch import StrategyMismatchCheck, other_strategy
 from farandole.core.engine import Engine
-from farandole.core.ps.share import keys_of
 from farandole.job import context
 from farandole.job.report import pace
-from farandole.strategies.codecs import claim, codec, keeper
-from farandole.strategies.codecs.base import KEPT
+from farandole.strategies.codecs import codec, keeper
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.peers import EnginePeers
+from farandole.strategies.peers import EnginePeers, PeerSession
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
 Item = TypeVar("Item")
 Weight = TypeVar("Weight")
-# from the last exchange, from a centre: what codecs keep is of one of them
-CHANGE, DISTANCE = "change/", "distance/"
 
 
 def slots_of(
@@ -54,21 +49,16 @@ class WeightExchange:
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self.strategy, self.codec = strategy, codec(options.codec)
-        self.kinds = (
-            (*strategy.slots, "weights")
-            if self.codec is not None and self._keeps_last()
-            else strategy.slots
-        )
-        self._label, self._options = label, options
-        self._own: set[str] = set()  # how what the codec keeps of these weights is called, or was
-        self._named = False
+        self.strategy = strategy
+        self.codec = codec(options.codec)
+        self._encoding = strategy.reference.encoding(self.codec, options.owner)
+        self.kinds = (*strategy.slots, *self._encoding.slots)
+        self._label = label
+        self._options = options
         self._counter = pace.counter()
-        self._peers: tuple[Engine, EnginePeers] | None = None
+        self._session: PeerSession | None = None
         self._number = 0  # of this among the optimizers of the engine
         self._joins = 0  # of the engine, when the ranks' strategies were compared
-        # what all have in common: the number of arrays, and a digest
-        self._known: tuple[int, int] | None = None
         self._exchanged = False  # these weights
 
     def needed(self) -> bool:
@@ -114,92 +104,16 @@ class WeightExchange:
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other
         weights.
         """
-        peers = self._open()
-        peers.names, peers.statistics, self._named = names, statistics, names is not None
+        session = self._open()
         self._exchanged = True
-        if self.codec is not None:
-            self._claim(self.codec, peers.names_of(weights))
-        # compressed where they are sent
-        if self.codec is None or self.strategy.common in ("centre", "pairs"):
-            self.strategy.exchange(weights, slots, peers, step)
-        elif self.strategy.common == "neighbours":
-            peers.sent = slots[-1]
-            try:
-                self.strategy.exchange(weights, slots[:-1], peers, step)
-            finally:
-                peers.sent = ()
-        else:
-            self._exchange_coded(weights, slots, peers, step)
-        self._average(peers.statistics)  # those that did not go with the weights
-
-    def _exchange_coded(
-        self,
-        weights: Sequence[Array],
-        slots: Sequence[Sequence[Array]],
-        peers: EnginePeers,
-        step: int,
-    ) -> None:
-        """A rank that had joined, or that began with other weights, does not know what the others
-        have in common: the weights travel whole then, or all take the mean of their slots first.
-        """
-        keeps = self._keeps_last()
-        own, near = (slots[:-1], slots[-1]) if keeps else (slots, slots[0])
-        if self._known is None or len(near) != self._known[0]:
-            self._known = len(near), zlib.crc32(b"".join(array.tobytes() for array in near))
-        known = self._known[1]
-        alike = all_equal(peers.engine, f"{peers.name}.last", [known])[0]
-        if not alike and not keeps:
-            peers.average(near)
-        peers.near = near if alike or not keeps else ()
-        try:
-            self.strategy.exchange(weights, own, peers, step)
-        finally:
-            peers.near = ()
-        if keeps:
-            for array, weight in zip(near, weights, strict=True):
-                np.copyto(array, weight)
-        else:
-            self._forget_kept([DISTANCE])
-        self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
-
-    def _claim(self, codec: Codec, names: Sequence[str]) -> None:
-        """See ``claim``. Of distances from a centre nothing is kept from one exchange to the
-        next.
-        """
-        if self.strategy.common == "centre":
-            now = keys_of(names)
-        else:
-            now = [f"{self._scope()}{name}" for name in names]
-        self._own = {*self._own, *now}
-        if self._scope() != DISTANCE:
-            claim(codec, self._options.owner, now)
+        context = ExchangeContext(names, statistics)
+        travelled = self._encoding.exchange(self.strategy, weights, slots, step, context)
+        if statistics and not travelled:
+            session.mean(statistics)
 
     def forget_kept(self) -> None:
-        """What a codec keeps was of other weights."""
-        if self.codec is not None:
-            self._forget_kept(self._own)
-
-    def _forget_kept(self, own: Iterable[str]) -> None:
-        """What a codec has left out of a distance, say, is still in that distance the next time.
-        Other optimizers' stays.
-        """
-        assert self.codec is not None
-        forgotten = {f"{kind}/{name}" for kind in KEPT for name in own}
-        begins = tuple(name for name in forgotten if name.endswith("/"))  # of several
-        state = self.codec.state_dict().items()
-        self.codec.load_state_dict(
-            {
-                name: kept
-                for name, kept in state
-                if name not in forgotten and not name.startswith(begins)
-            }
-        )
-
-    def _scope(self) -> str:
-        return DISTANCE if self.strategy.common == "slot" else CHANGE
-
-    def _keeps_last(self) -> bool:
-        return self.strategy.common in ("weights", "neighbours")
+        """Drop what a codec keeps: it is of other weights."""
+        self._encoding.forget()
 
     def average(
         self,
@@ -211,78 +125,72 @@ class WeightExchange:
         """Give all ranks the same weights, in place: the mean of all, or what the strategy has in
         the place of it. ``slots``: none, if the strategy has not begun. Collective.
         """
-        peers = self._open()
+        session = self._open()
         if isinstance(self.strategy, Consolidating) and slots:
             # they would be those of the rank that is first
             if statistics and not self.any_of(self._exchanged):
-                self._average(statistics)
-            peers.names, peers.statistics = names, statistics
-            self.strategy.consolidate(weights, slots, peers)
-            self._average(peers.statistics)
-        else:
-            self._average([*weights, *statistics])
-            copies = self.strategy.common == "neighbours" and self.codec is not None and slots
-            if copies:  # the old ones would take ranks apart again
-                for sent, weight in zip(slots[-1], weights, strict=True):
-                    np.copyto(sent, weight)
+                session.mean(statistics)
+            peers = EnginePeers(session, ExchangeContext(names, statistics))
+            own = slots[: len(self.strategy.slots)]
+            self.strategy.consolidate(weights, own, peers)
+            if statistics and not peers.statistics_travelled:
+                session.mean(statistics)
+            return
+        if weights or statistics:
+            session.mean([*weights, *statistics])
+        self._encoding.averaged(weights, slots)
 
     def any_of(self, true: bool) -> bool:
         """Is it true on some rank? Collective."""
-        return self._open().any_of(true)
+        return self._open().mean.any_of(true)
 
-    def _average(self, arrays: Sequence[Array]) -> None:
-        peers = self._open()
-        peers.names = None
-        if arrays:
-            peers.average(arrays)
-
-    def _open(self) -> EnginePeers:
+    def _open(self) -> PeerSession:
         engine = context.engine(self._options.process_set)
-        if self._peers is None or self._peers[0] is not engine:
+        session = self._session
+        if session is None or session.engine is not engine:
             self._number = engine.numbers.next_optimizer()
             name = f"{self._label}.weights.{self._number}"
-            self._check_alike(engine, name, self._number)
-            self._peers = (
-                engine,
-                EnginePeers(engine, name, self._options, self.codec, self._spec(), self._scope()),
+            self._check_same_strategy(engine, name)
+            session = PeerSession(
+                engine, name, self._options, self._spec(), self._encoding.push_codec
             )
+            self._encoding.bind(session)
+            self._session = session
         elif self._joins != engine.joins:  # a rank that had joined may be here for the first time
-            self._check_alike(engine, self._peers[1].name, self._number)
+            self._check_same_strategy(engine, session.name)
         self._joins = engine.joins
-        return self._peers[1]
+        return session
 
     def begin_anew(self) -> None:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with
         them. All ranks.
         """
-        self._known, self._exchanged = None, False
-        if self.codec is not None and self.strategy.common == "centre":
-            self._forget_kept(self._own)
-        if isinstance(self.strategy, Consolidating) and self._peers is not None:
-            self._peers[1].close()
-            self._peers = None
+        self._exchanged = False
+        self._encoding.reset()
+        if isinstance(self.strategy, Consolidating) and self._session is not None:
+            self._session.close()
+            self._session = None
 
     def other_weights(self) -> None:
         """The next exchange is of others of the optimizer's weights, maybe of the same shapes. What
         a codec has not sent of one waits for its next exchange, if weights have names.
         """
-        self._known, self._exchanged = None, False
-        if self.codec is not None and self.strategy.common == "centre" and not self._named:
-            self._forget_kept(self._own)
-        if self._peers is not None:
-            self._peers[1].other_weights()
+        self._exchanged = False
+        self._encoding.other_weights()
+        if self._session is not None:
+            self._session.other_weights()
 
     def _spec(self) -> str:
         return self.strategy.spec + (
             f" with the codec {self.codec.spec}" if self.codec is not None else ""
         )
 
-    def _check_alike(self, engine: Engine, name: str, number: int) -> None:
+    def _check_same_strategy(self, engine: Engine, name: str) -> None:
         ranks = self._options.process_set.ranks or range(engine.size)
         spec = self._spec()
-        with StrategyMismatchCheck(engine, number, ranks, self._label, spec):
-            alike = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
-        if alike is not False:
+        with StrategyMismatchCheck(engine, self._number, ranks, self._label, spec):
+            same = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
+        if same is not False:
             return
         # empty: a rank that has joined
         specs = [text.decode() for text in gathered(engine, name, spec.encode())]

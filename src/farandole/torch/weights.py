@@ -44,10 +44,7 @@ class WeightState:
             StatefulExchange("DistributedOptimizer", options, strategy),
         )
         self._exchange = self._kept.exchange
-        self._set, self._common = (
-            options.process_set,
-            strategy.common not in ("", "neighbours", "pairs"),
-        )
+        self._set = options.process_set
         self._own = options.owner is None  # the codec, if there is one
         kept = () if callable(buffers) else list(buffers)
         # a model may get others: ``model.to(device)``
@@ -126,7 +123,7 @@ class WeightState:
             return self._loaded
         kept = self.state_dict()
         return {name: kept[name] for name in ("strategy", "step")} | {
-            "slots": kept["slots"] if self._common else []
+            "slots": kept["slots"] if self._strategy.reference.same_slots else []
         }
 
     def share(self, state: Mapping[str, Any]) -> None:

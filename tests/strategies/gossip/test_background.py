@@ -24,9 +24,8 @@ SPECS = ["gossip_async", "gossip_async:complete,every=2", "gossip_async:ring,dam
 
 def rested(exchange: WeightExchange) -> None:
     """No average is under way."""
-    assert exchange._peers is not None
-    pairs = exchange._peers[1]._pairs
-    assert pairs is not None
+    assert exchange._session is not None
+    pairs = exchange._session.pairs(None)
     assert pairs._group is not None
     pairs._group.rest()
 

@@ -11,9 +11,17 @@ from farandole.base.contracts.codecs import (
     PushCodec,
     Rescaling,
     Retractable,
+    Voting,
 )
 from farandole.base.contracts.observers import Observer, Waiting
-from farandole.base.contracts.strategies import Consolidating, Peers, Strategy
+from farandole.base.contracts.strategies import (
+    Consolidating,
+    Encoding,
+    ExchangeContext,
+    Peers,
+    SharedReference,
+    Strategy,
+)
 from farandole.base.contracts.wires import (
     Board,
     ByteStreams,
@@ -35,7 +43,9 @@ __all__ = [
     "Consensus",
     "Consolidating",
     "DeviceTransport",
+    "Encoding",
     "End",
+    "ExchangeContext",
     "Link",
     "Observer",
     "Packed",
@@ -47,9 +57,11 @@ __all__ = [
     "Report",
     "Rescaling",
     "Retractable",
+    "SharedReference",
     "Strategy",
     "Streaming",
     "Transport",
+    "Voting",
     "Waiting",
     "Wire",
 ]

@@ -88,6 +88,13 @@ class Rescaling(Protocol):
         """
 
 
+@runtime_checkable
+class Voting(Protocol):
+    """A codec that says whether its results are directions, without a size."""
+
+    votes: bool
+
+
 class Packed(NamedTuple):
     """What a codec made of one rank's changes. ``payload``: what travels, uint8; ``kept``: what the
     codec's state has when that has arrived, of which nothing is kept before; ``whole``: bytes of

@@ -1,9 +1,13 @@
-"""Strategies: what ranks make of their weights, and the calls to other ranks that they have."""
+"""Strategies: what ranks make of their weights, the calls to other ranks that they have, and how
+the weights travel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from farandole.base.contracts.codecs import Codec, PushCodec
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -78,6 +82,74 @@ class Peers(Protocol):
         """
 
 
+class ExchangeContext(NamedTuple):
+    """The arguments of one exchange besides weights and slots.
+
+    ``names``: of the weights, for messages. ``statistics``: arrays that nobody trains, like those
+    of BatchNorm.
+    """
+
+    names: Sequence[str] | None = None
+    statistics: Sequence[Array] = ()
+
+    def names_of(self, weights: Sequence[Array]) -> Sequence[str]:
+        """The names of the weights: their places, if they have none."""
+        return self.names or [f"weight {number}" for number in range(len(weights))]
+
+
+class Encoding(Protocol):
+    """How the weights of one optimizer travel between ranks. One for each optimizer."""
+
+    slots: tuple[str, ...]  # kept between exchanges, behind the strategy's own
+    push_codec: PushCodec | None  # for what this rank pushes to parameter servers
+
+    def bind(self, session: Any) -> None:
+        """Use this ``strategies.peers.PeerSession`` from now on: another engine begins with it."""
+
+    def exchange(
+        self,
+        strategy: Strategy,
+        weights: Sequence[Array],
+        slots: Sequence[Sequence[Array]],
+        step: int,
+        context: ExchangeContext,
+    ) -> bool:
+        """Run the strategy's exchange, on weights and slots as this encoding sends them. Returns
+        whether the statistics travelled with the weights.
+        """
+
+    def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
+        """Follow the mean of all ranks, which the weights have become."""
+
+    def reset(self) -> None:
+        """Weights and slots have been replaced on all ranks: begin again."""
+
+    def other_weights(self) -> None:
+        """The next exchange is of other weights of the optimizer."""
+
+    def forget(self) -> None:
+        """Drop what a codec keeps of these weights."""
+
+
+class SharedReference(Protocol):
+    """The values that ranks have in common after an exchange, from which a codec measures. An
+    immutable object, which serves any number of strategies and optimizers; see
+    ``strategies.references`` for those that there are.
+    """
+
+    same_slots: bool  # are slots the same on all ranks after an exchange?
+    takes_codec: bool  # does any codec go with it?
+    adds_up: bool  # is what each rank has learned added to what the others have?
+
+    def objection(self, strategy: Strategy, codec: Codec) -> str:
+        """Why ``codec`` does not go with ``strategy``, and the cure; empty if it does."""
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """A new encoding. ``codec``: None sends weights whole; ``owner``: of the codec, see
+        ``codecs.claim``.
+        """
+
+
 class Strategy(Protocol):
     """What ranks make of their weights after some of the steps that each takes with gradients of
     its own.
@@ -89,13 +161,7 @@ class Strategy(Protocol):
 
     spec: str  # as in ``--strategy``
     epochs: bool  # is there an exchange at the end of each epoch?
-    # what all ranks have the same of after an exchange: "weights", "slot" (the first), or ""
-    # (nothing);
-    common: str
-    # a codec then compresses how far from it each rank's weights are, whose mean is taken.
-    # "centre": that of parameter servers, to which each rank pushes; a codec compresses the pushes.
-    # "neighbours": what each rank has sent of its weights, which a codec compresses, is known to
-    # its neighbours alone; "pairs": to the one that it averages with
+    reference: SharedReference  # what ranks have in common after an exchange
     # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
     slots: tuple[str, ...]
 

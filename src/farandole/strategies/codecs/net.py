@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole.base.contracts import Codec, Part, Rescaling, Retractable, Transport
+from farandole.base.contracts import Codec, Part, Rescaling, Retractable, Transport, Voting
 from farandole.base.types import Buffer, DType
 from farandole.core.kernels import quiet, widen
 from farandole.errors import SettingsError
@@ -58,7 +58,7 @@ class Net:
     @property
     def votes(self) -> bool:
         """Are results directions, without a size?"""
-        return getattr(self._codec, "votes", False)
+        return isinstance(self._codec, Voting) and self._codec.votes
 
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         """See ``contracts.Codec``."""

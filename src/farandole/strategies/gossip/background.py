@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
 from farandole.strategies.deltas import Staleness, deltas, restart_from
+from farandole.strategies.gossip.references import PairReference
 from farandole.strategies.gossip.synchronous import GRAPHS
 from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
 
@@ -46,7 +47,9 @@ class AsyncGossip:
     """
 
     name = "gossip_async"
-    epochs, common, slots = False, "pairs", ("weights",)
+    epochs = False
+    reference = PairReference()
+    slots = ("weights",)
 
     def __init__(
         self,

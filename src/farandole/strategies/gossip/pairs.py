@@ -7,11 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from farandole.base.digests import digest_of_text
 from farandole.checks.consistency import check_same_weights, describe_weights
 from farandole.checks.exchange import gathered
 from farandole.core.engine import Engine
 from farandole.job import context
+from farandole.strategies.deltas import deltas
+from farandole.strategies.mean import MeanReducer
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -77,6 +81,30 @@ class PairAverages:
                 digest=digest_of_text(describe_weights(weights, names)),
             )
         return self._group
+
+    def average_all(
+        self,
+        anchors: Sequence[Array],
+        changes: Sequence[Array],
+        statistics: Sequence[Array],
+        names: Sequence[str],
+        mean: MeanReducer,
+    ) -> None:
+        """See ``contracts.Peers.average_shown``. ``mean``: over all ranks."""
+        group = self.group(anchors, statistics, names)
+        group.take([*changes, *statistics])
+        group.rest()
+        mean.barrier()  # nobody asks any more
+        own = [*(np.zeros_like(change) for change in changes), *statistics]
+        group.take(own)
+        means = [array.copy() for array in own]
+        mean(means)
+        count = len(changes)
+        # A rank that has gone on may have averaged with this one meanwhile: its next exchange
+        # counts that.
+        group.correct(deltas(means[:count], own[:count]), means[count:])
+        for array, value in zip((*changes, *statistics), means, strict=True):
+            np.copyto(array, value)  # the same bits on all ranks: shown weights were rounded
 
     def _ended(self) -> dict[int, Array]:
         """By the id of what they began with, the weights as they were shown in the end."""

@@ -7,6 +7,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
+from farandole.strategies.gossip.references import NeighbourReference
 from farandole.strategies.specs import number, of_way, parsed, refuse, share
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class Gossip:
     """
 
     name = "gossip"
-    epochs, common, slots = False, "neighbours", ()
+    epochs = False
+    reference = NeighbourReference()
+    slots: tuple[str, ...] = ()
 
     def __init__(
         self, graph: str = "exponential", *, every: int | str = 1, gamma: float | str | None = None

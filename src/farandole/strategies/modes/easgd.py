@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
+from farandole.strategies.references import FirstSlotReference
 from farandole.strategies.specs import number, parsed, real
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ class EASGD:
     """
 
     name = "easgd"
-    epochs, common, slots = False, "slot", ("weights",)
+    epochs = False
+    reference = FirstSlotReference()
+    slots = ("weights",)
 
     def __init__(self, every: int | str = 8, *, beta: float | str = 0.9) -> None:
         self.every = number(self.name, "every", every, at_least=1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.base.contracts import Peers
+from farandole.strategies.references import LastWeightsReference
 from farandole.strategies.specs import number, parsed, real, refuse
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class LocalSGD:
     make no sense.
     """
 
-    name, common = "local_sgd", "weights"
+    name = "local_sgd"
+    reference = LastWeightsReference()
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class LocalSGD:
         if outer not in (None, MOMENTUM, NESTEROV):
             refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
         self.outer = outer
+        self.reference = LastWeightsReference(outer=outer is not None)
         self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number, more than 0")
         self.momentum = real(
             self.name, "momentum", momentum, lambda value: 0 <= value < 1, "from 0 to less than 1"

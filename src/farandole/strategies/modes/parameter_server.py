@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.base.contracts import Peers
 from farandole.core.ps.clocks import OPTIMIZERS, Rule
 from farandole.strategies.deltas import Staleness, deltas, restart_from
+from farandole.strategies.references import CentreReference
 from farandole.strategies.specs import number, parsed, real, refuse, switch
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ class ParameterServer:
     what this rank has seen. Raises ValueError for options that make no sense.
     """
 
-    name, sync = "ps", True
-    epochs, common, slots = False, "centre", ("weights",)
+    name = "ps"
+    sync = True
+    epochs = False
+    reference = CentreReference()
+    slots = ("weights",)
 
     def __init__(
         self,
@@ -139,7 +143,9 @@ class AsyncParameterServer(ParameterServer):
     see ``ParameterServer``.
     """
 
-    name, sync = "ps_async", False
+    name = "ps_async"
+    sync = False
+    reference = CentreReference(adds_up=True)
 
     def __init__(
         self,
@@ -164,7 +170,9 @@ class SSP(ParameterServer):
     ``AsyncParameterServer``.
     """
 
-    name, sync = "ssp", False
+    name = "ssp"
+    sync = False
+    reference = CentreReference(adds_up=True)
 
     def __init__(
         self,

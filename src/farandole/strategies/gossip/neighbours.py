@@ -1,0 +1,130 @@
+"""Exchanges of weights with neighbours: an alltoall in which each rank sends to a few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.base.digests import digest_of_text
+from farandole.base.types import Buffer, DType, Kind, Request
+from farandole.checks.consistency import check_same_weights, describe_weights, label_of
+from farandole.core.engine import Engine, Entry
+from farandole.errors import JoinedError
+from farandole.strategies.gossip.copies import cut, joined
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+
+class NeighbourExchange:
+    """``name``: of the optimizer, the same on all ranks; ``ranks``: the engine's ranks as numbers
+    in the job; ``spec``: of the strategy, for messages.
+    """
+
+    def __init__(self, engine: Engine, name: str, ranks: Sequence[int], spec: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._ranks = ranks
+        self._spec = spec
+        self._compared = False  # the ranks' weights
+        self._digested: tuple[Any, Array] | None = None  # the last weights, and their digest
+
+    def swap(
+        self, arrays: Sequence[Array], to: Sequence[int], names: Sequence[str]
+    ) -> dict[int, list[Array]]:
+        """See ``contracts.Peers.swap``. ``names``: of the arrays."""
+        self.compare(arrays, names)
+        messages = self.send(joined(arrays), to, arrays, names)
+        return {rank: cut(message, arrays) for rank, message in messages.items()}
+
+    def compare(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
+        """Raise ValueError on all ranks if one has other weights. The first call is collective;
+        later ones do nothing.
+        """
+        if not self._compared:  # the sizes of messages tell little
+            self._compared = True
+            check_same_weights(self._engine, self._name, self._ranks, arrays, names)
+
+    def send(
+        self, content: Array, to: Sequence[int], arrays: Sequence[Array], names: Sequence[str]
+    ) -> dict[int, Array]:
+        """Send ``content`` (uint8), of the weights ``arrays``, to the ranks ``to``; by rank, the
+        messages to this one. Raises ValueError for a message of other weights.
+        """
+        head = self._digest(arrays, names)
+        size = head.size + content.size
+        flat = np.tile(np.concatenate([head, content]), len(to))
+        request = Request(
+            f"{self._name}.swap",
+            Kind.ALLTOALL,
+            DType.UINT8,
+            flat.shape,
+            splits=tuple(size if rank in to else 0 for rank in range(self._engine.size)),
+        )
+        try:
+            ((received, counts),) = self._engine.run(
+                [Entry(request, Buffer(flat, flat, DType.UINT8))]
+            )
+        except JoinedError:
+            raise JoinedError(
+                f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its"
+                " weights. Give all ranks as many steps, or take local_sgd, easgd, ps or"
+                " gossip_async, which go on without it"
+            ) from None
+        messages = {}
+        for rank, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
+            if not count:
+                continue
+            begin = end - count + head.size
+            if not np.array_equal(received[end - count : begin], head):
+                raise ValueError(
+                    f"{label_of(self._name)}: all ranks must train the same weights, but rank"
+                    f" {self._ranks[rank]} sent others than rank {self._ranks[self._engine.rank]}"
+                    f" has: {_listed(names)}. Add, freeze and unfreeze parameters on all ranks in"
+                    " the same step"
+                )
+            messages[rank] = received[begin:end]
+        return messages
+
+    def _digest(self, arrays: Sequence[Array], names: Sequence[str]) -> Array:
+        """Return 8 bytes that tell these weights from others."""
+        key = tuple(names), tuple((array.shape, array.dtype) for array in arrays)
+        if self._digested is None or self._digested[0] != key:
+            digest = digest_of_text(describe_weights(arrays, names))
+            self._digested = key, np.array([digest]).view(np.uint8)
+        return self._digested[1]
+
+
+def move_to_mean(
+    arrays: Sequence[Array], received: Mapping[int, Sequence[Array]], gamma: float = 1.0
+) -> None:
+    """Move each array ``gamma`` of the way to the mean of itself and those received."""
+    if gamma != 1.0:
+        move_by_differences(arrays, arrays, received, gamma)
+        return
+    for place, array in enumerate(arrays):
+        for rank in sorted(received):
+            array += received[rank][place]
+        np.divide(array, len(received) + 1, out=array)
+
+
+def move_by_differences(
+    arrays: Sequence[Array],
+    own: Sequence[Array],
+    received: Mapping[int, Sequence[Array]],
+    gamma: float,
+) -> None:
+    """Move each array by ``gamma`` of the way from ``own`` to the mean of that and those
+    received.
+    """
+    for place, array in enumerate(arrays):
+        differences = (received[rank][place] - own[place] for rank in sorted(received))
+        array += array.dtype.type(gamma / (len(received) + 1)) * sum(
+            differences, np.zeros_like(array)
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")

@@ -1,0 +1,42 @@
+"""The mean over the ranks of one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+
+class MeanReducer:
+    """Averages arrays in place. Ranks that have joined bring zeros, and do not count.
+
+    ``options``: of a sum. ``scope``: in front of names, for what a codec keeps.
+    """
+
+    def __init__(self, name: str, options: GradientOptions, scope: str = "") -> None:
+        self._reducer = GradientListReducer(name, options, scope=scope)
+
+    def __call__(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> None:
+        """``names``: of the arrays, for messages. Collective."""
+        present = np.ones(1, dtype=np.int64)
+        self._reducer(
+            [*arrays, present], None if names is None else [*names, "ranks"], in_place=True
+        )
+        for array in arrays:
+            np.divide(array, present[0], out=array)
+
+    def any_of(self, true: bool) -> bool:
+        """Is it true on some rank? Collective; ranks that have joined do not count."""
+        (total,) = self._reducer([np.array([true], dtype=np.int64)])
+        return bool(total[0])
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this."""
+        self([np.zeros(1)])

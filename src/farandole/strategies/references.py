@@ -1,0 +1,124 @@
+"""The values that ranks have in common after an exchange of weights, one class for each kind.
+
+A codec measures from them: it sends how far a rank has come since then. A strategy names its kind
+by ``reference``; a new kind is a subclass of ``NoReference`` with an encoding of its own.
+"""
+
+from __future__ import annotations
+
+from farandole.base.contracts import Codec, Encoding, PushCodec, Strategy, Voting
+from farandole.job.plugins import registry
+
+
+class NoReference:
+    """Ranks have nothing in common: their weights travel whole, and no codec goes with them."""
+
+    same_slots: bool = False
+    takes_codec: bool = False
+    adds_up: bool = False
+
+    def objection(self, strategy: Strategy, codec: Codec) -> str:
+        """See ``contracts.SharedReference``."""
+        *others, last = strategies_with_codecs()
+        return (
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
+            f" their own: leave one of them out, or take {', '.join(others)} or {last}"
+        )
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """See ``contracts.SharedReference``."""
+        # here, and in subclasses: the command asks for objections, and needs no engine
+        from farandole.strategies.encodings import WholeEncoding
+
+        return WholeEncoding()
+
+
+class MeanReference(NoReference):
+    """The base of kinds whose ranks average their weights. ``outer``: does an optimizer step along
+    the mean? Then it decides on the size of its steps.
+    """
+
+    same_slots = True
+    takes_codec = True
+
+    def __init__(self, *, outer: bool = False) -> None:
+        self.outer = outer
+
+    def objection(self, strategy: Strategy, codec: Codec) -> str:
+        """See ``contracts.SharedReference``."""
+        if self.outer or not (isinstance(codec, Voting) and codec.votes):
+            return ""
+        return (
+            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would"
+            " move by that much in each exchange: leave one of them out, or take int8, onebit,"
+            " topk or another codec that sends sizes"
+        )
+
+
+class LastWeightsReference(MeanReference):
+    """All ranks have the same weights after an exchange."""
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """See ``contracts.SharedReference``."""
+        if codec is None:
+            return super().encoding(codec, owner)
+        from farandole.strategies.encodings import ChangeEncoding
+
+        return ChangeEncoding(codec, owner)
+
+
+class FirstSlotReference(MeanReference):
+    """All ranks have the same first slot after an exchange; their weights differ."""
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """See ``contracts.SharedReference``."""
+        if codec is None:
+            return super().encoding(codec, owner)
+        from farandole.strategies.encodings import DistanceEncoding
+
+        return DistanceEncoding(codec, owner)
+
+
+class SenderReference(NoReference):
+    """The base of kinds whose ranks send by themselves, which takes a codec of pushes. ``sending``:
+    how, for messages.
+    """
+
+    takes_codec = True
+    sending: str
+
+    def objection(self, strategy: Strategy, codec: Codec) -> str:
+        """See ``contracts.SharedReference``."""
+        if isinstance(codec, PushCodec):
+            return ""
+        return (
+            f"adds up what all ranks have, but with strategy={strategy.spec!r} {self.sending}:"
+            " leave one of them out, or take int8, onebit, topk or another codec that compresses"
+            " pushes"
+        )
+
+
+class CentreReference(SenderReference):
+    """The centre at parameter servers, to which each rank pushes. ``adds_up``: at once, not in
+    step with the others.
+    """
+
+    same_slots = True
+    sending = "each pushes by itself"
+
+    def __init__(self, *, adds_up: bool = False) -> None:
+        self.adds_up = adds_up
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """See ``contracts.SharedReference``."""
+        if not isinstance(codec, PushCodec):
+            return super().encoding(codec, owner)
+        from farandole.strategies.encodings import PushEncoding
+
+        return PushEncoding(codec, owner)
+
+
+def strategies_with_codecs() -> list[str]:
+    """The names of all strategies with which some codec goes."""
+    kinds = {name: registry.load("strategy", name) for name in registry.names("strategy")}
+    return [name for name, kind in kinds.items() if kind.reference.takes_codec]
