@@ -1,11 +1,24 @@
 """What becomes of gradients and weights: options, reducers, and ways to exchange weights.
 ``LocalSGD``, ``BMUF``, ``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``,
-``AsyncParameterServer`` and ``SSP`` are for ``DistributedOptimizer(strategy=...)``.
+``AsyncParameterServer`` and ``SSP`` are for ``DistributedOptimizer(strategy=...)``. The contracts
+of strategies and codecs are here, too, for those who write their own.
 """
 
 from __future__ import annotations
 
 from farandole.base import lazy
+from farandole.base.contracts import (
+    Codec,
+    Consolidating,
+    Encoding,
+    ExchangeContext,
+    Packed,
+    Part,
+    Peers,
+    PushCodec,
+    SharedReference,
+    Strategy,
+)
 
 __all__ = [
     "BMUF",
@@ -13,10 +26,24 @@ __all__ = [
     "SSP",
     "AsyncGossip",
     "AsyncParameterServer",
+    "CentreReference",
+    "Codec",
+    "Consolidating",
     "DiLoCo",
+    "Encoding",
+    "ExchangeContext",
+    "FirstSlotReference",
     "Gossip",
+    "LastWeightsReference",
     "LocalSGD",
+    "NoReference",
+    "Packed",
     "ParameterServer",
+    "Part",
+    "Peers",
+    "PushCodec",
+    "SharedReference",
+    "Strategy",
 ]
 
 __getattr__, __dir__ = lazy.names(
@@ -27,5 +54,11 @@ __getattr__, __dir__ = lazy.names(
         "gossip.synchronous": ("Gossip",),
         "gossip.background": ("AsyncGossip",),
         "modes.parameter_server": ("ParameterServer", "AsyncParameterServer", "SSP"),
+        "references": (
+            "NoReference",
+            "LastWeightsReference",
+            "FirstSlotReference",
+            "CentreReference",
+        ),
     },
 )

@@ -50,7 +50,7 @@ def codec(spec: str | Codec | None) -> Codec | None:
     if spec is not None and not hasattr(spec, "allreduce"):
         raise SettingsError(
             f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in"
-            " 'topk:0.01', or an object with the methods of farandole.base.contracts.Codec"
+            " 'topk:0.01', or an object with the methods of farandole.strategies.Codec"
         )
     return spec
 

@@ -1,0 +1,1 @@
+"""Plugins as other distributions write them: one file each."""
