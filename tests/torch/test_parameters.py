@@ -469,19 +469,19 @@ def test_a_new_engine_in_the_middle() -> None:
         try:
             model = net()
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-            strategy = optimizer._farandole.reducer
+            reducer = optimizer._farandole.reducer
             for step in range(3):
                 optimizer.zero_grad()
                 loss_of(model, *part(rank, 2, *data(step))).backward()
                 optimizer.step()
-            kept = strategy._engine
-            # what the strategy sees after shutdown() and init(): another engine than its own
-            strategy._engine = None
+            kept = reducer._session
+            # what it sees after shutdown() and init(): another engine than its own
+            kept.abandoned = True
             for step in range(3, 6):
                 optimizer.zero_grad()
                 loss_of(model, *part(rank, 2, *data(step))).backward()
                 optimizer.step()
-            assert strategy._engine is kept
+            assert reducer._session is not kept
             return values(model)
         finally:
             hvd.shutdown()

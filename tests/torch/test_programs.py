@@ -281,9 +281,9 @@ def test_activation_checkpoints(reentrant: bool) -> None:
             (h,) = part(rank, 2, torch.randn(8, 4, requires_grad=True))
             for layer in layers:
                 h = checkpoint(layer, h, use_reentrant=reentrant)
-            before = optimizer._farandole.reducer._rounds
+            before = optimizer._farandole.reducer._session.rounds
             h.square().mean().backward()
-            rounds.append(optimizer._farandole.reducer._rounds - before)
+            rounds.append(optimizer._farandole.reducer._session.rounds - before)
             optimizer.step()
         assert rounds == [1] * STEPS  # not one per checkpoint
         return [value for layer in layers for value in values(layer)]
@@ -391,7 +391,7 @@ def test_an_optimizer_that_is_stepped_by_methods_of_its_own() -> None:
                 loss_of(model, *part(rank, n, *data(step))).backward()
                 move()
         if n > 1:
-            assert len(optimizer._farandole.reducer._order) == len(values(model))
+            assert len(optimizer._farandole.reducer._session.arrivals) == len(values(model))
         return values(model)
 
     def distributed(rank: int) -> Any:

@@ -8,7 +8,7 @@ buckets of another size later.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from farandole.checks.consistency import extremes
 from farandole.core.engine import Engine
 from farandole.errors import JoinedError
 from farandole.job import context
+from farandole.strategies.ballot import NO_WORD
 from farandole.strategies.buckets import (
     Bucket,
     ContiguousBucket,
@@ -27,9 +28,14 @@ from farandole.strategies.buckets import (
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
 
-# what changes no smallest value: ranks that have joined say this, too
-NO_WORD = np.iinfo(np.int64).max
 _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
+
+
+class Home(NamedTuple):
+    """The place of a gradient: the number of its bucket, and its slot there."""
+
+    bucket: int
+    slot: int
 
 
 class BucketLayout:
@@ -38,16 +44,18 @@ class BucketLayout:
     """
 
     def __init__(self, options: GradientOptions, codec: Codec | None, *, flat: bool) -> None:
-        self._options, self._codec, self._flat = options, codec, flat
+        self._options = options
+        self._codec = codec
+        self._flat = flat
         self.buckets: list[Bucket] = []
-        # by gradient: its bucket, and its place there
-        self.home: list[tuple[Bucket, int] | None] = []
+        self.home: list[Home | None] = []  # by gradient
         self.members: list[list[int]] = []  # by bucket
         self.outside: list[int] = []  # in no bucket: not trained when it was laid out, or new
         self.sparse: list[int] = []  # in no bucket: they travel as rows
         self.order: list[int] = []  # of the gradients in buckets
         self.common = False  # laid out, on all ranks
-        self.wished = self._limit = NO_WORD  # bytes per bucket: as rank 0 wants it, and as laid out
+        self.wished = NO_WORD  # bytes per bucket, as rank 0 wants it
+        self._limit = NO_WORD  # bytes per bucket, as laid out
         self._memory: Any = None
         self._shared = 0  # bytes that every rank has for buckets
 
@@ -55,18 +63,32 @@ class BucketLayout:
         """Does rank 0 want buckets of another size?"""
         return self.wished not in (self._limit, NO_WORD)
 
+    def sizes(self) -> list[int]:
+        """The number of gradients in each bucket."""
+        return [len(indexes) for indexes in self.members]
+
+    def all_ready(self) -> int:
+        """``Ballot.ready_buckets`` of a rank whose gradients are all in: the number of buckets, and
+        one more for sparse gradients.
+        """
+        return len(self.buckets) + 1 if self.sparse else len(self.buckets)
+
     def take_apart(self, count: int) -> None:
         """No bucket is left; there are ``count`` gradients."""
-        self.buckets, self.members, self.home = [], [], [None] * count
+        self.buckets = []
+        self.members = []
+        self.home = [None] * count
         self.common = False
 
     def leave_engine(self) -> None:
         """The memory was that of an engine that is no more; the order that of its ranks."""
-        self._memory, self.order = None, []
+        self._memory = None
+        self.order = []
 
     def clear(self) -> None:
         """There are no gradients now."""
-        self.outside, self.sparse = [], []
+        self.outside = []
+        self.sparse = []
         self.take_apart(0)
 
     def extend(self, first: int, count: int) -> None:
@@ -112,9 +134,9 @@ class BucketLayout:
         self.members = partition(self.order, gradients, self._limit, self._options.groups)
         self.buckets = self._made(engine, name, gradients, flat=self._flat and final)
         self.home = [None] * count
-        for bucket, indexes in zip(self.buckets, self.members, strict=True):
+        for number, indexes in enumerate(self.members):
             for slot, index in enumerate(indexes):
-                self.home[index] = (bucket, slot)
+                self.home[index] = Home(number, slot)
         self.outside = [index for index in range(count) if ways[index] == _UNUSED]
         engine.bucketed = self._limit
         return final

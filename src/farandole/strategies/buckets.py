@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from farandole.base.contracts import Codec, Retractable
-from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.base.types import Buffer, DType, Kind, Request
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
@@ -109,13 +109,14 @@ class Gradient(Protocol):
 
 
 class Bucket:
-    """Some gradients, on their way to a step. ``left``: how many of them are not in yet; ``fresh``:
-    those that have not been reduced, where others have.
+    """Some gradients, on their way to a step. ``fresh``: the slots of those that have not been
+    reduced, where others have.
     """
 
     def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
-        self.name, self.gradients, self.options = name, gradients, options
-        self.left = 0
+        self.name = name
+        self.gradients = gradients
+        self.options = options
         self.fresh: set[int] = set()
         self._missing: list[int] = []
         self._handle: Handle | None = None
@@ -125,18 +126,16 @@ class Bucket:
         self._missing = []
         self.fresh = set()
         self._handle = None
-        self.left = len(self.gradients)
 
     def put(self, slot: int, gradient: Any) -> None:
         """The gradient is in; None: there is none, and zeros count."""
-        self.left -= 1
         if gradient is None:
             self._missing.append(slot)
         self._take(slot, gradient)
 
-    def unfit(self) -> int | None:
-        """The slot of a gradient of this rank that begins with NaN or an infinity, as far as a
-        glance shows it.
+    def first_nonfinite(self) -> int | None:
+        """The slot of a gradient of this rank whose first element is NaN or infinite. Only
+        contiguous buckets look.
         """
         return None
 
@@ -150,7 +149,8 @@ class Bucket:
         """Wait; the gradients are final then. The slots of missing gradients that no rank had."""
         if self._handle is None:
             return []
-        handle, self._handle = self._handle, None
+        handle = self._handle
+        self._handle = None
         handle.wait()
         return self._give(self._missing)
 
@@ -186,7 +186,7 @@ class ContiguousBucket(Bucket):
         self._one = _ONE.get(dtype, 1)
         buffer = Buffer(flat, flat, dtype)
         self._first, self._again = (
-            (Entry(Request(name, Kind.ALLREDUCE, dtype, flat.shape, *_order(chosen)), buffer),)
+            (Entry(_reduction(name, dtype, flat.shape, chosen), buffer),)
             for chosen in (options, options.of_reduced())
         )
 
@@ -199,7 +199,7 @@ class ContiguousBucket(Bucket):
         super().open()
         self._flags.fill(self._one)
 
-    def unfit(self) -> int | None:
+    def first_nonfinite(self) -> int | None:
         seen = self._flat[self._starts]
         finite = (seen & _INFINITE) != _INFINITE if seen.dtype == np.uint16 else np.isfinite(seen)
         return None if finite.all() else self._heads[finite.argmin()]
@@ -261,16 +261,18 @@ class GroupedBucket(Bucket):
         entries = []
         for slot, buffer in enumerate(buffers):
             first = self._first_time(slot)
+            options = self.options if first else reduced
             request = Request(
                 f"{self.name}_{slot + 1}of{self._members}",
                 Kind.ALLREDUCE,
                 buffer.dtype,
                 buffer.data.shape,
-                *_order(self.options if first else reduced),
-                (),
-                self.name,
-                self._members,
-                buffer.device,
+                op=options.op,
+                prescale=options.prescale,
+                postscale=options.postscale,
+                group=self.name,
+                group_size=self._members,
+                device=buffer.device,
             )
             entry = Entry(request, buffer)
             if self._codec is not None and first and slot < len(self.gradients):
@@ -312,9 +314,18 @@ def _begins(gradients: Sequence[Gradient]) -> list[int]:
     return [0, *accumulate(-(-gradient.count // unit) * unit for gradient in gradients)]
 
 
-def _order(options: GradientOptions) -> tuple[ReduceOp, int, float, float]:
-    """Op, root, prescale and postscale, as they stand in a Request."""
-    return options.op, 0, options.prescale, options.postscale
+def _reduction(
+    name: str, dtype: DType, shape: tuple[int, ...], options: GradientOptions
+) -> Request:
+    return Request(
+        name,
+        Kind.ALLREDUCE,
+        dtype,
+        shape,
+        op=options.op,
+        prescale=options.prescale,
+        postscale=options.postscale,
+    )
 
 
 def groups_of(

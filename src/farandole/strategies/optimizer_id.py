@@ -1,4 +1,4 @@
-"""The numbers by which ranks know which optimizer is which."""
+"""The identity of an optimizer, by which the ranks recognise it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from farandole.job.context import ProcessSet
 
 
 class OptimizerId:
-    """The number of an optimizer among those of its process set, from 1, taken when it is made:
-    ranks make their optimizers in one order, but may not use them in one. It stays the same after
-    another ``init()``, where numbers begin again: its name then tells in which stay it was made.
+    """The number of an optimizer among those of its process set, from 1, taken when it is made.
 
-    Nothing here depends on which optimizers live: ranks drop one at different times, as their
-    garbage is collected. Raises what ``context.engine`` raises.
+    Ranks make their optimizers in one order, but may not use them in one. The number stays the same
+    after another ``init()``, where numbers begin again: its name then includes the session in which
+    it was made. Nothing here depends on which optimizers live: ranks drop one at different times,
+    as their garbage is collected. Raises the exceptions of ``context.engine``.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
-        self._set, self._engine = process_set, context.engine(process_set)
+        self._set = process_set
+        self._engine = context.engine(process_set)
         self._number = self._engine.numbers.next_optimizer()
-        self._made_on, self._made_in = weakref.ref(self._engine), context.session_id()
+        self._made_on = weakref.ref(self._engine)
+        self._made_in = context.session_id()
 
     @property
     def engine(self) -> Engine:
-        """That of its process set today; of a set that is gone, the last one."""
+        """The present engine of the process set; the last one if the set is gone."""
         if self._engine.ended:
             with contextlib.suppress(RequestError, NotInitializedError):
                 self._engine = context.engine(self._set)
         return self._engine
 
     def name_on(self, engine: Engine) -> str:
-        """The same on all ranks, and no other optimizer's, on ``engine``: that of its process set
-        today.
+        """Return the optimizer's name on ``engine``, the present one of its process set. It is
+        unique, and the same on all ranks.
         """
-        return (
-            f"{self._number}" if self._made_on() is engine else f"{self._number}.of.{self._made_in}"
-        )
+        if self._made_on() is engine:
+            return f"{self._number}"
+        return f"{self._number}.of.{self._made_in}"

@@ -468,7 +468,7 @@ class OptimizerState:
             return
         if not (self.skip or with_closure):
             self._complete(self.reducer)
-        self._checks.before_step(None if with_closure else self.reducer.unfit)
+        self._checks.before_step(None if with_closure else self.reducer.nonfinite)
 
     def _complete(self, reducer: BucketReducer) -> None:
         """Gradients of all ranks are there when this returns."""

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from farandole.core.engine.engine import Engine
 from farandole.core.engine.handle import Entry, Handle
+from farandole.core.engine.participant import Participant
 
-__all__ = ["Engine", "Entry", "Handle"]
+__all__ = ["Engine", "Entry", "Handle", "Participant"]

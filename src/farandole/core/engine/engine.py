@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from farandole.core.engine.driving import Driving
 from farandole.core.engine.execute import execute, nothing
 from farandole.core.engine.fusion import Run, Unit
 from farandole.core.engine.handle import Entry, Handle, Item, Wait
+from farandole.core.engine.participant import Participant
 from farandole.core.engine.rounds import Decision, Repeat, Rounds
 from farandole.core.engine.sequence import SequenceNumbers
 from farandole.core.engine.subscribers import Subscribers
@@ -59,7 +61,8 @@ class Engine:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self._name = names[self.rank] if names else self.rank
         self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
-        self.watches: list[Callable[[], None]] = []  # called after each round
+        self.round_listeners: list[Callable[[], None]] = []  # called after each round
+        self.participants: WeakSet[Participant] = WeakSet()  # in synchronization at a step's end
         self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
         self._proposed: Sizes | None = None  # not in force yet
         self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
@@ -98,13 +101,13 @@ class Engine:
         entries: Sequence[Entry],
         *,
         soon: bool = False,
-        told: Callable[[], None] | None = None,
+        on_done: Callable[[], None] | None = None,
     ) -> Handle:
         """Queue collectives, and return at once. The memory must stay untouched until the handle is
         done.
 
         ``soon``: the caller will wait for the handle at once, so the background thread need not be
-        woken. ``told``: see ``Handle.when_done``; called for one handle after the other in the
+        woken. ``on_done``: see ``Handle.when_done``; called for one handle after the other in the
         order in which they are done.
 
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``);
@@ -114,7 +117,7 @@ class Engine:
         are wrong by themselves or have a name that is in use, HorovodInternalError when the engine
         has ended; nothing is queued then.
         """
-        handle = self._enqueue(entries, told)
+        handle = self._enqueue(entries, on_done)
         if self._parked:
             if not soon:
                 self._wake()
@@ -180,9 +183,9 @@ class Engine:
         """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
         return self._rounds.missing()
 
-    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
-        """See ``Negotiation.wanted``. To be asked in one of ``watches``."""
-        return self._rounds.wanted(waits, idle)
+    def cross_waits(self, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
+        """See ``Negotiation.cross_waits``. To be asked in one of ``round_listeners``."""
+        return self._rounds.cross_waits(waits, unused)
 
     def propose(self, sizes: Sizes) -> None:
         """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
@@ -191,10 +194,12 @@ class Engine:
 
     # Submission.
 
-    def _enqueue(self, entries: Sequence[Entry], told: Callable[[], None] | None = None) -> Handle:
+    def _enqueue(
+        self, entries: Sequence[Entry], on_done: Callable[[], None] | None = None
+    ) -> Handle:
         handle = Handle(len(entries), self._drive)
-        if told is not None:
-            handle.when_done(told)
+        if on_done is not None:
+            handle.when_done(on_done)
         now = monotonic()
         event = None
         for entry in entries:
@@ -398,8 +403,8 @@ class Engine:
             self._names.discard(item.entry.request.name)
             item.handle.finish(0, result)
         self._batch.clear()
-        for watch in tuple(self.watches):
-            watch()
+        for listener in tuple(self.round_listeners):
+            listener()
 
     def _note(self) -> wire.Note:
         with self._mutex:
@@ -434,8 +439,8 @@ class Engine:
             left = (items[position] for after in placed[done:] for position in after.positions)
             self._rounds.waiting.update((item.entry.name, item) for item in left)
             raise
-        for watch in tuple(self.watches):
-            watch()
+        for listener in tuple(self.round_listeners):
+            listener()
 
     def _tell(self, decision: Decision) -> None:
         """Tell the tracers of a round."""

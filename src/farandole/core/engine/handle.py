@@ -94,7 +94,7 @@ class Handle:
         """
         self._waiters.append(call)
         if self._done:
-            self._tell()
+            self._notify()
 
     def finish(self, index: int, result: Any, after: Callable[[], None] | None = None) -> None:
         """``after``: to be called by every thread that waits, when it has waited."""
@@ -119,9 +119,9 @@ class Handle:
     def _complete(self) -> None:
         self._done = True
         if self._waiters:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         while self._waiters:
             try:
                 call = self._waiters.pop()

@@ -58,15 +58,15 @@ class Negotiation:
             for name, asked in self._asked.items()
         }
 
-    def wanted(self, rank: int, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
-        """Those of ``idle`` that ``rank`` has not asked for, but another has, which ``rank`` waits
-        for in ``waits``: while both wait, neither comes.
+    def cross_waits(self, rank: int, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
+        """Return the names of ``unused`` that ``rank`` has not asked for, while a rank has that is
+        missing in one of ``waits``, the names that ``rank`` waits for: neither would ever come.
         """
         missing = self.missing()
         away = {other for name in waits for other in missing.get(name, ())}
         return [
             name
-            for name in idle
+            for name in unused
             if rank in missing.get(name, ())
             and any(self._asked[name][other] is not None for other in away)
         ]

@@ -108,9 +108,9 @@ class Rounds:
         """See ``Negotiation.missing``."""
         return self._negotiation.missing()
 
-    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
-        """See ``Negotiation.wanted``."""
-        return self._negotiation.wanted(self._rank, waits, idle)
+    def cross_waits(self, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
+        """See ``Negotiation.cross_waits``."""
+        return self._negotiation.cross_waits(self._rank, waits, unused)
 
     def decide(self, messages: Sequence[bytes], batch: list[Item]) -> Decision:
         """All ranks have posted ``messages``, this one to ask for ``batch``.

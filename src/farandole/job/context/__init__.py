@@ -22,6 +22,7 @@ from farandole.job.context.parameter_servers import servers as servers
 from farandole.job.context.process_set import ProcessSet as ProcessSet
 from farandole.job.context.process_set import add_process_set as add_process_set
 from farandole.job.context.process_set import engine as engine
+from farandole.job.context.process_set import engines as engines
 from farandole.job.context.process_set import global_process_set as global_process_set
 from farandole.job.context.process_set import messages_among as messages_among
 from farandole.job.context.process_set import process_set_among as process_set_among

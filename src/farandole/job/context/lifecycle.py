@@ -31,6 +31,7 @@ from farandole.job.context.process_set import (
     ProcessSet,
     forget_all,
     global_process_set,
+    hand_over_participants,
     register,
 )
 from farandole.job.context.session import JobSession
@@ -148,6 +149,7 @@ def enter(
 
     engine = Engine(transport, settings, observers.of(transport))
     observers.attach(engine)
+    hand_over_participants(global_process_set, engine)
     reporter.caught(engine.failures)
     global_process_set.ranks = list(range(placement.size))
     session.begin(

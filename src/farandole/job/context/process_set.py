@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
-from farandole.core.engine import Engine
+from farandole.core.engine import Engine, Participant
 from farandole.errors import RequestError
 from farandole.job.context import communicator, session
 
@@ -78,6 +79,8 @@ class ProcessSet:
 
 
 _registered: set[ProcessSet] = set()  # in this session
+# Optimizers outlive the engine of their process set: they go on with the next one.
+_participants: WeakKeyDictionary[ProcessSet, WeakSet[Participant]] = WeakKeyDictionary()
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 global_process_set.ranks = None
@@ -97,6 +100,14 @@ def register(process_set: ProcessSet) -> None:
     else:
         process_set.process_set_id = sets.add(process_set.ranks or [])
     _registered.add(process_set)
+    engine = sets.engine(process_set.process_set_id)
+    if engine is not None:
+        hand_over_participants(process_set, engine)
+
+
+def hand_over_participants(process_set: ProcessSet, engine: Engine) -> None:
+    """Have the optimizers of a process set take part in its new engine."""
+    engine.participants = _participants.setdefault(process_set, engine.participants)
 
 
 def forget_all() -> None:
@@ -161,6 +172,11 @@ def process_sets() -> dict[int, list[int]]:
 def unique_id(process_set: ProcessSet) -> int:
     """Return an id for the registered set that is unique within this session."""
     return session.current().sets.unique_id(process_set.process_set_id or 0)
+
+
+def engines() -> list[Engine]:
+    """The engines of all process sets that this rank is in; none before ``init()``."""
+    return [] if session._current is None else session._current.sets.engines()
 
 
 def engine(process_set: ProcessSet = global_process_set) -> Engine:

@@ -42,6 +42,10 @@ class SetEngines:
         """The set's engine; None on a rank outside it."""
         return self._engines.get(number)
 
+    def engines(self) -> list[Engine]:
+        """The engines of all sets that this rank is in."""
+        return list(self._engines.values())
+
     def ranks(self, number: int) -> tuple[int, ...] | None:
         """The set's global ranks, sorted; None if there is no such set."""
         return self._ranks.get(number)

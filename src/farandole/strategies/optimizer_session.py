@@ -1,0 +1,56 @@
+"""An optimizer on one engine: its name there, its ballot, and the order of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.engine import Engine, Entry, Handle
+from farandole.strategies.ballot import WORDS, Ballot, Tally
+
+
+class OptimizerSession:
+    """``name``: the optimizer's, the same on all ranks. ``ballot``: the name of its ballot.
+    ``overlap``: buckets are launched while backward still computes. ``joins``: the joins that had
+    ended when the buckets were laid out. ``rounds``: reduced so far. ``arrivals``: the gradients in
+    the order in which they came, while it is recorded; None afterwards. ``abandoned``: another
+    session is to begin, also on this engine.
+    """
+
+    def __init__(self, engine: Engine, name: str, *, overlap: bool) -> None:
+        self.engine = engine
+        self.name = name
+        self.overlap = overlap
+        self.ballot = f"{name}.filled"
+        self.joins = engine.joins
+        self.rounds = 0
+        self.arrivals: dict[int, None] | None = {}
+        self.abandoned = False
+        self._words = np.zeros(WORDS, dtype=np.int64)
+        self._entries = self._entries_of(self.ballot)
+        self._pending: Handle | None = None
+
+    def send(self, ballot: Ballot, on_done: Callable[[], None] | None) -> None:
+        """Send this rank's ballot. ``on_done`` is called, by any thread, when all ranks have."""
+        ballot.pack(self._words)
+        self._pending = self.engine.submit(self._entries, soon=True, on_done=on_done)
+
+    def receive(self) -> Tally:
+        """Wait for the ballots of all ranks."""
+        pending = self._pending
+        self._pending = None
+        assert pending is not None
+        pending.wait()
+        return Tally.unpack(self._words)
+
+    def poll(self, ballot: Ballot) -> Tally:
+        """Exchange ballots that no settling follows. Collective."""
+        ballot.pack(self._words)
+        self.engine.run(self._entries_of(f"{self.name}.anew"))
+        return Tally.unpack(self._words)
+
+    def _entries_of(self, name: str) -> Sequence[Entry]:
+        request = Request(name, Kind.ALLREDUCE, DType.INT64, (WORDS,), ReduceOp.MIN)
+        return (Entry(request, Buffer(self._words, self._words, DType.INT64)),)

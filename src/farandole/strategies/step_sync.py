@@ -1,0 +1,136 @@
+"""How the ranks of several optimizers wait for each other's gradients, whichever of them each rank
+has used.
+
+Every optimizer has a ballot of its own, by which all ranks announce their gradients; then they
+settle them together. A rank announces those of all the optimizers that it has used before it waits
+for any, and settles them in the order in which all announcements were there: that is the same on
+all ranks. If a rank that it waits for waits in another ballot, for an optimizer that was not used
+here, neither would ever come: this rank announces there, too, that it has none. It does so as long
+as others have new gradients, and where none of an earlier step are left: a rank that steps needs
+the own announcement of all ranks, and the stall check reports one that does not come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from farandole.core.engine import Engine, Participant
+
+
+def synchronize(due: Sequence[Participant]) -> None:
+    """Announce and settle the gradients of ``due``, and of other optimizers that other ranks have
+    used. Collective.
+    """
+    due = sorted(due, key=lambda one: one.process_set_id)
+    engines: list[Engine] = list(dict.fromkeys(one.engine for one in due))
+    unused = {engine: _unused(engine, due) for engine in engines}
+    if len(due) == 1 and not unused[engines[0]]:  # as nearly always
+        with due[0].lock:
+            due[0].announce()
+            due[0].settle()
+        return
+    with ExitStack() as stack:
+        points = {
+            engine: stack.enter_context(SyncPoint(engine, unused[engine])) for engine in engines
+        }
+        for one in due:
+            points[one.engine].announce(one)
+        errors = []
+        for point in points.values():
+            try:
+                point.settle_all()
+            # of the ranks of one set; those of the others wait for this one
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant]:
+    """The optimizers that this rank has not used, but can announce for, by ballot."""
+    return {
+        other.ballot: other
+        for other in tuple(engine.participants)
+        if other not in due and other.engine is engine and other.can_announce_none()
+    }
+
+
+class SyncPoint:
+    """The announcements that a thread waits for on one engine. ``unused``: by ballot, the
+    optimizers for which this rank may have to announce that it has none.
+    """
+
+    def __init__(self, engine: Engine, unused: Mapping[str, Participant]) -> None:
+        self._engine = engine
+        self._unused = dict(unused)
+        self._announced: dict[str, Participant] = {}
+        self._complete: deque[str] = deque()  # ballots, in their order
+        self._wanted: Sequence[str] = ()  # ballots of ``unused``, by ranks that this one waits for
+        self._wake = threading.Event()
+
+    def __enter__(self) -> SyncPoint:
+        self._engine.round_listeners.append(self._after_round)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.round_listeners.remove(self._after_round)
+        while self._announced:
+            self._announced.popitem()[1].lock.release()
+
+    def announce(self, one: Participant, *, none_here: bool = False) -> None:
+        """Announce the gradients of an optimizer; it stays locked until they are settled."""
+        one.lock.acquire()
+        ballot = one.ballot
+        self._announced[ballot] = one
+        one.announce(lambda: self._on_complete(ballot), none_here=none_here)
+
+    def settle_all(self) -> None:
+        """Wait for all announcements, and settle them. Raises the first error, after the last."""
+        errors = []
+        while self._announced:
+            self._engine.drive(self)
+            self._announce_unused()
+            while self._complete:
+                one = self._announced.pop(self._complete.popleft())
+                try:
+                    one.settle()
+                except Exception as error:  # of all ranks alike
+                    errors.append(error)
+                finally:
+                    one.lock.release()
+        if errors:
+            raise errors[0]
+
+    def done(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._complete or self._wanted)
+
+    def sleep(self) -> None:
+        """Wait while another thread runs the rounds."""
+        self._wake.clear()
+        if not self.done():
+            self._wake.wait()
+
+    def _announce_unused(self) -> None:
+        wanted = self._wanted
+        self._wanted = ()
+        for ballot in wanted:
+            one = self._unused.pop(ballot)
+            if one.lock.acquire(blocking=False):  # else its thread will announce
+                one.lock.release()
+                self.announce(one, none_here=True)
+
+    def _on_complete(self, ballot: str) -> None:
+        self._complete.append(ballot)
+        self._wake.set()
+
+    def _after_round(self) -> None:
+        """Look for other ranks that wait elsewhere. Called by the thread that runs rounds."""
+        unused = self._unused
+        announced = tuple(self._announced)
+        self._wanted = self._engine.cross_waits(announced, unused) if unused else ()
+        if self._wanted:
+            self._wake.set()
