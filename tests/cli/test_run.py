@@ -14,7 +14,7 @@ from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.config.fields import settings_of
 from farandole.job.launch import driver
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.job import Job
 from farandole.job.plugins import registry
 
@@ -545,7 +545,7 @@ class TestRegistry:
     def test_built_in(self) -> None:
         assert registry.names("launcher")[0] == "local"
         assert registry.load("launcher", "local").name == "local"
-        assert registry.best("launcher", Request(2)).name == "local"
+        assert registry.best("launcher", JobRequest(2)).name == "local"
 
     def test_another_distributions_launcher(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

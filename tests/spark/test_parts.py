@@ -21,7 +21,7 @@ from farandole.job.launch.agents import boot
 from farandole.job.launch.agents.agent import environment, place
 from farandole.job.launch.agents.allocation import visible
 from farandole.job.launch.agents.bundle import bundle, digests, packed
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.launchers.spark import SparkLauncher, cluster
 from farandole.job.launch.launchers.spark.cluster import SparkCluster, reason
 from farandole.job.report import messages, pickling
@@ -275,7 +275,7 @@ class TestSlots:
         ):
             launcher = SparkLauncher(start_timeout=0.0, **options)
             launcher._cluster = found
-            allocation = launcher.allocate(Request(2, "train"))
+            allocation = launcher.allocate(JobRequest(2, "train"))
             with closing(allocation.listen(new_secret())), closing(allocation):
                 allocation.start(["python"], {})
                 with pytest.raises(RendezvousError, match=f"{LATE}.*{says}"):
@@ -288,7 +288,7 @@ class TestSlots:
         for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
             launcher = SparkLauncher(start_timeout=told)
             launcher._cluster = found
-            described = launcher.allocate(Request(2, "train", start_timeout=setting)).describe()
+            described = launcher.allocate(JobRequest(2, "train", start_timeout=setting)).describe()
             assert described == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"
         assert seen == [600.0, 900.0, 5.0]
 

@@ -44,7 +44,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
         ):
             setattr(options, action.dest, _value(where, action, value))
             names = (*action.option_strings, action.dest.removeprefix("setting_"))
-            options.from_file[action.dest] = config_file.Place(where, names)
+            options.from_file[action.dest] = config_file.ValueSource(where, names)
     if not said and all(dest in options.from_file for dest in PLACES):
         raise SettingsError(f"{path}: {' and '.join(PLACES)} exclude each other: give one of them")
 

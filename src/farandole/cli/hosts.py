@@ -21,7 +21,7 @@ from farandole.job.config.fields import settings_of
 from farandole.job.launch.agents.bundle import archive, digests
 from farandole.job.launch.job import settings_for
 from farandole.job.launch.launchers.ssh import argv, search_path
-from farandole.job.launch.openssh import Session, failures
+from farandole.job.launch.openssh import SshSession, failures
 from farandole.job.launch.plan import parse_hosts, read_hostfile
 from farandole.net.handshake import new_secret
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, joined, split
@@ -93,7 +93,7 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
 
         return answer
 
-    sessions = {host: Session(host, argv(host, settings), first, hear(host)) for host in hosts}
+    sessions = {host: SshSession(host, argv(host, settings), first, hear(host)) for host in hosts}
     try:
         answers = _facts(sessions, told)
         if lacking is not None:
@@ -129,12 +129,12 @@ def _addresses(settings: Settings) -> tuple[list[str], SettingsError | None]:
         return [], error
 
 
-def _facts(sessions: Mapping[str, Session], told: Any) -> dict[str, Any]:
+def _facts(sessions: Mapping[str, SshSession], told: Any) -> dict[str, Any]:
     return _gather(sessions, told, list(sessions), "facts")
 
 
 def _gather(
-    sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], key: str
+    sessions: Mapping[str, SshSession], told: Any, hosts: Sequence[str], key: str
 ) -> dict[str, Any]:
     """The message with ``key`` of each host."""
     found: dict[str, Any] = {}

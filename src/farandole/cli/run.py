@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
     from farandole.job.launch.config_file import within
-    from farandole.job.launch.contract import Request
+    from farandole.job.launch.contract import JobRequest
     from farandole.job.launch.display import Display
     from farandole.job.launch.job import Job, ranks_of, settings_for
     from farandole.job.launch.plan import parse_hosts, read_hostfile
@@ -184,7 +184,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
         with within(options.from_file["hosts"]):
             parse_hosts(options.hosts)
     wanted = options.launcher or "auto"
-    request = Request(0, hosts=options.hosts)
+    request = JobRequest(0, hosts=options.hosts)
     with within(options.from_file.get("launcher")):
         launcher = (
             registry.best("launcher", request)

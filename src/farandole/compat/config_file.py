@@ -8,7 +8,7 @@ from typing import Any
 from farandole.compat.flags import OWN, TUNABLE, Flag
 from farandole.errors import SettingsError
 from farandole.job.launch import config_file
-from farandole.job.launch.config_file import Place
+from farandole.job.launch.config_file import ValueSource
 
 CONTROLLERS = ("mpi", "gloo", "jsrun")
 _BY_PLACE = {(flag.section, flag.key): flag for flag in (*OWN, *TUNABLE) if flag.key}
@@ -34,7 +34,7 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
         if not any(getattr(options, f"use_{name}") for name in CONTROLLERS):
             name = str(controller).lower()
             setattr(options, f"use_{name}", True)
-            options.from_file[f"use_{name}"] = Place(
+            options.from_file[f"use_{name}"] = ValueSource(
                 f"{path}: controller={controller!r}", (f"--{name}",)
             )
     for section, value in content.items():
@@ -71,6 +71,6 @@ def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> No
     if not isinstance(value, wanted) or (isinstance(value, bool) and flag.kind is not bool):
         raise SettingsError(f"{where}={value!r} must be of type {flag.kind.__name__}")
     setattr(options, flag.dest, not value if flag.no == "--stall-check" else value)
-    options.from_file[flag.dest] = Place(
+    options.from_file[flag.dest] = ValueSource(
         where, (*flag.names, flag.dest, *([flag.variable] if flag.variable else []))
     )

@@ -19,9 +19,9 @@ import pytest
 
 from farandole.errors import RendezvousError
 from farandole.job.launch.agents import boot, bundle, remote
-from farandole.job.launch.agents.allocation import AgentAllocation, Place, deal
+from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace, deal
 from farandole.job.launch.agents.command import Command
-from farandole.job.launch.agents.registry import Agent, AgentRegistry
+from farandole.job.launch.agents.registry import AgentInfo, AgentRegistry
 from farandole.job.launch.plan import plan
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import new_secret
@@ -62,14 +62,14 @@ def test_agents_that_tell_nonsense_are_not_believed(caplog: pytest.LogCaptureFix
         store.close()
 
 
-def agent(index: int, host: str, place: str) -> Agent:
-    return Agent(index, host, place, {}, [], 4, "python", 1)
+def agent(index: int, host: str, place: str) -> AgentInfo:
+    return AgentInfo(index, host, place, {}, [], 4, "python", 1)
 
 
 class TestDeal:
     def test_tasks_that_share_memory_are_one_host(self) -> None:
         agents = [agent(0, "a", "p"), agent(1, "b", "q"), agent(2, "a", "p")]
-        slots, dealt = deal([Place(1)] * 3, agents)
+        slots, dealt = deal([AgentPlace(1)] * 3, agents)
         assert [(slot.rank, slot.host, slot.local_rank, slot.cross_size) for slot in slots] == [
             (0, "a", 0, 2),
             (1, "a", 1, 1),
@@ -84,7 +84,7 @@ class TestDeal:
     def test_hosts_are_those_that_the_user_names(self) -> None:
         """Two names of one machine are two hosts."""
         agents = [agent(0, "box", "p"), agent(1, "box", "p")]
-        slots, dealt = deal([Place(2, "localhost"), Place(2, "127.0.0.1")], agents)
+        slots, dealt = deal([AgentPlace(2, "localhost"), AgentPlace(2, "127.0.0.1")], agents)
         assert [
             (slot.host, slot.local_rank, slot.local_size, slot.cross_rank) for slot in slots
         ] == [
@@ -169,7 +169,7 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
 
     told: dict[str, Any] = {}
     secret = new_secret(tls=True)
-    allocation = AgentAllocation(Open("mpi", ["true"], "here", "lo"), [Place(1)], 10.0)
+    allocation = AgentAllocation(Open("mpi", ["true"], "here", "lo"), [AgentPlace(1)], 10.0)
     store = allocation.listen(secret)
     try:
         allocation.start(["python"], {})
@@ -192,7 +192,7 @@ def test_an_agent_runs_other_processes_beside_its_rank() -> None:
         "import os, sys; print(os.environ['OWN'], os.environ['FARANDOLE_STORE'], flush=True);"
         " sys.exit(3)"
     )
-    allocation = AgentAllocation(Command("mpi", ["env"], "here", "lo"), [Place(1)], 100.0)
+    allocation = AgentAllocation(Command("mpi", ["env"], "here", "lo"), [AgentPlace(1)], 100.0)
     store = allocation.listen(new_secret())
     try:
         (rank,) = allocation.start([sys.executable, "-c", "import signal; signal.pause()"], {})
@@ -251,7 +251,7 @@ class TestPackages:
         """
         hide = f'p=$1; shift; exec env -u PYTHONPATH XDG_CACHE_HOME={tmp_path} "$p" -S "$@"'
         allocation = AgentAllocation(
-            Command("mpi", ["sh", "-c", hide, "sh"], "nowhere"), [Place(1)], 100.0
+            Command("mpi", ["sh", "-c", hide, "sh"], "nowhere"), [AgentPlace(1)], 100.0
         )
         store = allocation.listen(new_secret())
         try:

@@ -12,7 +12,7 @@ import pytest
 from farandole.errors import SettingsError
 from farandole.job.config import Placement
 from farandole.job.launch import processes, reaper
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.launchers.local import LocalLauncher
 from farandole.job.launch.plan import plan
 from farandole.job.launch.processes import LocalWorker, start_ranks
@@ -24,7 +24,7 @@ def start(jobs: Marked, np: int, script: str, hosts: str | None = None) -> list[
     name, _, value = jobs.mark.partition("=")
     env = {"FARANDOLE_STORE": f"127.0.0.1:{os.getpid()}", name: value}
     return list(
-        LocalLauncher().allocate(Request(np, hosts=hosts)).start(["bash", "-c", script], env)
+        LocalLauncher().allocate(JobRequest(np, hosts=hosts)).start(["bash", "-c", script], env)
     )
 
 
@@ -252,13 +252,13 @@ def test_other_hosts_are_not_ours() -> None:
     with pytest.raises(
         SettingsError, match="starts processes on this machine only, and 'elsewhere' is not a name"
     ):
-        LocalLauncher().allocate(Request(2, hosts="elsewhere:2"))
+        LocalLauncher().allocate(JobRequest(2, hosts="elsewhere:2"))
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     before = opened()
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 0: .*nowhere"):
-        LocalLauncher().allocate(Request(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
+        LocalLauncher().allocate(JobRequest(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
     assert opened() <= before
     assert not jobs.left()
 

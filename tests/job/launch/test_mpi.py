@@ -11,7 +11,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.config import Placement
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.launchers import mpi
 
 OPEN_MPI, HYDRA = "mpirun (Open MPI) 5.0.11\n", "HYDRA build details:\n Version: 5.0"
@@ -154,7 +154,7 @@ def test_an_mpirun_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         SettingsError,
         match=r"mpirun --version fails \(exit code 3\).*: Unable to get the user home",
     ):
-        mpi.MpiLauncher().allocate(Request(2))
+        mpi.MpiLauncher().allocate(JobRequest(2))
 
 
 class TestOptions:
@@ -166,7 +166,7 @@ class TestOptions:
             "FARANDOLE_RANK": "7",
             "a-b": "x",
         }
-        words = mpi.options(OPEN_MPI, Request(4), env)
+        words = mpi.options(OPEN_MPI, JobRequest(4), env)
         assert words[:4] == ["-np", "4", "--bind-to", "none"]
         assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == [
             "FARANDOLE_AGENT",
@@ -175,11 +175,11 @@ class TestOptions:
         assert not any("secret" in word for word in words)
 
     def test_open_mpi_is_given_the_hosts_or_finds_them(self) -> None:
-        words = mpi.options(OPEN_MPI, Request(4, hosts="a:2,b:2"), {})
+        words = mpi.options(OPEN_MPI, JobRequest(4, hosts="a:2,b:2"), {})
         assert words[words.index("--host") + 1] == "a:2,b:2"
         assert "--oversubscribe" not in words
-        assert "--oversubscribe" in mpi.options(OPEN_MPI, Request(4), {})
-        assert "--oversubscribe" not in mpi.options(OPEN_MPI, Request(4), {"SLURM_JOB_ID": "1"})
+        assert "--oversubscribe" in mpi.options(OPEN_MPI, JobRequest(4), {})
+        assert "--oversubscribe" not in mpi.options(OPEN_MPI, JobRequest(4), {"SLURM_JOB_ID": "1"})
 
     @pytest.mark.parametrize(
         ("version", "hosts"),
@@ -187,22 +187,22 @@ class TestOptions:
     )
     def test_hydra(self, version: str, hosts: list[str]) -> None:
         """Intel MPI ignores the numbers: it would fill the first host."""
-        assert mpi.options(version, Request(3), {}) == ["-n", "3"]
-        assert mpi.options(version, Request(3, hosts="b:1,a:2"), {}) == ["-n", "3", *hosts]
+        assert mpi.options(version, JobRequest(3), {}) == ["-n", "3"]
+        assert mpi.options(version, JobRequest(3, hosts="b:1,a:2"), {}) == ["-n", "3", *hosts]
 
     def test_another_mpirun_is_refused(self) -> None:
         with pytest.raises(SettingsError, match="mpirun --version says 'LAM 7'"):
-            mpi.options("LAM 7", Request(4), {})
+            mpi.options("LAM 7", JobRequest(4), {})
 
     def test_more_ranks_than_places(self) -> None:
         with pytest.raises(
             SettingsError, match=r"more processes \(4\) than there are available slots \(3\)"
         ):
-            mpi.MpiLauncher().allocate(Request(4, hosts="a:2,b:1"))
+            mpi.MpiLauncher().allocate(JobRequest(4, hosts="a:2,b:1"))
 
 
 def test_an_ipv6_address_is_none_of_mpiruns_hosts() -> None:
-    request = Request(3, hosts="a:2,[fd00::1]:1")
+    request = JobRequest(3, hosts="a:2,[fd00::1]:1")
     with pytest.raises(
         SettingsError, match=r"mpirun takes no IPv6 address \(fd00::1\) in -H: give the host's name"
     ):

@@ -19,7 +19,15 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
-from farandole.job.launch.openssh import CONNECT, OLD, Session, command, failures, program, reason
+from farandole.job.launch.openssh import (
+    CONNECT,
+    OLD,
+    SshSession,
+    command,
+    failures,
+    program,
+    reason,
+)
 from tests.job.launch.tools import wait_until
 
 
@@ -209,7 +217,7 @@ def test_options_with_an_open_quotation_mark() -> None:
     ],
 )
 def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
-    session = Session("h1", ["sh", "-c", shell], {}, lambda facts: None)
+    session = SshSession("h1", ["sh", "-c", shell], {}, lambda facts: None)
     deadline = time.monotonic() + 60
     while session.ended() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -229,7 +237,7 @@ def test_a_login_shell_that_prints_no_whole_line_before_our_program() -> None:
         "task": {},
     }
     script = f"echo me@farandole /; printf title; {shlex.join(program(sys.executable))}"
-    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    session = SshSession("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
     assert wait_until(lambda: heard)
     assert heard[0]["need"] is True
     assert session.late() == "its program began, but did not report to the driver"
@@ -237,7 +245,9 @@ def test_a_login_shell_that_prints_no_whole_line_before_our_program() -> None:
 
 
 def test_a_login_shell_that_waits() -> None:
-    session = Session("h1", ["sh", "-c", "echo busy; exec cat >/dev/null"], {}, lambda facts: None)
+    session = SshSession(
+        "h1", ["sh", "-c", "echo busy; exec cat >/dev/null"], {}, lambda facts: None
+    )
     assert wait_until(lambda: "it printed: busy" in session.late())
     assert "our program has not begun there" in session.late()
     assert "does `ssh h1 true` come back at once?" in session.late()
@@ -267,7 +277,7 @@ def test_a_login_that_sshd_drops_is_tried_again(
         "task": {},
     }
     script = DROPS.format(count=count, program=shlex.join(program(sys.executable)))
-    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    session = SshSession("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
     assert wait_until(lambda: session.ended() is not None or heard)
     tries = int((tmp_path / "tries").read_text())
     if count == 2:
@@ -300,7 +310,7 @@ def test_a_machine_without_ssh() -> None:
         SettingsError,
         match=r"/no/ssh cannot be started on this machine .* install OpenSSH's client",
     ):
-        Session("h1", ["/no/ssh"], {}, lambda facts: None)
+        SshSession("h1", ["/no/ssh"], {}, lambda facts: None)
 
 
 def test_a_session_without_ssh() -> None:
@@ -316,7 +326,7 @@ def test_a_session_without_ssh() -> None:
         "env": {},
         "task": {},
     }
-    session = Session("h1", program(sys.executable), first, lambda facts: heard.append(facts))
+    session = SshSession("h1", program(sys.executable), first, lambda facts: heard.append(facts))
     deadline = time.monotonic() + 60
     while session.ended() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -330,8 +340,8 @@ def test_a_session_without_ssh() -> None:
 def test_a_program_that_is_stopped_is_not_said_to_have_ended() -> None:
     began = threading.Event()
     said = "print('@farandole {}', flush=True); import time; time.sleep(1000)"
-    session = Session("h1", [sys.executable, "-c", said], {}, lambda facts: began.set())
+    session = SshSession("h1", [sys.executable, "-c", said], {}, lambda facts: began.set())
     assert began.wait(60)
     assert not session.close(time.monotonic())
-    ended = Session("h1", ["true"], {}, lambda facts: None)
+    ended = SshSession("h1", ["true"], {}, lambda facts: None)
     assert ended.close(time.monotonic() + 60)

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.launch import output
-from farandole.job.launch.output import Streams
+from farandole.job.launch.output import OutputStreams
 from tests.kits.opened import opened
 
 
@@ -21,10 +21,10 @@ class Terminal(io.StringIO):
 
 def make(
     size: int = 2, directory: Path | None = None, **options: bool
-) -> tuple[Streams, io.StringIO, io.StringIO]:
+) -> tuple[OutputStreams, io.StringIO, io.StringIO]:
     out, err = io.StringIO(), io.StringIO()
     return (
-        Streams(size, out, err, directory=str(directory) if directory else None, **options),
+        OutputStreams(size, out, err, directory=str(directory) if directory else None, **options),
         out,
         err,
     )
@@ -197,7 +197,7 @@ def test_the_last_lines() -> None:
 class TestFiles:
     def test_what_an_older_run_left_is_kept_beside(self, tmp_path: Path) -> None:
         for run, size in enumerate((11, 2, 1)):  # with two digits, and with one
-            streams = Streams(size, io.StringIO(), io.StringIO(), directory=str(tmp_path))
+            streams = OutputStreams(size, io.StringIO(), io.StringIO(), directory=str(tmp_path))
             streams.feed(0, "stdout", b"run %d" % run)
             streams.close()
         assert (tmp_path / "rank.0" / "stdout").read_text() == "run 2"
@@ -208,7 +208,10 @@ class TestFiles:
         assert (older[1] / "rank.0" / "stdout").read_text() == "run 1"
 
     def test_jobs_that_run_at_the_same_time_keep_theirs_apart(self, tmp_path: Path) -> None:
-        jobs = [Streams(2, io.StringIO(), io.StringIO(), directory=str(tmp_path)) for _ in range(3)]
+        jobs = [
+            OutputStreams(2, io.StringIO(), io.StringIO(), directory=str(tmp_path))
+            for _ in range(3)
+        ]
         for number, streams in enumerate(jobs):
             streams.feed(1, "stdout", b"job %d" % number)
         for streams in jobs:
@@ -222,7 +225,7 @@ class TestFiles:
 
     def test_where_an_older_run_lies_is_told(self, tmp_path: Path) -> None:
         for moved in (False, True):
-            streams = Streams(1, io.StringIO(), io.StringIO(), directory=str(tmp_path))
+            streams = OutputStreams(1, io.StringIO(), io.StringIO(), directory=str(tmp_path))
             streams.feed(0, "stdout", b"x")
             streams.close()
             (older,) = tmp_path.glob("run-*") if moved else [""]
@@ -275,7 +278,7 @@ class TestConsole:
             def write(self, text: str) -> int:
                 raise BrokenPipeError
 
-        streams = Streams(1, Gone(), io.StringIO())
+        streams = OutputStreams(1, Gone(), io.StringIO())
         streams.feed(0, "stdout", b"x\n")
         streams.feed(0, "stdout", b"y\n")
         streams.close()
@@ -288,7 +291,7 @@ class TestConsole:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         with caplog.at_level(logging.WARNING, "farandole"):
-            streams = Streams(1, Full(), io.StringIO())
+            streams = OutputStreams(1, Full(), io.StringIO())
             streams.feed(0, "stdout", b"x\n")
             streams.feed(0, "stdout", b"y\n")
             streams.close()
@@ -296,7 +299,7 @@ class TestConsole:
 
     def test_only_some_ranks_are_shown_and_all_are_kept(self, tmp_path: Path) -> None:
         out, err = io.StringIO(), io.StringIO()
-        streams = Streams(2, out, err, directory=str(tmp_path), shown=[1])
+        streams = OutputStreams(2, out, err, directory=str(tmp_path), shown=[1])
         for rank in range(2):
             streams.feed(rank, "stdout", b"out\n")
             streams.feed(rank, "stderr", b"Traceback (most recent call last):\nValueError\n")
@@ -308,13 +311,13 @@ class TestConsole:
 
     def test_letters_that_the_terminal_does_not_know(self) -> None:
         raw = io.BytesIO()
-        streams = Streams(1, io.TextIOWrapper(raw, "ascii"), io.StringIO())
+        streams = OutputStreams(1, io.TextIOWrapper(raw, "ascii"), io.StringIO())
         streams.feed(0, "stdout", "grün\n".encode())
         assert raw.getvalue() == b"[0]<stdout>:gr?n\n"
 
     def test_an_unfinished_line_is_shown_on_a_terminal_when_its_rank_pauses(self) -> None:
         out = Terminal()
-        streams = Streams(2, out, io.StringIO())
+        streams = OutputStreams(2, out, io.StringIO())
         streams.feed(0, "stdout", b"name? ")
         streams.show_stale(0.0)
         assert out.getvalue() == "[0]<stdout>:name? "
@@ -324,7 +327,7 @@ class TestConsole:
     def test_progress_bars_of_two_ranks_take_turns_on_a_terminal(self) -> None:
         """Of either habit: the carriage return in front or behind."""
         out = Terminal()
-        streams = Streams(2, out, io.StringIO())
+        streams = OutputStreams(2, out, io.StringIO())
         streams.feed(0, "stdout", b"\r10%")
         streams.show_stale(0.0)
         streams.feed(1, "stdout", b"20%\r")
@@ -342,7 +345,7 @@ class TestConsole:
 
     def test_a_lonely_progress_bar_overwrites_itself(self) -> None:
         out = Terminal()
-        streams = Streams(2, out, io.StringIO())
+        streams = OutputStreams(2, out, io.StringIO())
         for percent in (b"10%", b"20%", b"30%"):
             streams.feed(0, "stdout", b"\r" + percent)
             streams.show_stale(0.0)

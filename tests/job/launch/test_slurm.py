@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.config import Placement
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.launchers import slurm
 from tests.job.launch.tools import wait_until
 from tests.kits import slurm as kit
@@ -140,15 +140,15 @@ def test_an_allocation_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         SettingsError, match=r"has 3 \(SLURM_HET_SIZE\): srun --het-group=0-2 python"
     ):
-        slurm.SlurmLauncher().allocate(Request(2))
+        slurm.SlurmLauncher().allocate(JobRequest(2))
 
 
 def test_outside_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(SettingsError, match=r"in a batch script \(sbatch\), or after salloc"):
-        slurm.SlurmLauncher().allocate(Request(2))
+        slurm.SlurmLauncher().allocate(JobRequest(2))
     with pytest.raises(SettingsError, match="the allocation says where ranks run"):
-        slurm.SlurmLauncher().allocate(Request(2, hosts="a:2"))
+        slurm.SlurmLauncher().allocate(JobRequest(2, hosts="a:2"))
 
 
 def test_it_knows_its_agents_and_its_ranks() -> None:

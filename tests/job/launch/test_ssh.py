@@ -20,8 +20,8 @@ import pytest
 from farandole.base.types import Slot
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
-from farandole.job.launch.contract import Request
-from farandole.job.launch.launchers.ssh import Sessions, SshLauncher, _answer, environment
+from farandole.job.launch.contract import JobRequest
+from farandole.job.launch.launchers.ssh import SshLauncher, SshSessions, _answer, environment
 from farandole.job.plugins.registry import best
 from farandole.net.interfaces import Interface
 from tests.job.launch.test_driver import WARNED
@@ -440,10 +440,10 @@ def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
 
 
 def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:
-    assert best("launcher", Request(2, hosts="localhost:1,127.0.0.1:1")).name == "local"
-    assert best("launcher", Request(2)).name == "local"
-    assert best("launcher", Request(2, hosts="localhost:1,other.invalid:1")).name == "ssh"
-    assert SshLauncher().affinity(Request(2)) == -1
+    assert best("launcher", JobRequest(2, hosts="localhost:1,127.0.0.1:1")).name == "local"
+    assert best("launcher", JobRequest(2)).name == "local"
+    assert best("launcher", JobRequest(2, hosts="localhost:1,other.invalid:1")).name == "ssh"
+    assert SshLauncher().affinity(JobRequest(2)) == -1
 
 
 def test_a_driver_whose_addresses_no_other_host_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +451,7 @@ def test_a_driver_whose_addresses_no_other_host_can_use(monkeypatch: pytest.Monk
         "farandole.job.launch.launchers.ssh.interfaces",
         lambda: [Interface("lo", "::1", 128, 0, True)],
     )
-    sessions = Sessions([Slot(0, "gpu1", 0, 1, 0, 1, 1)], Settings())
+    sessions = SshSessions([Slot(0, "gpu1", 0, 1, 0, 1, 1)], Settings())
     with pytest.raises(
         SettingsError, match=r"no address by which other hosts could reach it.*fe80::\.\.\., do not"
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.job.launch.explain import Event, Verdict, explain
-from farandole.job.launch.supervise import State, Supervisor
+from farandole.job.launch.supervise import JobState, Supervisor
 from farandole.job.report.outcome import Outcome
 
 ERROR = Outcome(status="error", kind="ValueError", message="boom")
@@ -17,7 +17,7 @@ class Story:
     def __init__(self) -> None:
         self.supervisor = Supervisor(3)
 
-    def at(self, now: float, *events: Event, silent: int = -1) -> State:
+    def at(self, now: float, *events: Event, silent: int = -1) -> JobState:
         for event in events:
             self.supervisor.see(event)
         if silent >= 0:
@@ -30,47 +30,47 @@ class Story:
 
 def test_all_end_well() -> None:
     story = Story()
-    assert story.at(0.0) is State.RUNNING
-    assert story.at(9.0, Event(0, code=0), Event(2, code=0)) is State.RUNNING
+    assert story.at(0.0) is JobState.RUNNING
+    assert story.at(9.0, Event(0, code=0), Event(2, code=0)) is JobState.RUNNING
     assert story.supervisor.running == 1
-    assert story.at(99.0, Event(1, code=0)) is State.ENDED
+    assert story.at(99.0, Event(1, code=0)) is JobState.ENDED
 
 
 def test_a_rank_reports_after_all_have_ended() -> None:
     story = Story()
-    assert story.at(0.0, *(Event(rank, code=0) for rank in range(3))) is State.ENDED
-    assert story.at(0.1, Event(1, outcome=ERROR), silent=1) is State.FAILED
+    assert story.at(0.0, *(Event(rank, code=0) for rank in range(3))) is JobState.ENDED
+    assert story.at(0.1, Event(1, outcome=ERROR), silent=1) is JobState.FAILED
 
 
 def test_an_error_waits_for_its_traceback_the_rest_of_its_output_and_the_others() -> None:
     story = Story()
-    assert story.at(10.0, Event(1, outcome=ERROR)) is State.FAILING
-    assert story.at(11.9) is State.FAILING, "its process has not ended"
-    assert story.at(11.95, Event(1, code=1)) is State.FAILING, "its pipes are open"
-    assert story.at(12.4) is State.FAILING
-    assert story.at(12.5, silent=1) is State.FAILING, "the others"
-    assert story.at(12.69) is State.FAILING
-    assert story.at(12.71) is State.FAILED
+    assert story.at(10.0, Event(1, outcome=ERROR)) is JobState.FAILING
+    assert story.at(11.9) is JobState.FAILING, "its process has not ended"
+    assert story.at(11.95, Event(1, code=1)) is JobState.FAILING, "its pipes are open"
+    assert story.at(12.4) is JobState.FAILING
+    assert story.at(12.5, silent=1) is JobState.FAILING, "the others"
+    assert story.at(12.69) is JobState.FAILING
+    assert story.at(12.71) is JobState.FAILED
 
 
 def test_a_rank_that_hangs_after_its_error_is_not_awaited_for_ever() -> None:
     story = Story()
-    assert story.at(0.0, Event(1, outcome=ERROR)) is State.FAILING
-    assert story.at(2.1) is State.FAILING
-    assert story.at(2.4) is State.FAILED
+    assert story.at(0.0, Event(1, outcome=ERROR)) is JobState.FAILING
+    assert story.at(2.1) is JobState.FAILING
+    assert story.at(2.4) is JobState.FAILED
 
 
 def test_nothing_is_awaited_that_cannot_come() -> None:
     story = Story()
-    assert story.at(0.0, Event(0, code=0), Event(2, code=0)) is State.RUNNING
-    assert story.at(1.0, Event(1, outcome=ERROR), Event(1, code=1), silent=1) is State.FAILED
+    assert story.at(0.0, Event(0, code=0), Event(2, code=0)) is JobState.RUNNING
+    assert story.at(1.0, Event(1, outcome=ERROR), Event(1, code=1), silent=1) is JobState.FAILED
 
 
 def test_a_victim_leaves_time_for_its_cause() -> None:
     story = Story()
-    assert story.at(0.0, Event(0, outcome=VICTIM), Event(0, code=1), silent=0) is State.FAILING
-    assert story.at(1.0, Event(1, code=-9), silent=1) is State.FAILING
-    assert story.at(1.21) is State.FAILED
+    assert story.at(0.0, Event(0, outcome=VICTIM), Event(0, code=1), silent=0) is JobState.FAILING
+    assert story.at(1.0, Event(1, code=-9), silent=1) is JobState.FAILING
+    assert story.at(1.21) is JobState.FAILED
     verdict = story.verdict()
     assert verdict is not None
     assert verdict.rank == 1

@@ -16,7 +16,7 @@ from farandole.errors import JobFailedError, PeerLostError
 from farandole.job.config import Settings
 from farandole.job.launch.display import Display
 from farandole.job.launch.job import Job
-from farandole.job.launch.output import Streams
+from farandole.job.launch.output import OutputStreams
 from farandole.job.launch.plan import plan
 from farandole.job.launch.watch import Interrupted, Watch
 from farandole.job.report import keys
@@ -74,7 +74,7 @@ def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
     watch = Watch(
         Job(np=1, settings=Settings(), display=Display()),
         store,
-        Streams(1, io.StringIO(), io.StringIO()),
+        OutputStreams(1, io.StringIO(), io.StringIO()),
     )
     try:
         with (tmp_path / "stacks").open("w") as file:
@@ -97,7 +97,7 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     """
     store = StoreServer(new_secret())
     out, err = io.StringIO(), io.StringIO()
-    streams = Streams(3, out, err)
+    streams = OutputStreams(3, out, err)
 
     def lost(first: Played) -> None:
         """Rank 0 ends, and rank 1 sees it before it is told itself."""
@@ -144,7 +144,7 @@ def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -
     for worker, ended in zip(workers, (3.0, 2.0, 1.0), strict=True):
         worker.ended = ended
         worker.end(1, err=f"rank {worker.slot.rank}\n")
-    streams = Streams(3, io.StringIO(), io.StringIO())
+    streams = OutputStreams(3, io.StringIO(), io.StringIO())
     watch = Watch(Job(np=3, settings=Settings(), display=Display()), store, streams)
     try:
         with watch:
@@ -171,7 +171,7 @@ def test_a_rank_that_cannot_be_ended_is_told_so_once() -> None:
     workers = [Played(slots[0], lambda rank: None), Hanging(slots[1], lambda rank: None)]
     workers[0].end(3)
     store = StoreServer(new_secret())
-    streams = Streams(2, io.StringIO(), io.StringIO())
+    streams = OutputStreams(2, io.StringIO(), io.StringIO())
     watch = Watch(Job(np=2, settings=Settings(), display=Display()), store, streams)
 
     def end() -> None:

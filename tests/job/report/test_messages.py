@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.job.report.messages import LONGEST, Message
+from farandole.job.report.messages import LONGEST, RankMessage
 
 
 def test_a_text_is_cut() -> None:
-    assert Message.parsed("log", 1, b"a\xff" * LONGEST) == Message(1, "a\ufffd" * (LONGEST // 2))
+    assert RankMessage.parsed("log", 1, b"a\xff" * LONGEST) == RankMessage(
+        1, "a\ufffd" * (LONGEST // 2)
+    )
 
 
 def test_only_numbers_are_progress() -> None:
@@ -14,7 +16,7 @@ def test_only_numbers_are_progress() -> None:
         b'{"epoch": 2, "rate": 17.5, "step": Infinity, "a": NaN, "b": "x", "c": [1], "d": 1e400,'
         b' "e": null}'
     )
-    assert Message.parsed("progress", 0, data).progress == {"epoch": 2, "rate": 17.5}
+    assert RankMessage.parsed("progress", 0, data).progress == {"epoch": 2, "rate": 17.5}
 
 
 @pytest.mark.parametrize(
@@ -22,4 +24,4 @@ def test_only_numbers_are_progress() -> None:
 )
 def test_what_is_none(kind: str, data: bytes) -> None:
     with pytest.raises(ValueError):
-        Message.parsed(kind, 0, data)
+        RankMessage.parsed(kind, 0, data)

@@ -7,9 +7,10 @@ not matter.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from farandole.base.contracts import End, Transport
 from farandole.base.log import logger
@@ -22,24 +23,12 @@ from farandole.job.plugins import registry
 from farandole.job.report import keys
 from farandole.net import interfaces
 from farandole.net.handshake import encrypted
+from farandole.net.store.protocol import KeyValueStore
 
 if TYPE_CHECKING:
     from farandole.net.store import StoreClient
 
 _LOOK = 0.5  # seconds between looks for ranks that have ended
-
-
-class Store(Protocol):
-    """The methods needed of ``farandole.net.store.StoreClient``. ``host``: this host's address
-    towards it.
-    """
-
-    host: str
-
-    def set(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str, timeout: float) -> bytes: ...
-    def try_get(self, key: str) -> bytes | None: ...
-    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
 
 
 def next_session(
@@ -76,74 +65,116 @@ def check_store(placement: Placement, connection: Connection) -> None:
         )
 
 
+class _Wiring(NamedTuple):
+    """One ``connect``, as this rank sees it. ``scope``: the same on all ranks, and in no other
+    session.
+    """
+
+    placement: Placement
+    connection: Connection
+    settings: Settings
+    client: KeyValueStore
+    scope: str
+    patience: float
+
+    def share(self, topic: str, message: str) -> list[str]:
+        """Return every rank's message about ``topic``."""
+        timeout = self.settings.start_timeout
+        return share(self.client, self.placement, f"{self.scope}/{topic}", message, timeout)
+
+    def wire(self, name: str, scope: str, ranks: Sequence[int]) -> Transport:
+        """Return the wire ``name`` of ``ranks``, which include this one."""
+        end = End(
+            rank=list(ranks).index(self.placement.rank),
+            size=len(ranks),
+            secret=self.connection.secret,
+            scope=scope,
+            timeout=self.settings.start_timeout,
+            store=self.client,
+            host=interfaces.offered(self.client.host, self.settings.network_interfaces),
+            streams=self.settings.tcp_streams,
+            names=ranks,
+        )
+        return collectives.over(registry.load("wire", name)(end))
+
+    def rendezvous(self) -> shm.ShmRendezvous:
+        """Return the rendezvous over which this rank has reached the ranks that share its memory.
+        It is closed.
+        """
+        rendezvous = shm.ShmRendezvous(
+            self.placement.rank, self.placement.size, self.connection.secret, self.scope
+        )
+        try:
+            check_same_settings(
+                self.share("listening", shared_settings(self.settings))
+            )  # all ranks listen now
+            rendezvous.look_around()
+            self.share("looked", "")  # no rank knocks any more
+        finally:
+            rendezvous.close()
+        return rendezvous
+
+    def join_hosts(
+        self, hosts: Sequence[Sequence[int]], peers: Mapping[int, socket.socket]
+    ) -> Transport:
+        """Return the wire of all ranks where not all share memory. ``hosts``: the ranks that do;
+        ``peers``: the ranks that this one has reached.
+        """
+        rank, size = self.placement.rank, self.placement.size
+        mine = next(host for host in hosts if rank in host)
+        for peer, sock in peers.items():
+            if peer not in mine:
+                sock.close()
+        flat = self.wire("tcp", self.scope, range(size))
+        if max(map(len, hosts)) == 1:
+            return flat
+        index = mine.index(rank)
+        local = shm.join(
+            index,
+            len(mine),
+            self.connection.secret,
+            f"{self.scope}/host{hosts.index(mine)}",
+            {mine.index(peer): sock for peer, sock in peers.items() if peer in mine},
+            patience=self.patience,
+            names=mine,
+        )
+        cross = None
+        if index < slices(hosts):
+            cross = self.wire("tcp", f"{self.scope}/slice{index}", [host[index] for host in hosts])
+        return Hierarchical(flat, local, cross, hosts, self.settings.tcp_streams)
+
+
 def connect(
     placement: Placement,
     connection: Connection,
     settings: Settings,
-    client: Store,
+    client: KeyValueStore,
     scope: str,
     patience: float = 600.0,
 ) -> Transport:
     """The transport that joins all ranks. Collective. ``patience``: seconds for which shared memory
     waits for a rank inside a collective.
     """
-    rank, size, secret, timeout = (
-        placement.rank,
-        placement.size,
-        connection.secret,
-        settings.start_timeout,
-    )
-
+    rank, size = placement.rank, placement.size
     check_encryption(connection, settings, rank)
-
-    def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
-        addresses = interfaces.offered(client.host, settings.network_interfaces)
-        place, streams = list(ranks).index(rank), settings.tcp_streams
-        end = End(place, len(ranks), secret, scope, timeout, client, addresses, streams, ranks)
-        return collectives.over(registry.load("wire", name)(end))
-
-    def said(topic: str, mine: str) -> list[str]:
-        return share(client, placement, f"{scope}/{topic}", mine, timeout)
-
+    wiring = _Wiring(placement, connection, settings, client, scope, patience)
     if settings.transport != "auto":
-        check_same_parameters(said("listening", alike(settings)))
+        check_same_settings(wiring.share("listening", shared_settings(settings)))
         logger.info(
             "rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport
         )
-        return wire(settings.transport, scope, range(size))
-    rendezvous = shm.ShmRendezvous(rank, size, secret, scope)
-    try:
-        check_same_parameters(said("listening", alike(settings)))  # everybody is
-        rendezvous.look_around()
-        said("looked", "")  # nobody knocks any more
-    finally:
-        rendezvous.close()
-    found = rendezvous.found()
-    neighbours = sorted([rank, *found])
-    hosts = group([json.loads(text) for text in said("near", json.dumps(neighbours))])
+        return wiring.wire(settings.transport, scope, range(size))
+    rendezvous = wiring.rendezvous()
+    peers = rendezvous.found()
+    reached = wiring.share("near", json.dumps(sorted([rank, *peers])))
+    hosts = group([json.loads(text) for text in reached])
     logger.info("rank %d: %s", rank, reason(hosts, rendezvous.trouble))
-    mine = next(host for host in hosts if rank in host)
-    if len(mine) == size:
-        return shm.join(rank, size, secret, scope, found, patience=patience)
-    peers = {mine.index(peer): sock for peer, sock in found.items() if peer in mine}
-    for peer, sock in found.items():
-        if peer not in mine:
-            sock.close()
-    flat = wire("tcp", scope, range(size))
-    if max(map(len, hosts)) == 1:
-        return flat
-    index = mine.index(rank)
-    within = f"{scope}/host{hosts.index(mine)}"
-    local = shm.join(index, len(mine), secret, within, peers, patience=patience, names=mine)
-    cross = (
-        wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts])
-        if index < slices(hosts)
-        else None
-    )
-    return Hierarchical(flat, local, cross, hosts, settings.tcp_streams)
+    if len(hosts) == 1:
+        return shm.join(rank, size, connection.secret, scope, peers, patience=patience)
+    return wiring.join_hosts(hosts, peers)
 
 
-def alike(settings: Settings) -> str:
+def shared_settings(settings: Settings) -> str:
     """Settings that all ranks must share, and of which nothing later says that they do not: over
     different wires each would wait where the others never come, and averages after ``join()`` would
     differ.
@@ -156,9 +187,9 @@ def alike(settings: Settings) -> str:
     )
 
 
-def check_same_parameters(told: Sequence[str]) -> None:
-    """Raise SettingsError, on all ranks, if ``alike`` of each rank is not the same."""
-    ranks = [json.loads(text) for text in told]
+def check_same_settings(shared: Sequence[str]) -> None:
+    """Raise SettingsError, on all ranks, if ``shared_settings`` of each rank is not the same."""
+    ranks = [json.loads(text) for text in shared]
     for name, value in ranks[0].items():
         other = next((rank for rank, theirs in enumerate(ranks) if theirs[name] != value), 0)
         if other:
@@ -215,20 +246,23 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     return sorted(hosts.values())
 
 
-def share(client: Store, placement: Placement, topic: str, mine: str, timeout: float) -> list[str]:
+def share(
+    client: KeyValueStore, placement: Placement, topic: str, message: str, timeout: float
+) -> list[str]:
     """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks
     that say nothing within ``timeout`` seconds, or have ended before.
     """
-    client.set(f"share/{topic}/{placement.rank}", mine.encode())
-    deadline, looked = monotonic() + timeout, False
+    client.set(f"share/{topic}/{placement.rank}", message.encode())
+    deadline = monotonic() + timeout
+    looked = False
     while True:
         finished = set(json.loads(client.try_get(keys.FINISHED) or b"[]")) if looked else set()
-        said = client.gather(
+        messages = client.gather(
             f"share/{topic}", placement.size, max(0.0, min(_LOOK, deadline - monotonic()))
         )
-        missing = [rank for rank, text in enumerate(said) if text is None]
+        missing = [rank for rank, text in enumerate(messages) if text is None]
         if not missing:
-            return [text.decode() for text in said if text is not None]
+            return [text.decode() for text in messages if text is not None]
         # they said all they would before they ended
         if gone := [rank for rank in missing if rank in finished]:
             raise RendezvousError.finished(gone)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from farandole.errors import SettingsError
 
 
-class Place(NamedTuple):
+class ValueSource(NamedTuple):
     """Where a file says a value, as "job.yaml: np", and the names by which errors call it: flags,
     for the most part.
     """
@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def naming(places: Iterable[Place]) -> Iterator[None]:
+def naming(places: Iterable[ValueSource]) -> Iterator[None]:
     """A SettingsError that begins with one of the names begins with the place in the file
     instead.
     """
@@ -37,7 +37,7 @@ def naming(places: Iterable[Place]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def within(place: Place | None) -> Iterator[None]:
+def within(place: ValueSource | None) -> Iterator[None]:
     """A SettingsError begins with the place, if there is one, for it has no name."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 A launcher is asked for places and gives an allocation, which starts the ranks there. Where hosts
 only need a program started on them, ``agents.AgentAllocation`` is the allocation, and the cluster
-has to bring agents to their places (``agents.Cluster``).
+has to bring agents to their places (``agents.allocation.AgentCluster``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.job.config import Placement, Settings
 from farandole.net.store import StoreServer
 
 
-class Request(NamedTuple):
+class JobRequest(NamedTuple):
     """The places that a job needs. ``np``: ranks; ``title``: the program or function; ``hosts``:
     the user's own list of hosts with slots, "h1:2,h2:4"; ``start_timeout``: seconds, as set;
     ``settings``: all that the user has set.
@@ -117,10 +117,10 @@ class Launcher(Protocol):
 
     name: ClassVar[str]
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         """-1 cannot, 0 only when asked, 1 can, 2 its home."""
 
-    def allocate(self, request: Request) -> Allocation:
+    def allocate(self, request: JobRequest) -> Allocation:
         """Places for the job. Raises SettingsError with what would have to change when it cannot
         have them.
         """

@@ -16,10 +16,10 @@ from farandole.errors import JobFailedError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.doubts import doubts
 from farandole.job.config.fields import variables
-from farandole.job.launch.contract import Launcher, Request
+from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams
-from farandole.job.launch.output import Streams, is_terminal
+from farandole.job.launch.output import OutputStreams, is_terminal
 from farandole.job.launch.plan import check_np
 from farandole.job.launch.watch import Interrupted, Watch
 from farandole.job.plugins import registry
@@ -43,7 +43,7 @@ def run(job: Job) -> list[Any]:
     open_standard_streams()
     display = job.display
     check_np(job.np)
-    request = Request(job.np, _title(job), job.hosts, job.settings.start_timeout, job.settings)
+    request = JobRequest(job.np, _title(job), job.hosts, job.settings.start_timeout, job.settings)
     launcher = _launcher(job, request)
     check_open_files(job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
@@ -54,7 +54,7 @@ def run(job: Job) -> list[Any]:
         allocation = launcher.allocate(request)
         if display.verbose or (allocation.remote and not display.quiet):
             display.tell(allocation.describe() + ", encrypted (--tls)" * job.settings.tls)
-        streams = Streams(
+        streams = OutputStreams(
             job.np,
             display.out,
             display.err,
@@ -87,7 +87,7 @@ def run(job: Job) -> list[Any]:
         return [] if job.call is None else _results(store, slots)
 
 
-def _launcher(job: Job, request: Request) -> Launcher:
+def _launcher(job: Job, request: JobRequest) -> Launcher:
     if not isinstance(job.launcher, str):
         return job.launcher
     found: Launcher = (

@@ -276,7 +276,7 @@ def _programs() -> tuple[bytes, bytes]:
     return Path(remote.__file__).read_bytes(), Path(boot.__file__).read_bytes()
 
 
-class Session:
+class SshSession:
     """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host);
     ``first``: what it is told; ``hear``: called with each of its messages, by a thread, and returns
     what it is to be sent (or None).

@@ -177,7 +177,7 @@ def _first_end(text: str) -> int:
     return found.end() if found else len(text)
 
 
-class Files:
+class OutputFiles:
     """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left
     there moves into a folder beside it, named for the time of that run; while another job writes
     there, this one has such a folder of its own. ``notes`` say so. A full disk costs one warning,
@@ -300,7 +300,7 @@ def put_aside(directory: str) -> str:
     return aside
 
 
-class Streams:
+class OutputStreams:
     """All streams of a job, on their way to the console and to the files."""
 
     def __init__(
@@ -314,7 +314,7 @@ class Streams:
         timestamp: bool = False,
         shown: Collection[int] | None = None,
     ) -> None:
-        self._files = Files(directory, size) if directory else None
+        self._files = OutputFiles(directory, size) if directory else None
         self.notes = self._files.notes if self._files is not None else []  # where files lie
         self._servers: dict[int, str] = {}  # labels of processes that are no ranks
         self._lines: dict[Key, Lines] = {

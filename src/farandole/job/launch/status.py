@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, TextIO
 
-from farandole.job.launch.output import Streams, is_terminal
+from farandole.job.launch.output import OutputStreams, is_terminal
 
 FIRST = 2.0  # seconds: a job that is over sooner needs no status
 EVERY = 1.0
@@ -83,7 +83,7 @@ class StatusLine(Status):
 
     shown = True
 
-    def __init__(self, stream: TextIO, streams: Streams) -> None:
+    def __init__(self, stream: TextIO, streams: OutputStreams) -> None:
         super().__init__()
         self._stream = stream
         self._streams = streams
@@ -156,7 +156,7 @@ class StatusCell(Status):
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
 
 
-def status(stream: TextIO, streams: Streams) -> Status:
+def status(stream: TextIO, streams: OutputStreams) -> Status:
     """The status line that suits the place we run in."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):

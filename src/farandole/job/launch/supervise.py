@@ -15,7 +15,7 @@ DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still r
 GATHER = 0.2
 
 
-class State(enum.Enum):
+class JobState(enum.Enum):
     """RUNNING: all is well so far. FAILING: a rank failed, and more may be learnt about why.
     FAILED; ENDED (well).
     """
@@ -72,7 +72,7 @@ class Supervisor:
             now < when + DRAIN and rank not in self.codes for rank, when in self._closed.items()
         )
 
-    def decide(self, now: float, verdict: Verdict | None) -> State:
+    def decide(self, now: float, verdict: Verdict | None) -> JobState:
         """``verdict``: ``explain`` of the events so far; None while no rank has failed.
 
         After a failure a better cause gets time to show, the cause to write its traceback and exit,
@@ -80,7 +80,7 @@ class Supervisor:
         longer than it takes.
         """
         if verdict is None:
-            return State.RUNNING if self.running else State.ENDED
+            return JobState.RUNNING if self.running else JobState.ENDED
         if self._since is None:
             self._since = now
         phases = (
@@ -92,9 +92,9 @@ class Supervisor:
         while self._phase < len(phases):
             phase = phases[self._phase]
             if now < self._since + phase.seconds and not self._is_over(phase, verdict.rank):
-                return State.FAILING
+                return JobState.FAILING
             self._phase, self._since = self._phase + 1, now
-        return State.FAILED
+        return JobState.FAILED
 
     def _is_over(self, phase: Phase, cause: int) -> bool:
         if phase.name == "settle":

@@ -23,10 +23,10 @@ from farandole.job.launch import servers
 from farandole.job.launch.contract import Allocation, Worker
 from farandole.job.launch.explain import Event, Verdict, explain, with_lines
 from farandole.job.launch.job import Job
-from farandole.job.launch.output import Streams
+from farandole.job.launch.output import OutputStreams
 from farandole.job.launch.plan import places
 from farandole.job.launch.status import status
-from farandole.job.launch.supervise import State, Supervisor
+from farandole.job.launch.supervise import JobState, Supervisor
 from farandole.job.report import keys, messages
 from farandole.job.report.outcome import Outcome
 from farandole.net.store import StoreServer, Value
@@ -60,7 +60,7 @@ class Watch:
     the workers.
     """
 
-    def __init__(self, job: Job, store: StoreServer, streams: Streams) -> None:
+    def __init__(self, job: Job, store: StoreServer, streams: OutputStreams) -> None:
         self._workers: Sequence[Worker] = ()
         self._slots: Sequence[Slot] = ()
         self._env: Mapping[str, str] = {}
@@ -75,7 +75,7 @@ class Watch:
         self._supervisor = Supervisor(job.np)
         self._status = status(job.display.say, streams)
         self._doing = ""
-        self._messages: deque[messages.Message] = deque()
+        self._messages: deque[messages.RankMessage] = deque()
         # outcomes that arrived, not looked at yet
         self._reported: deque[tuple[int, Outcome]] = deque()
         self._bereft: set[int] = set()  # ranks that failed because we ended others
@@ -158,19 +158,19 @@ class Watch:
 
     def until_done(self) -> None:
         """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
-        if self._await_end() is State.ENDED:
+        if self._await_end() is JobState.ENDED:
             self._end(self._servers)
             self._pump_until(self._is_tidy, TIDY_GRACE)
             self._take_reports()  # a last one may have come
-        if self._await_end() is State.FAILED:
+        if self._await_end() is JobState.FAILED:
             self._fail()
 
-    def _await_end(self) -> State:
+    def _await_end(self) -> JobState:
         while (state := self._supervisor.decide(time.monotonic(), self._verdict())) in (
-            State.RUNNING,
-            State.FAILING,
+            JobState.RUNNING,
+            JobState.FAILING,
         ):
-            self._step(TICK if state is State.RUNNING else TICK / 4)
+            self._step(TICK if state is JobState.RUNNING else TICK / 4)
         return state
 
     # ---- seeing ----
@@ -189,7 +189,7 @@ class Watch:
             else:
                 self._store.pop(key)
                 what, _, rank = rest.partition("/")
-                self._messages.append(messages.Message.parsed(what, self._rank(rank), value))
+                self._messages.append(messages.RankMessage.parsed(what, self._rank(rank), value))
         except ValueError as error:
             logger.warning(
                 "%r was set in the job's store to what cannot be that, and is ignored: %s",

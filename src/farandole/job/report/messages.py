@@ -27,7 +27,7 @@ _lock = threading.Lock()
 _client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
 
 
-class Message(NamedTuple):
+class RankMessage(NamedTuple):
     """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture
     (PNG).
     """
@@ -38,7 +38,7 @@ class Message(NamedTuple):
     figure: bytes = b""
 
     @classmethod
-    def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> Message:
+    def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> RankMessage:
         """ValueError if that is none."""
         if kind == "log":
             return cls(rank, bytes(data[: 4 * LONGEST]).decode("utf-8", "replace")[:LONGEST])

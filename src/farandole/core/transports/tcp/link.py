@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 from farandole.base.contracts import Report
 from farandole.core.transports.tcp.board import TcpBoard
 from farandole.core.transports.tcp.readiness import Readiness
-from farandole.core.transports.tcp.rendezvous import RendezvousStore, TcpRendezvous
+from farandole.core.transports.tcp.rendezvous import TcpRendezvous
 from farandole.core.transports.tcp.streams import TcpStreams
 from farandole.core.transports.tcp.stripes import Stripes, front
 from farandole.errors import WireError
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
+from farandole.net.store.protocol import KeyValueStore
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -49,7 +50,7 @@ def connect(
     size: int,
     secret: str,
     scope: str,
-    store: RendezvousStore,
+    store: KeyValueStore,
     timeout: float,
     host: str = "127.0.0.1",
     streams: int = 1,

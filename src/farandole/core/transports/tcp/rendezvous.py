@@ -16,7 +16,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from farandole.base import threads
 from farandole.base.log import logger
@@ -29,6 +28,7 @@ from farandole.errors import (
 )
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, authenticate
+from farandole.net.store.protocol import KeyValueStore
 
 DATA, BOARD, MORE = 0, 1, 2  # from there on: further connections for data
 SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
@@ -38,15 +38,6 @@ FIRST = 0.5
 _HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
 _WELCOME = b"\1"
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
-
-
-class RendezvousStore(Protocol):
-    """The methods needed of ``farandole.net.store.StoreClient``."""
-
-    def set(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str, timeout: float) -> bytes: ...
-    def try_get(self, key: str) -> bytes | None: ...
-    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
 
 
 _said: set[str] = set()  # the networks that this process has told of
@@ -88,7 +79,7 @@ class TcpRendezvous:
         size: int,
         secret: str,
         scope: str,
-        store: RendezvousStore,
+        store: KeyValueStore,
         timeout: float,
         host: str,
         check: Callable[[], None] = lambda: None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
-from farandole.job.launch.agents.registry import Agent, AgentRegistry, RemoteWorker
+from farandole.job.launch.agents.registry import AgentInfo, AgentRegistry, RemoteWorker
 from farandole.job.launch.limits import crowding
 from farandole.job.launch.plan import plan
 from farandole.net.handshake import encrypted
@@ -26,7 +26,7 @@ TIDY = 5.0  # seconds for the agents to end when their ranks have
 CONTACT = 30.0  # seconds in which an agent must reach the driver
 
 
-class Place(NamedTuple):
+class AgentPlace(NamedTuple):
     """A place for one agent. ``ranks``: how many it starts there; ``host``: the user's name for the
     host, empty: its own name, and agents that can share memory are on one host.
     """
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     host: str = ""
 
 
-class Cluster(Protocol):
+class AgentCluster(Protocol):
     """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark
     task"); ``python``: the ranks' interpreter, empty: the agents' own; ``private``: nobody can read
     what it tells its agents.
@@ -82,7 +82,12 @@ class AgentAllocation:
     remote = True
 
     def __init__(
-        self, cluster: Cluster, places: Sequence[Place], timeout: float, *, log: bool = False
+        self,
+        cluster: AgentCluster,
+        places: Sequence[AgentPlace],
+        timeout: float,
+        *,
+        log: bool = False,
     ) -> None:
         self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
         self._np = sum(place.ranks for place in places)
@@ -157,7 +162,7 @@ class AgentAllocation:
             (why or f"a {self._cluster.noun} ended" for why in lost), ""
         )
 
-    def _deal(self, registry: AgentRegistry, agents: Sequence[Agent]) -> Sequence[Slot]:
+    def _deal(self, registry: AgentRegistry, agents: Sequence[AgentInfo]) -> Sequence[Slot]:
         """Ranks to the agents: rank 0 to the first, contiguous on each host."""
         slots, dealt = deal(self._places, agents)
         for agent in agents:
@@ -247,14 +252,14 @@ class AgentAllocation:
 
 
 def deal(
-    places: Sequence[Place], agents: Sequence[Agent]
+    places: Sequence[AgentPlace], agents: Sequence[AgentInfo]
 ) -> tuple[tuple[Slot, ...], dict[int, list[Slot]]]:
     """All slots, and those of each agent by its index. Pure.
 
     Agents are on one host if the user calls it by one name; without names, if they can share
     memory.
     """
-    hosts: dict[str, list[Agent]] = {}
+    hosts: dict[str, list[AgentInfo]] = {}
     for place, agent in zip(places, agents, strict=True):
         hosts.setdefault(place.host or agent.place, []).append(agent)
     names = [(places[group[0].index].host or group[0].host, group) for group in hosts.values()]

@@ -51,8 +51,8 @@ class _Send(socketserver.BaseRequestHandler):
 
 
 class Command:
-    """The ``Cluster`` of ``AgentAllocation``. ``argv``: the command, without the program that it
-    starts on each place, which ``launcher`` knows by its ``surroundings``; ``where``: the places,
+    """The ``AgentCluster`` of a command. ``argv``: the command, without the program that it
+    starts on each place, which ``launcher`` knows by its ``placement``; ``where``: the places,
     for the user; ``interfaces``: as set.
     """
 

@@ -32,7 +32,7 @@ Gone = Callable[[int], "str | None"]
 
 
 @dataclass(frozen=True)
-class Agent:
+class AgentInfo:
     """An agent that has reported. ``place``: the same for agents whose ranks can share memory;
     ``odd``: the packages that are not the driver's there; ``gpus``: the addresses that the cluster
     gave it.
@@ -120,14 +120,14 @@ class RemoteWorker:
 
 
 class AgentRegistry:
-    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``allocation.Cluster``;
+    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``AgentCluster``;
     ``noun``: an agent's process, in the cluster's words.
     """
 
     def __init__(
         self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str
     ) -> None:
-        self.agents: dict[int, Agent] = {}
+        self.agents: dict[int, AgentInfo] = {}
         self.lost: list[int] = []
         self.workers = [RemoteWorker(slot, self) for slot in slots]
         self._others: list[RemoteWorker] = []  # that are no ranks
@@ -163,7 +163,7 @@ class AgentRegistry:
             raise ValueError(f"there are {self._count} agents")
         if verb == "hello":
             told = parsed(value)
-            self.agents[index] = Agent(
+            self.agents[index] = AgentInfo(
                 index=index, **{**told, "host": printable(str(told["host"]))}
             )
             return

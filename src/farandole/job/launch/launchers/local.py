@@ -13,7 +13,7 @@ from farandole.errors import SettingsError, counted
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
 from farandole.job.launch import outer
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.limits import crowding
 from farandole.job.launch.plan import places, plan
 from farandole.job.launch.processes import LocalWorker, start_ranks
@@ -26,10 +26,10 @@ class LocalLauncher:
 
     name: ClassVar[str] = "local"
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         return 1
 
-    def allocate(self, request: Request) -> LocalAllocation:
+    def allocate(self, request: JobRequest) -> LocalAllocation:
         slots = plan(request.hosts, request.np)
         for slot in slots:
             if not is_here(slot.host):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from farandole.errors import SettingsError, counted
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.plan import parse_hosts, plan
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class MpiLauncher:
 
     name: ClassVar[str] = "mpi"
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         return 0  # an MPI that happens to be installed does not mean that it is to start a job
 
-    def allocate(self, request: Request) -> AgentAllocation:
-        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+    def allocate(self, request: JobRequest) -> AgentAllocation:
+        from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
         from farandole.job.launch.agents.command import FACTS, Command
 
         if request.hosts is not None:
@@ -74,7 +74,7 @@ class MpiLauncher:
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
         where = f"{counted(request.np, 'rank')} by {program}"
         command = Command(self.name, argv, where, request.settings.network_interfaces)
-        return AgentAllocation(command, [Place(1)] * request.np, request.start_timeout)
+        return AgentAllocation(command, [AgentPlace(1)] * request.np, request.start_timeout)
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
         from farandole.job import bootstrap
@@ -106,7 +106,7 @@ def mpirun() -> str:
     return program
 
 
-def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
+def options(version: str, request: JobRequest, env: Mapping[str, str]) -> list[str]:
     """The options of the mpirun that says ``version`` about itself. Pure but for the user's
     number.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from farandole.errors import SettingsError, counted
 from farandole.job.config import Placement
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 
 if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
@@ -19,13 +19,13 @@ class SlurmLauncher:
 
     name: ClassVar[str] = "slurm"
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         return 0  # an allocation that happens to be there does not mean that a job is to fill it
 
-    def allocate(self, request: Request) -> AgentAllocation:
+    def allocate(self, request: JobRequest) -> AgentAllocation:
         import shutil  # here: local jobs look at this file, too
 
-        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+        from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
         from farandole.job.launch.agents.command import Command
         from farandole.job.launch.plan import places, plan
 
@@ -52,7 +52,7 @@ class SlurmLauncher:
             f"{counted(request.np, 'rank')} on {places(slots)}, by srun in job"
             f" {os.environ.get('SLURM_JOB_ID')}"
         )
-        each = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
+        each = [AgentPlace(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
         return AgentAllocation(command, each, request.start_timeout)
 

@@ -20,8 +20,8 @@ from farandole.errors import SettingsError, counted
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
 from farandole.job.launch import outer
-from farandole.job.launch.contract import Request
-from farandole.job.launch.openssh import CONNECT, Session, command, failures, program
+from farandole.job.launch.contract import JobRequest
+from farandole.job.launch.openssh import CONNECT, SshSession, command, failures, program
 from farandole.job.launch.plan import parse_hosts, places, plan
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, is_here, joined, split
 
@@ -61,13 +61,13 @@ class SshLauncher:
 
     name: ClassVar[str] = "ssh"
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         hosts = parse_hosts(request.hosts) if request.hosts is not None else []
         return -1 if all(is_here(_name(host)) for host, _ in hosts) else 2
 
-    def allocate(self, request: Request) -> AgentAllocation:
+    def allocate(self, request: JobRequest) -> AgentAllocation:
         # here: local jobs look at this file, too
-        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+        from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
 
         if request.hosts is None:
             raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
@@ -75,22 +75,22 @@ class SshLauncher:
         if key and "%" not in key and not os.path.isfile(key):  # ssh would go on without it
             raise SettingsError(f"--ssh-identity-file={key!r}: there is no such file")
         slots = plan(request.hosts, request.np)
-        wanted = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
-        return AgentAllocation(Sessions(slots, request.settings), wanted, request.start_timeout)
+        wanted = [AgentPlace(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
+        return AgentAllocation(SshSessions(slots, request.settings), wanted, request.start_timeout)
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
 
-class Sessions:
-    """The ``Cluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
+class SshSessions:
+    """The ``AgentCluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
 
     noun, python, private = "host", "", True
 
     def __init__(self, slots: Sequence[Slot], settings: Settings) -> None:
         self._slots, self._settings = slots, settings
         self._hosts = [slot.host for slot in slots if slot.local_rank == 0]
-        self._sessions: list[Session] = []
+        self._sessions: list[SshSession] = []
         self._addresses = [
             each.address for each in chosen(interfaces(), settings.network_interfaces)
         ]
@@ -130,7 +130,7 @@ class Sessions:
         for index, host in enumerate(self._hosts):
             task = {**facts, "index": index}
             self._sessions.append(
-                Session(
+                SshSession(
                     host,
                     argv(host, self._settings),
                     {**first, "task": task},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.errors import SettingsError, counted
 from farandole.job.config import Placement
-from farandole.job.launch.contract import Request
+from farandole.job.launch.contract import JobRequest
 
 if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
@@ -53,7 +53,7 @@ class SparkLauncher:
         self._cluster: Any = None
         self._allocation: AgentAllocation | None = None
 
-    def affinity(self, request: Request) -> int:
+    def affinity(self, request: JobRequest) -> int:
         return 0  # a session that happens to be there does not mean that a job is to run on it
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
@@ -78,9 +78,9 @@ class SparkLauncher:
             self._cluster = SparkCluster.active(self._create)
         return self._cluster
 
-    def allocate(self, request: Request) -> AgentAllocation:
+    def allocate(self, request: JobRequest) -> AgentAllocation:
         # here: local jobs look at this file, too
-        from farandole.job.launch.agents.allocation import AgentAllocation, Place
+        from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
 
         if request.hosts is not None:
             raise SettingsError(
@@ -95,7 +95,9 @@ class SparkLauncher:
         where = f"{tasks} for {title}; {self._cluster.describe(slots)}"
         setting = self._setting.format(seconds=timeout)
         stage = Tasks(self._cluster, request.np, title, where, setting, self._python)
-        self._allocation = AgentAllocation(stage, [Place(1)] * request.np, timeout, log=self._log)
+        self._allocation = AgentAllocation(
+            stage, [AgentPlace(1)] * request.np, timeout, log=self._log
+        )
         return self._allocation
 
     def to_log(self, text: str) -> None:
@@ -105,7 +107,7 @@ class SparkLauncher:
 
 
 class Tasks:
-    """The ``Cluster`` of ``AgentAllocation``: one barrier stage. ``where``: its description."""
+    """The ``AgentCluster`` of a Spark job: one barrier stage. ``where``: its description."""
 
     noun, private = "Spark task", False
 
