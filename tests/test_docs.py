@@ -354,7 +354,11 @@ def with_runs(name: str) -> str:
         cases, content = report.read_json(ROOT / "docs" / path)
         facts = content["machine"]
         load = f"load {facts['load_before']:.1f} before the run"
-        ranks = f"{content['np']} ranks on " if name in ("bench.md", "strategies-measurements.md") else ""
+        ranks = (
+            f"{content['np']} ranks on "
+            if name in ("bench.md", "strategies-measurements.md")
+            else ""
+        )
         setting = f"{ranks}{facts['usable_cores']} cores ({facts['processor']}), {load}."
         page = filled(
             page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}"

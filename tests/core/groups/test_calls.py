@@ -108,19 +108,24 @@ def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
 
 
 def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, me = CallQueue("calls"), threading.get_native_id()
+    calls, over = CallQueue("calls"), threading.Event()
+    holder = threading.Thread(target=over.wait)
+    holder.start()
+    held_by = holder.native_id or 0
     # it sleeps now and then, but wakes up
-    naps = iter([None, (me, "1"), (me, "2"), None, (me, "3")])
+    naps = iter([None, (held_by, "1"), (held_by, "2"), None, (held_by, "3")])
     looks: list[bool] = []
     call = Call(lambda: None)
 
     def nap(thread: int) -> tuple[int, str] | None:
         looks.append(call.done)
-        return next(naps, (me, "3"))
+        return next(naps, (held_by, "3"))
 
-    monkeypatch.setattr("farandole.core.groups.calls._nap", nap)
-    calls.start(call, held_by=me)
+    monkeypatch.setattr("farandole.core.groups.thread_waits.nap", nap)
+    calls.start(call, held_by=held_by)
     assert call.sleep(30)
+    over.set()
+    holder.join()
     assert len(looks) >= 6
     assert not any(looks)
     calls.close()
@@ -139,7 +144,7 @@ def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
 def test_held_calls_run_when_their_holder_asks_a_future_for_long(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farandole.core.groups.calls._LONG", 0.05)
+    monkeypatch.setattr("farandole.core.groups.thread_waits.LONG", 0.05)
     calls, future = CallQueue("calls"), Future[None]()
     calls.start(Call(lambda: future.set_result(None)), held_by=threading.get_native_id())
     end = time.monotonic() + 60
@@ -189,8 +194,8 @@ def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
         looked.set()
         return None
 
-    for name, value in (("_nap", nap), ("_LONG", 0.0)):
-        monkeypatch.setattr(f"farandole.core.groups.calls.{name}", value)
+    for name, value in (("nap", nap), ("LONG", 0.0)):
+        monkeypatch.setattr(f"farandole.core.groups.thread_waits.{name}", value)
     holder = threading.Thread(target=backward)
     with calls._running if who == "another thread" else contextlib.nullcontext():  # the call before
         holder.start()

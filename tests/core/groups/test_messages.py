@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from farandole.core.groups.messages import Messages, Transfer
+from farandole.core.groups.inbox import Transfer
+from farandole.core.groups.messages import Messages
 from farandole.errors import HorovodInternalError, MismatchError, StalledError
 from tests import pool
 

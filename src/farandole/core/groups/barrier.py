@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from farandole.core.groups.group import CollectiveGroup
-from farandole.core.groups.messages import Transfer, told
+from farandole.core.groups.inbox import Transfer, error_text
 from farandole.errors import PeerLostError, StalledError
 
 _TAG = -(1 << 40)  # programs have others
@@ -34,7 +34,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         text = _reproach(group, missing, seconds, lost) if missing else ""
         _answer(group, tag, text, notes, unanswered)
     except BaseException as error:  # a signal's handler has raised: the others would wait in vain
-        _answer(group, tag, f"it left the barrier: {told(error)}", notes, unanswered)
+        _answer(group, tag, f"it left the barrier: {error_text(error)}", notes, unanswered)
         raise
     if lost is not None:
         raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
@@ -54,7 +54,7 @@ def _reproach(
         f" {', '.join(str(group.ranks[rank]) for rank in missing)}"
     )
     if lost is not None:
-        return f"{who} failed to pass monitoredBarrier: {told(lost)}"
+        return f"{who} failed to pass monitoredBarrier: {error_text(lost)}"
     mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
     return f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
 

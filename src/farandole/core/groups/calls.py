@@ -1,30 +1,26 @@
 """Calls of a group, run one after the other: by whoever waits for one, else by a thread.
 
-Who asked to hear of a call is told after it, in the order of the calls and one at a time, so that
-what callbacks call is in one order on all ranks. A callback may wait for what it calls: that has a
-depth, and each depth is told by itself.
+Callbacks of a call run after it, in the order of the calls and one at a time, so that their own
+calls are in one order on all ranks. A callback may wait for a call of its own: that has a depth,
+and each depth has callbacks of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from types import FrameType
 
 from farandole.base.interrupts import interrupts
 from farandole.base.log import logger
+from farandole.core.groups.thread_waits import in_calls, signs, waiting_for
 from farandole.errors import WAITS_FOR_ITSELF, RequestError
 
 # seconds for which the holder of calls waits, before the thread runs them all the same
 _HOLD = 0.02
 _PATROL = 1.0  # seconds after calls were left to a holder in which the thread looks by itself
-_LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
-_WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
-_ASKS = "done"  # what is called by who asks a future until it is
 
 
 class Call:
@@ -34,7 +30,7 @@ class Call:
     done.
     """
 
-    __slots__ = ("_event", "_hear", "depth", "done", "error", "last", "work")
+    __slots__ = ("_callbacks", "_event", "depth", "done", "error", "last", "work")
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] | None = None) -> None:
         self.work = work
@@ -43,15 +39,15 @@ class Call:
         self.depth = getattr(_here, "depth", 0)  # the number of callbacks within which it was made
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
-        self._hear: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """Once, by whoever ran it; then everybody who asked hears so."""
-        for hear in self.end():
-            hear()
+        """Once, by whoever ran it: end it, and run its callbacks."""
+        for callback in self.end():
+            callback()
 
     def end(self) -> list[Callable[[], None]]:
-        """Once, by whoever ran it, who then has to call these: they asked to hear of it."""
+        """Once, by whoever ran it, who then has to run these: its callbacks."""
         if self.last is not None and self.error is None:
             try:
                 self.last()
@@ -60,22 +56,22 @@ class Call:
         self.last = None  # as work: it may hold large tensors
         with _finishing:
             self.done = True
-            event, heard = self._event, self._hear
-            self._hear = []
+            event, callbacks = self._event, self._callbacks
+            self._callbacks = []
         self.work = _nothing  # it may hold large tensors
         if event is not None:
             event.set()
-        return heard
+        return callbacks
 
-    def when_done(self, hear: Callable[[], None]) -> None:
-        """Have ``hear`` called when the call is done: now if it is, else by the thread that has run
-        it.
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when the call is done: now if it is, else by the thread that has
+        run it.
         """
         with _finishing:
             if not self.done:
-                self._hear.append(hear)
+                self._callbacks.append(callback)
                 return
-        hear()
+        callback()
 
     def sleep(self, seconds: float | None = None) -> bool:
         """Until it is done. False if the time is over first."""
@@ -84,7 +80,12 @@ class Call:
                 return True
             if self._event is None:
                 self._event = threading.Event()
-        return self._event.wait(seconds)
+        thread = threading.get_ident()
+        try:
+            waiting_for[thread] = self
+            return self._event.wait(seconds)
+        finally:
+            waiting_for.pop(thread, None)
 
 
 _finishing = threading.Lock()
@@ -95,21 +96,21 @@ def _nothing() -> None:
     pass
 
 
-class _Untold:
+class _Callbacks:
     """Callbacks of one depth, in the order of their calls."""
 
     def __init__(self, depth: int) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
         self._depth = depth
-        self._telling = threading.Lock()
+        self._lock = threading.Lock()
 
-    def tell(self) -> None:
+    def run(self) -> None:
         """Call them all, unless another thread is at it: then that one does. What one raises comes
         after the last.
         """
         raised: BaseException | None = None
         before = getattr(_here, "depth", 0)
-        while self.waiting and self._telling.acquire(blocking=False):
+        while self.waiting and self._lock.acquire(blocking=False):
             _here.depth = self._depth + 1
             try:
                 while self.waiting:
@@ -118,7 +119,7 @@ class _Untold:
                 raised = raised or error
             finally:
                 _here.depth = before
-                self._telling.release()
+                self._lock.release()
         if raised is not None:
             raise raised
 
@@ -133,8 +134,9 @@ class CallQueue:
         self._name = name
         self._behind = behind
         self._waiting: deque[Call] = deque()
-        self._running, self._runner = threading.Lock(), 0  # the thread that runs a call
-        self._untold: list[_Untold] = [_Untold(0)]
+        self._running = threading.Lock()
+        self._runner = 0  # the thread that runs a call
+        self._callbacks: list[_Callbacks] = [_Callbacks(0)]
         self._news = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
@@ -157,7 +159,7 @@ class CallQueue:
             finally:
                 self._runner = 0
                 self._running.release()
-            self._untold[call.depth].tell()
+            self._callbacks[call.depth].run()
         else:
             self._waiting.append(call)
             self.wait(call)
@@ -229,6 +231,16 @@ class CallQueue:
 
     def _run_next(self, last: Call | None = None) -> bool:
         """False if there is none, or ``last`` is done: what comes after it is left to others."""
+        thread = threading.get_ident()
+        if thread in in_calls:
+            return self._run_first(last)
+        try:
+            in_calls.add(thread)
+            return self._run_first(last)
+        finally:
+            in_calls.discard(thread)
+
+    def _run_first(self, last: Call | None) -> bool:
         with self._running:
             if not self._waiting or (last is not None and last.done):
                 return False
@@ -237,17 +249,17 @@ class CallQueue:
             _run(call)
             self._runner = 0
             self._end(call)
-        self._untold[call.depth].tell()  # with no lock held: callbacks may make calls themselves
+        self._callbacks[call.depth].run()  # with no lock held: callbacks may make calls themselves
         if call.error is not None and interrupts(call.error):
             raise call.error  # a signal: it was meant for this thread, whoever waits for the call
         return True
 
     def _end(self, call: Call) -> None:
-        """Called with ``_running`` held, and ``tell`` after it."""
-        heard = call.end()
-        while len(self._untold) <= call.depth:
-            self._untold.append(_Untold(len(self._untold)))
-        self._untold[call.depth].waiting.extend(heard)
+        """Called with ``_running`` held, and ``_Callbacks.run`` after it."""
+        callbacks = call.end()
+        while len(self._callbacks) <= call.depth:
+            self._callbacks.append(_Callbacks(len(self._callbacks)))
+        self._callbacks[call.depth].waiting.extend(callbacks)
 
     def _serve_up_to(self, depth: int) -> None:
         """One thread for each callback that may wait for the call of this depth, and one that runs
@@ -274,12 +286,12 @@ class CallQueue:
             holder = self._holder
             if not holder:
                 break
-            signs, now = _signs(holder, self._behind), time.monotonic()
+            found, now = signs(holder, self._behind), time.monotonic()
             if any(
-                sign in since and now - since[sign] >= seconds for sign, seconds in signs.items()
+                sign in since and now - since[sign] >= seconds for sign, seconds in found.items()
             ):
                 break
-            since = {sign: since.get(sign, now) for sign in signs}
+            since = {sign: since.get(sign, now) for sign in found}
             self._hurry.wait(_HOLD)
         self._holding = False
         return last
@@ -330,52 +342,13 @@ class CallQueue:
 
 
 def _run(call: Call) -> None:
+    thread = threading.get_ident()
+    outermost = thread not in in_calls
     try:
+        in_calls.add(thread)
         call.work()
     except BaseException as error:
         call.error = error
-
-
-def _nap(thread: int) -> tuple[int, str] | None:
-    """Which of its sleeps a thread of this process is in; None if it is awake, or waits for a
-    core.
-    """
-    try:
-        with open(f"/proc/self/task/{thread}/status") as file:
-            status = dict(line.split(":", 1) for line in file)
-    except OSError:  # it has ended
-        return thread, ""
-    return (
-        (thread, status.get("voluntary_ctxt_switches", ""))
-        if "(sleeping)" in status["State"]
-        else None
-    )
-
-
-def _signs(thread: int, behind: float) -> dict[Hashable, float]:
-    """What speaks for a thread of this process waiting for what it holds, and for how many seconds
-    that has to last. ``behind``: for how many it may sleep in a call of ours.
-    """
-    own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
-    frame, nap = sys._current_frames().get(own) if own is not None else None, _nap(thread)
-    if _is_in_call(frame):
-        return {} if nap is None else {nap: behind}
-    found: dict[Hashable, float] = {} if nap is None else {nap: _patience(frame)}
-    if frame is not None and _ASKS in frame.f_code.co_names:  # it may sleep between two looks
-        found[id(frame)] = _LONG
-    return found
-
-
-def _is_in_call(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code in (_run.__code__, CallQueue._run_next.__code__):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _patience(innermost: FrameType | None) -> float:
-    """For how many seconds a thread may sleep: none if it is in a function that waits for
-    something.
-    """
-    return _LONG if innermost is not None and _WAITS.isdisjoint(innermost.f_code.co_names) else 0.0
+    finally:
+        if outermost:
+            in_calls.discard(thread)

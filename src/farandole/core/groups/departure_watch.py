@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from farandole.core.groups.group import CollectiveGroup
-from farandole.core.groups.messages import Transfer
+from farandole.core.groups.inbox import Transfer
 from farandole.errors import PeerLostError
 
 _TAG = -(1 << 41)  # nobody sends it; programs have others

@@ -10,7 +10,8 @@ from typing import cast
 from farandole.base.contracts import Streaming, Transport
 from farandole.core.groups.calls import Call, CallQueue
 from farandole.core.groups.checked import Checked
-from farandole.core.groups.messages import Messages, told
+from farandole.core.groups.inbox import error_text
+from farandole.core.groups.messages import Messages
 from farandole.errors import (
     HorovodInternalError,
     MismatchError,
@@ -92,14 +93,14 @@ class CollectiveGroup:
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
         self.calls = CallQueue(f"farandole-{name}")
         # callbacks that are to come later than their calls
-        self.told = CallQueue(f"farandole-{name}-told", behind=_BEHIND)
+        self.late_callbacks = CallQueue(f"farandole-{name}-callbacks", behind=_BEHIND)
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
         self._current = _CurrentCall("", timeout)
         self._ended = time.monotonic()  # the last call
         self._closing = threading.Lock()
         self._closed = self._disowned = False
-        transport.report_waits(self._hear_of_wait)
+        transport.report_waits(self._on_wait)
 
     def run(
         self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0
@@ -143,14 +144,14 @@ class CollectiveGroup:
                 return
             self._closed = True
         self.calls.close()
-        self.told.close()
+        self.late_callbacks.close()
         self.messages.close(0.0 if self.failure is not None else _GRACE)
         self._transport.close()
         self._transport.report_waits(_ignore)  # it held this group, which holds it: see ``Members``
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
-            before = f"{what}: {self.name} has failed before: {told(self.failure)}"
+            before = f"{what}: {self.name} has failed before: {error_text(self.failure)}"
             raise HorovodInternalError(before) from self.failure
         self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
@@ -173,7 +174,7 @@ class CollectiveGroup:
             # others may have gone on: from here on they would take old for new
             if self.collectives.calls != made:
                 self.failure = error
-                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {told(error)}")
+                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error_text(error)}")
             raise
         finally:
             self._ended = time.monotonic()
@@ -189,7 +190,7 @@ class CollectiveGroup:
             f"{what} on {self.name} failed: {error}{lost}", number, left=error.left
         )
 
-    def _hear_of_wait(self, ranks: Sequence[int], seconds: float) -> None:
+    def _on_wait(self, ranks: Sequence[int], seconds: float) -> None:
         call = self._current
         if seconds < call.limit:
             call.stalled = ""

@@ -8,7 +8,6 @@ aside.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import deque
@@ -18,63 +17,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.base.contracts import ByteStreams
-from farandole.core.groups.calls import Call
+from farandole.core.groups.inbox import HEADER, Inbox, Transfer, error_text
+from farandole.core.groups.thread_waits import waiting_for
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# tag, bytes, dtype; as long as a cache line, so that what follows is aligned
-_HEADER = struct.Struct("<qQq40x")
 # bytes of a message that go with its header: two writes, and reads of each, would take longer
 _JOINED = 8 << 10
 _LOOK = 0.05  # seconds between two looks at peers and deadlines
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
 _LOOKS = 6  # in vain, before the thread sleeps until it is called
 _HANDOVER = 5e-3  # seconds in which the thread yields
-
-
-class Transfer(Call):
-    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None:
-    from anybody.
-
-    ``source``: from whom it comes, once that is known.
-    """
-
-    __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
-
-    def __init__(
-        self,
-        peer: int | None,
-        tag: int,
-        data: Array,
-        dtype: int,
-        timeout: float,
-        last: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(lambda: None, last)
-        self.peer = peer
-        self.tag = tag
-        self.data = data
-        self.dtype = dtype
-        self.timeout = timeout
-        self.begin = time.monotonic()
-        self.source = -1
-        self.ended = False  # nothing moves any more, and somebody is about to finish it
-        # the part of its header that has not gone; None: it has not begun
-        self.head: Array | None = None
-
-
-class _Inbox:
-    """What comes from one rank."""
-
-    def __init__(self, overhead: int) -> None:
-        self.header = np.empty(_HEADER.size + overhead, np.uint8)
-        self.filled = 0  # bytes of the header, then of what it announces
-        self.into: Array | None = None
-        self.tag = self.dtype = 0
-        self.message: Transfer | None = None  # whose memory is filled; None: it is put aside
-        self.aside: deque[tuple[int, int, Array]] = deque()  # tag, dtype, data
 
 
 class Messages:
@@ -92,9 +47,9 @@ class Messages:
         self._changing = threading.Lock()
         self._driving = threading.Lock()
         self._outbox: dict[int, deque[Transfer]] = {}
-        self._inboxes = [_Inbox(streams.overhead) for _ in range(streams.size)]
+        self._inboxes = [Inbox(streams.overhead) for _ in range(streams.size)]
         self._wanted: list[Transfer] = []
-        self._ended: deque[Transfer] = deque()  # to be told so, once nothing is locked
+        self._ended: deque[Transfer] = deque()  # to be finished, once nothing is locked
         self._failure: BaseException | None = None
         self._news = threading.Event()
         self._looked = 0.0  # at peers and deadlines
@@ -133,7 +88,7 @@ class Messages:
             if left is not None and left <= 0:
                 return False
             if message.ended:
-                self._tell()
+                self._finish_ended()
                 message.sleep(left)
             elif not self._drive_for(message, end):
                 message.sleep(_LOOK if left is None else min(_LOOK, left))
@@ -147,15 +102,18 @@ class Messages:
         try:
             if not (self._driving.acquire(blocking=False) or self._take_over()):
                 return False
+            thread = threading.get_ident()
             try:
+                waiting_for[thread] = message
                 self._drive(message, end)
             finally:
+                waiting_for.pop(thread, None)
                 self._driving.release()
             return True
         finally:
             self._waiting.remove(message)
             self._call_thread()
-            self._tell()
+            self._finish_ended()
 
     def _take_over(self) -> bool:
         """From the thread, if it drives: it yields to who waits."""
@@ -170,7 +128,7 @@ class Messages:
             if not message.ended:
                 message.error = HorovodInternalError("it was given up")
                 self._drop(message)
-        self._tell()
+        self._finish_ended()
 
     @property
     def failed(self) -> bool:
@@ -206,13 +164,13 @@ class Messages:
             self._thread.join()
         with self._changing:
             self._fail_all(HorovodInternalError("the process group was shut down"))
-        self._tell()
+        self._finish_ended()
         self._streams.close()
 
     def _begin(self, message: Transfer, enqueue: Callable[[], None]) -> Transfer:
         with self._changing:
             if self._failure is not None:
-                message.error = _anew(self._failure)
+                message.error = _later_error(self._failure)
                 self._end(message)
             else:
                 try:
@@ -221,7 +179,7 @@ class Messages:
                     self._fail_here(error)
                     message.error = message.error or error
                     self._end(message)
-        self._tell()
+        self._finish_ended()
         if message.done:
             return message
         if self._driving.acquire(blocking=False):  # it may be done at once
@@ -229,7 +187,7 @@ class Messages:
                 self._step()
             finally:
                 self._driving.release()
-                self._tell()
+                self._finish_ended()
         else:
             self._streams.wake()
         self._call_thread()
@@ -269,7 +227,7 @@ class Messages:
                     self._serving = True
                     self._drive(None, time.monotonic() + _LOOK)
                     self._serving = False
-                self._tell()
+                self._finish_ended()
 
     def _is_needed(self) -> bool:
         return not self._waiting and self._pending()
@@ -280,7 +238,7 @@ class Messages:
     def _drive(self, message: Transfer | None, end: float | None) -> None:
         """Move messages until ``message`` or any other has ended, or none is left, or the time is
         over; without ``message`` also until somebody waits for one. Called with ``_driving`` held,
-        and ``_tell`` after it.
+        and ``_finish_ended`` after it.
         """
         while self._pending() and not (self._closed or self._ended):
             if self._waiting if message is None else message.ended:
@@ -306,7 +264,7 @@ class Messages:
         message.ended = True
         self._ended.append(message)
 
-    def _tell(self) -> None:
+    def _finish_ended(self) -> None:
         """Finish what has ended. With no lock held: those who hear of it may send and receive, and
         wait for it.
         """
@@ -347,7 +305,7 @@ class Messages:
             except BaseException as error:
                 why = (
                     "a message broke off half-way, so this group can send and receive no more:"
-                    f" {told(error)}"
+                    f" {error_text(error)}"
                 )
                 self._fail_here(HorovodInternalError(why))
                 raise
@@ -361,7 +319,7 @@ class Messages:
             assert dst is not None
             if message.head is None:
                 content = streams.seal(
-                    dst, _HEADER.pack(message.tag, len(message.data), message.dtype)
+                    dst, HEADER.pack(message.tag, len(message.data), message.dtype)
                 )
                 if len(message.data) <= _JOINED:
                     content, message.data = content + message.data.tobytes(), message.data[:0]
@@ -397,8 +355,8 @@ class Messages:
                 if not self._is_wanted(src):
                     return moved
 
-    def _begin_receiving(self, src: int, inbox: _Inbox) -> None:
-        inbox.tag, nbytes, inbox.dtype = _HEADER.unpack(
+    def _begin_receiving(self, src: int, inbox: Inbox) -> None:
+        inbox.tag, nbytes, inbox.dtype = HEADER.unpack(
             self._streams.open(src, inbox.header.tobytes())
         )
         inbox.message = self._matching(src, inbox.tag)
@@ -410,7 +368,7 @@ class Messages:
             inbox.into = inbox.message.data
         inbox.filled = 0
 
-    def _end_receiving(self, src: int, inbox: _Inbox) -> None:
+    def _end_receiving(self, src: int, inbox: Inbox) -> None:
         message, into = inbox.message, inbox.into
         assert into is not None
         if message is None:  # somebody may have come for it meanwhile
@@ -541,18 +499,9 @@ class Messages:
             self._drop(message)
 
 
-def told(error: BaseException) -> str:
-    """An error, for messages."""
-    return (
-        str(error)
-        if isinstance(error, HorovodInternalError)
-        else f"{type(error).__name__}: {error}".rstrip(": ")
-    )
-
-
-def _anew(failure: BaseException) -> BaseException:
-    """For who comes later. A message that did not fit is no fault of the one that is asked
-    for now.
+def _later_error(failure: BaseException) -> BaseException:
+    """Return the error for later calls. A size mismatch is reported as an earlier failure, not as
+    theirs.
     """
     if not isinstance(failure, MismatchError):
         return failure

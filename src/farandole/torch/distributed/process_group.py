@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,12 @@ from farandole.job.config.settings import spare_cores
 from farandole.job.plugins.autoload import NAME
 from farandole.torch.distributed import accelerators, operations, rendezvous
 from farandole.torch.distributed.operations import Operation
+from farandole.torch.distributed.overloads import (
+    as_list,
+    as_lists,
+    named_as_in_torch,
+    options_of,
+)
 from farandole.torch.distributed.tensors import code, raw
 from farandole.torch.distributed.work import FarandoleWork
 
@@ -34,30 +40,8 @@ _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
 _ANSWER_SECONDS = 3.0  # for which ranks are asked for their stacks
 _ASKED_RANKS = 3
-_NAMES = {  # of arguments, in torch's overloads of one method: ours
-    "tensor": "tensors",
-    "root": "opts",
-    "output_tensors": "outputs",
-    "output_tensor": "outputs",
-    "output": "outputs",
-    "input_tensors": "inputs",
-    "input_tensor": "inputs",
-    "input": "inputs",
-}
 _stack_queries: list[DirectQuery] = []  # of the default groups
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
-
-
-def _named_as_in_torch(method: Any) -> Any:
-    """Also by the names that arguments have in torch's overloads: ``group.broadcast(tensor,
-    root=0)``.
-    """
-
-    @wraps(method)
-    def call(*args: Any, **named: Any) -> Any:
-        return method(*args, **{_NAMES.get(name, name): value for name, value in named.items()})
-
-    return call
 
 
 def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
@@ -266,9 +250,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # Collectives.
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
-        tensors, opts = _listed(tensors), _options(opts, _c10d.AllreduceOptions, timeout, op)
+        tensors, opts = as_list(tensors), options_of(opts, _c10d.AllreduceOptions, timeout, op)
         if self._is_elsewhere(tensors):
             return super().allreduce(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
@@ -279,26 +263,26 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return super().allreduce_coalesced(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
-        tensors, opts = _listed(tensors), _options(opts, _c10d.ReduceOptions, timeout, op)
+        tensors, opts = as_list(tensors), options_of(opts, _c10d.ReduceOptions, timeout, op)
         if self._is_elsewhere(tensors):
             return super().reduce(tensors, opts)
         return self._begin(
             operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts
         )
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        tensors, opts = _listed(tensors), _options(opts, _c10d.BroadcastOptions, timeout)
+        tensors, opts = as_list(tensors), options_of(opts, _c10d.BroadcastOptions, timeout)
         if self._is_elsewhere(tensors):
             return super().broadcast(tensors, opts)
         return self._begin(operations.broadcast(self.state, tensors, opts.rootRank), opts)
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        outputs, inputs = _nested(outputs), _listed(inputs)
-        opts = _options(opts, _c10d.AllgatherOptions, timeout)
+        outputs, inputs = as_lists(outputs), as_list(inputs)
+        opts = options_of(opts, _c10d.AllgatherOptions, timeout)
         if self._is_elsewhere(inputs):
             return super().allgather(outputs, inputs, opts)
         return self._begin(operations.allgather(self.state, outputs, inputs), opts)
@@ -330,28 +314,28 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        outputs, inputs = _nested(outputs), _listed(inputs)
-        opts = _options(opts, _c10d.GatherOptions, timeout)
+        outputs, inputs = as_lists(outputs), as_list(inputs)
+        opts = options_of(opts, _c10d.GatherOptions, timeout)
         if self._is_elsewhere(inputs):
             return super().gather(outputs, inputs, opts)
         return self._begin(operations.gather(self.state, outputs, inputs, opts.rootRank), opts)
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        outputs, inputs = _listed(outputs), _nested(inputs)
-        opts = _options(opts, _c10d.ScatterOptions, timeout)
+        outputs, inputs = as_list(outputs), as_lists(inputs)
+        opts = options_of(opts, _c10d.ScatterOptions, timeout)
         if self._is_elsewhere(outputs):
             return super().scatter(outputs, inputs, opts)
         return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, op: Any = None
     ) -> Any:
-        outputs, inputs = _listed(outputs), _nested(inputs)
-        opts = _options(opts, _c10d.ReduceScatterOptions, timeout, op)
+        outputs, inputs = as_list(outputs), as_lists(inputs)
+        opts = options_of(opts, _c10d.ReduceScatterOptions, timeout, op)
         if self._is_elsewhere(outputs):
             return super().reduce_scatter(outputs, inputs, opts)
         return self._begin(
@@ -387,7 +371,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         timeout: Any = None,
     ) -> Any:
-        opts = _options(opts, _c10d.AllToAllOptions, timeout)
+        opts = options_of(opts, _c10d.AllToAllOptions, timeout)
         if self._is_elsewhere([input]):
             return super().alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         return self._begin(
@@ -399,15 +383,15 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     all_to_all_single = alltoall_base
 
-    @_named_as_in_torch
+    @named_as_in_torch
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(opts, _c10d.AllToAllOptions, timeout)
+        opts = options_of(opts, _c10d.AllToAllOptions, timeout)
         if self._is_elsewhere(inputs):
             return super().alltoall(outputs, inputs, opts)
         return self._begin(operations.alltoall(self.state, outputs, inputs), opts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(opts, _c10d.BarrierOptions, timeout)
+        opts = options_of(opts, _c10d.BarrierOptions, timeout)
         return self._begin(operations.barrier(self.state), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -435,11 +419,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             state.calls.wait(call)
             return True
 
-        def tell_at_its_end(hear: Callable[[], None]) -> None:
-            told = Call(partial(_wait_and_tell, state, call, hear))
-            state.told.start(told, held_by=thread if backward == self._backward else 0)
+        def call_back_at_its_end(callback: Callable[[], None]) -> None:
+            late = Call(partial(_wait_and_call_back, state, call, callback))
+            state.late_callbacks.start(late, held_by=thread if backward == self._backward else 0)
 
-        later = tell_at_its_end if thread else None
+        later = call_back_at_its_end if thread else None
         return FarandoleWork(
             call, wait_for, operation.results, operation.name, later, state.calls.hurry
         )
@@ -467,7 +451,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._backward = -1
         try:
             self.state.calls.run_all()
-            self.state.told.run_all()
+            self.state.late_callbacks.run_all()
         finally:
             self._draining = False
 
@@ -529,11 +513,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._accelerators[device]
 
 
-def _wait_and_tell(state: CollectiveGroup, call: Call, hear: Callable[[], None]) -> None:
+def _wait_and_call_back(state: CollectiveGroup, call: Call, callback: Callable[[], None]) -> None:
     try:
         state.calls.wait(call)
     finally:
-        hear()
+        callback()
 
 
 def _stacks_text(ranks: Sequence[int]) -> str:
@@ -543,34 +527,6 @@ def _stacks_text(ranks: Sequence[int]) -> str:
     if not _stack_queries:
         return ""
     return stacks_text(_stack_queries[-1].ask(ranks[:_ASKED_RANKS], _ANSWER_SECONDS))
-
-
-def _listed(tensors: Any) -> Any:
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
-
-
-def _nested(tensors: Any) -> Any:
-    return [tensors] if tensors and isinstance(tensors[0], torch.Tensor) else tensors
-
-
-def _options(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """torch.distributed's overloads: options; or in their place an operation, the number of a rank,
-    or a timeout.
-    """
-    if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
-        return opts
-    made = kind() if opts is None or not hasattr(opts, "timeout") else opts
-    if isinstance(opts, timedelta):
-        timeout = opts
-    elif isinstance(opts, int):
-        made.rootRank = opts
-    elif opts is not None and not hasattr(opts, "timeout"):
-        op = opts
-    if op is not None:
-        made.reduceOp = op if isinstance(op, distributed.ReduceOp) else distributed.ReduceOp(op)
-    if isinstance(timeout, timedelta):
-        made.timeout = timeout
-    return made
 
 
 def _disown() -> None:

@@ -16,7 +16,7 @@ from torch import distributed
 from farandole.base.contracts import Transport
 from farandole.core.groups.departure_watch import DepartureWatch
 from farandole.core.groups.group import CollectiveGroup
-from farandole.core.groups.messages import told
+from farandole.core.groups.inbox import error_text
 from farandole.core.observe.stall.direct_query import DirectQuery
 from farandole.core.transports import shm
 from farandole.errors import PeerLostError, RendezvousError, SettingsError
@@ -193,7 +193,7 @@ class GroupStore:
         """
         with contextlib.suppress(distributed.DistError, RuntimeError):  # the server has gone
             if self._find(self._gave_up) is None:
-                self.set(self._gave_up, json.dumps([rank, told(error)]).encode())
+                self.set(self._gave_up, json.dumps([rank, error_text(error)]).encode())
 
     def close(self) -> None:
         if self._departures is not None:

@@ -20,8 +20,9 @@ _graphs_may_wait: Callable[[], bool] = getattr(
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
     """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the
-    tensors that it gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet;
-    None: callbacks come at once. ``hurry``: called by who asks whether it is done, while it is not.
+    tensors that it gives. ``call_back_later(callback)``: has it called when this is done, but
+    not yet; None: callbacks come at once. ``hurry``: called by who asks whether it is done, while
+    it is not.
     """
 
     def __init__(
@@ -30,11 +31,11 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         wait_for: Callable[[float | None], bool],
         results: Sequence[Any],
         what: str,
-        tell_later: Callable[[Callable[[], None]], None] | None = None,
+        call_back_later: Callable[[Callable[[], None]], None] | None = None,
         hurry: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._tell = tell_later or call.when_done
+        self._call_back = call_back_later or call.when_done
         self._call = call
         self._wait_for = wait_for
         self._results = results
@@ -105,7 +106,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
             started: Any = torch.futures.Future()
             # whose callback can fail it; set_exception is Python's alone
             self._future = started.then(self._outcome)
-            self._tell(lambda: started.set_result(None))
+            self._call_back(lambda: started.set_result(None))
         return self._future
 
     getFuture = get_future
