@@ -470,7 +470,7 @@ def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_f
             return 0.0
         handle = engine.submit([entry("alone", np.ones(2, np.float32))])
         until(
-            lambda: "alone" in engine._rounds.waiting and not engine._posted,
+            lambda: "alone" in engine._rounds.waiting and not engine._outbox.posted,
             "a round in which rank 1 asks for another",
         )
         time.sleep(0.01)  # the background thread goes to sleep

@@ -17,13 +17,38 @@ import numpy as np
 import pytest
 
 from farandole.base.types import Buffer, DType, Kind, Request
-from farandole.core.engine import Engine, Entry, driving, engine, handle
+from farandole.core.engine import (
+    Engine,
+    Entry,
+    background,
+    driver_lock,
+    engine,
+    handle,
+    notes,
+    outbox,
+    unit_runner,
+    wait_reports,
+)
 from farandole.errors import HorovodInternalError, RequestError
 from farandole.job.config import Settings
 from tests.kits.worlds import until
 from tests.pool import procs, ranks
 
 LARGE = 3_000_000
+# the files whose every place a handler may raise at
+OWN = {
+    module.__file__
+    for module in (
+        background,
+        driver_lock,
+        engine,
+        handle,
+        notes,
+        outbox,
+        unit_runner,
+        wait_reports,
+    )
+}
 
 
 def summed(engine: Engine, name: str, value: float, count: int = 4) -> float:
@@ -162,11 +187,7 @@ class Places:
         caller = frame
         while caller.f_code.co_filename == threading.__file__:
             caller = caller.f_back
-        if caller.f_code.co_filename not in (
-            engine.__file__,
-            driving.__file__,
-            handle.__file__,
-        ):  # the wire is a double
+        if caller.f_code.co_filename not in OWN:  # the wire is a double
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         names = {each.offset: each.opname for each in dis.get_instructions(frame.f_code)}
@@ -215,7 +236,7 @@ def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int
                     sys.settrace(None)
                     through.set()
             assert summed(engine, "b", 1) == 2
-            assert not engine._names or engine.rank
+            assert not engine._outbox.names or engine.rank
         except HorovodInternalError as error:
             return str(error)
         finally:

@@ -126,7 +126,7 @@ def test_another_rank_asks_for_something_else_first() -> None:
         found = []
         waits = threading.Thread(target=lambda: found.append(summed(engine, "a", 3)))
         waits.start()
-        until(lambda: engine._posted or bool(engine._rounds.waiting), "asking for a")
+        until(lambda: engine._outbox.posted or bool(engine._rounds.waiting), "asking for a")
         engine.run([other])
         waits.join()
         return [float(other.buffer.out[0]), *found, summed(engine, "a", 5)]
@@ -147,7 +147,7 @@ def test_a_name_that_is_in_use_is_refused_and_the_collective_in_flight_goes_on()
         found: list[float] = []
         waits = threading.Thread(target=lambda: found.append(summed(engine, "a", 20)))
         waits.start()
-        until(lambda: engine._posted, "asking for a")
+        until(lambda: engine._outbox.posted, "asking for a")
         asked.set()
         with pytest.raises(RequestError, match=DUPLICATE_NAME):
             engine.submit([entry("a", 5)])
@@ -306,7 +306,7 @@ def test_an_interrupt_leaves_the_round_to_the_background() -> None:
             with pytest.raises(KeyboardInterrupt):
                 summed(engine, "a", 1)
             assert answered.wait(30)
-            until(lambda: not engine._posted, "the end of the round")
+            until(lambda: not engine._outbox.posted, "the end of the round")
             return [summed(engine, "b", 2), summed(engine, "a", 3)]
         assert interrupted.wait(30)
         assert summed(engine, "a", 1) == 2

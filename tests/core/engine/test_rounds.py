@@ -10,7 +10,7 @@ import pytest
 from farandole.base.types import Buffer, DType, Kind, Request, Sizes
 from farandole.core.engine import wire
 from farandole.core.engine.handle import Entry, Handle, Item
-from farandole.core.engine.rounds import Decision, Rounds
+from farandole.core.engine.rounds import RoundDecision, Rounds
 from farandole.errors import ShutDownError
 from farandole.job.config import Settings
 
@@ -36,7 +36,7 @@ def crew(size: int, **settings: Any) -> list[Rounds]:
 
 def round_of(
     ranks: list[Rounds], batches: list[list[Item]], notes: dict[int, wire.Note] | None = None
-) -> list[Decision]:
+) -> list[RoundDecision]:
     """One round; all must decide the same."""
     notes = notes or {}
     notes = notes or {}  # by rank

@@ -11,33 +11,33 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from farandole.base import threads
 from farandole.base.contracts import Observer, Transport
 from farandole.base.interrupts import interrupts
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 from farandole.core.engine import wire
-from farandole.core.engine.check import check, refused, unused
+from farandole.core.engine.background import BackgroundThread
+from farandole.core.engine.check import check, unused
 from farandole.core.engine.devices import HOST, Devices
-from farandole.core.engine.driving import Driving
-from farandole.core.engine.execute import execute, nothing
-from farandole.core.engine.fusion import Run, Unit
+from farandole.core.engine.driver_lock import DriverLock
+from farandole.core.engine.execute import nothing
 from farandole.core.engine.handle import Entry, Handle, Item, Wait
+from farandole.core.engine.notes import Notes
+from farandole.core.engine.outbox import Outbox
 from farandole.core.engine.participant import Participant
-from farandole.core.engine.rounds import Decision, Repeat, Rounds
+from farandole.core.engine.rounds import Repeat, RoundDecision, Rounds
 from farandole.core.engine.sequence import SequenceNumbers
 from farandole.core.engine.subscribers import Subscribers
-from farandole.core.engine.waits import Waits
+from farandole.core.engine.unit_runner import UnitRunner
+from farandole.core.engine.wait_reports import WaitReports
 from farandole.core.observe.stall.names import listed
-from farandole.errors import HorovodInternalError, PeerLostError, RequestError, ShutDownError
+from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.job.config import Settings
 
 _ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
@@ -58,41 +58,38 @@ class Engine:
         names: Sequence[int] = (),
     ) -> None:
         """``names``: what messages and errors call the ranks, if not by their numbers here."""
-        self.transport, self.rank, self.size = transport, transport.rank, transport.size
-        self._name = names[self.rank] if names else self.rank
-        self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self.observers = Subscribers(observers)
+        self.numbers = SequenceNumbers()
         self.round_listeners: list[Callable[[], None]] = []  # called after each round
         self.participants: WeakSet[Participant] = WeakSet()  # in synchronization at a step's end
-        self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
-        self._proposed: Sizes | None = None  # not in force yet
-        self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
-        self._mean_of_present = settings.join_mean_of_present
-        self._cycle = settings.cycle_time / 1000
+        # the bytes per bucket that a strategy aims at now, if it can change them
+        self.bucketed: int | None = None
+        self.failures: list[BaseException] = []  # the program was given them
         self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
         # guards the queue, the names in use and the state of the background thread
         self._mutex = threading.Lock()
-        self._driving = Driving()  # taken by the thread that runs rounds
-        self._queue: deque[Item] = deque()
-        self._names: set[str] = set()
-        self._batch: list[Item] = []  # posted in this round
-        self._posted = False
-        self.joins = 0  # joins of all ranks that have ended
-        self._devices = Devices(transport, settings, self._end)
-        self._objection = b""  # posted when there is nothing else to post
-        self._waits = Waits(transport, self._rounds, self.observers)
+        self._driver = DriverLock()
+        self._outbox = Outbox()
+        self._notes = Notes(self.observers, self._mutex)
+        self._wait_reports = WaitReports(transport, self._rounds, self.observers)
+        devices = Devices(transport, settings, self._end)
+        self._runner = UnitRunner(
+            transport,
+            self.observers,
+            self._wait_reports,
+            devices,
+            self._outbox.names,
+            mean_of_present=settings.join_mean_of_present,
+        )
         self._idle = False  # waits for others' posts
         self._ended: HorovodInternalError | None = None
-        self.failures: list[BaseException] = []  # what ended it, once the program has been told
         self._closing = False
-        self._looked = monotonic()
-        self._parked = True
-        # a handler that raises leaves it whole, and no semaphore
-        self._unpark: SimpleQueue[None] = SimpleQueue()
         self.observers.hear_parts_of(transport)
-        self._thread = threading.Thread(
-            target=self._background, name="farandole-engine", daemon=True
-        )
-        threads.start(self._thread)
+        self._background = BackgroundThread(settings.cycle_time / 1000)
+        self._background.start(self._drive_in_background)
 
     # For users of the engine.
 
@@ -118,10 +115,10 @@ class Engine:
         has ended; nothing is queued then.
         """
         handle = self._enqueue(entries, on_done)
-        if self._parked:
+        if self._background.parked:
             if not soon:
                 self._wake()
-        elif not self._posted and len(self._queue) <= len(entries):
+        elif not self._outbox.posted and len(self._outbox.queue) <= len(entries):
             self.transport.board.wake()
         return handle
 
@@ -156,15 +153,20 @@ class Engine:
                 return
             self._closing = True
         self.transport.board.wake()
-        self._unpark.put(None)
-        self._thread.join()
-        self._devices.close()
+        self._background.wake_up(None)
+        self._background.join()
+        self._runner.devices.close()
         self.transport.close()
 
     @property
     def sizes(self) -> Sizes:
         """Those in force, on all ranks since the same round."""
         return self._rounds.sizes
+
+    @property
+    def joins(self) -> int:
+        """How many joins of all ranks have ended."""
+        return self._runner.joins
 
     @property
     def ended(self) -> bool:
@@ -189,8 +191,7 @@ class Engine:
 
     def propose(self, sizes: Sizes) -> None:
         """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
-        with self._mutex:
-            self._proposed, self._noting = sizes, True
+        self._notes.propose(sizes)
 
     # Submission.
 
@@ -212,15 +213,16 @@ class Engine:
             if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
             if request.device != HOST and event is None:  # one behind all of them
-                event = self._devices.record_event(request.device)
+                event = self._runner.devices.record_event(request.device)
         items = [Item(entry, handle, place, now, event) for place, entry in enumerate(entries)]
+        outbox = self._outbox
         with self._mutex:
             self._raise_if_ended()
             if self._closing:
                 raise ShutDownError
             # and no call before the next: a handler may raise behind it
-            self._names |= unused(entries, self._names)
-            self._queue.extend(items)  # at one go: a group is posted in one round
+            outbox.names |= unused(entries, outbox.names)
+            outbox.queue.extend(items)  # at one go: a group is posted in one round
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -234,12 +236,12 @@ class Engine:
         """Run rounds until ``handle`` is done, unless another thread already does."""
         held: list[bool] = []
         try:
-            if not self._driving.take(held):
-                self._driving.check()
-                if self._parked:  # a driver that is about to leave, perhaps
+            if not self._driver.take(held):
+                self._driver.check()
+                if self._background.parked:  # a driver that is about to leave, perhaps
                     self._wake()
                 # one that waits for others, and has not seen this handle's collective
-                elif not self._posted:
+                elif not self._outbox.posted:
                     self.transport.board.wake()
                 handle.sleep()
                 return
@@ -247,44 +249,47 @@ class Engine:
                 self._round(spin=True)
         finally:
             if True in held:
-                self._driving.owner = 0
-                self._driving.release()
+                self._driver.owner = 0
+                self._driver.release()
                 self._leave_rest()
 
     def _leave_rest(self) -> None:
-        """This thread has driven: what is left is the background's."""
-        if (self._queue or self._rounds.waiting or self._posted) and self._parked:
+        """This thread has driven: the background thread takes over the rest."""
+        outbox = self._outbox
+        if (outbox.queue or self._rounds.waiting or outbox.posted) and self._background.parked:
             self._wake()
 
     def _wake(self) -> None:
         with self._mutex:
-            if self._parked:
-                self._parked = False
-                self._unpark.put(None)
+            if self._background.parked:
+                self._background.parked = False
+                self._background.wake_up(None)
 
-    def _background(self) -> None:
+    def _drive_in_background(self) -> None:
+        background, outbox, rounds = self._background, self._outbox, self._rounds
         while True:
-            self._unpark.get()
+            background.sleep()
             self._gather()
-            with self._driving.lock:
-                while (self._queue or self._rounds.waiting or self._posted) and not self._closing:
+            with self._driver.lock:
+                while (outbox.queue or rounds.waiting or outbox.posted) and not self._closing:
                     self._round(spin=False)
                 if self._closing:
                     self._leave()
                     return
                 with self._mutex:
-                    self._parked = not self._queue
-                    if not self._parked:
-                        self._unpark.put(None)
+                    background.parked = not outbox.queue
+                    if not background.parked:
+                        background.wake_up(None)
 
     def _gather(self) -> None:
         """Let a program that submits many tensors finish that, and drive itself if it waits for
         them.
         """
-        queued, until = -1, monotonic() + _GATHER_CYCLES * self._cycle
-        while len(self._queue) > queued and monotonic() < until and not self._closing:
-            queued = len(self._queue)
-            sleep(self._cycle)
+        cycle, queue = self._background.cycle, self._outbox.queue
+        queued, until = -1, monotonic() + _GATHER_CYCLES * cycle
+        while len(queue) > queued and monotonic() < until and not self._closing:
+            queued = len(queue)
+            sleep(cycle)
 
     def _round(self, *, spin: bool) -> None:
         """Take the current round one step further; waits for at most a tick."""
@@ -304,16 +309,17 @@ class Engine:
             if not (interrupted and idle):  # broke off half-way: ranks are out of step
                 what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
-                why = f"rank {self._name} {what} inside a collective: {error_text}{cure}"
+                rank = self._rounds.called[self.rank]
+                why = f"rank {rank} {what} inside a collective: {error_text}{cure}"
                 self.transport.abort(why)
                 self._fail_all(HorovodInternalError(why))
             if interrupted:
                 raise
 
     def _advance(self, spin: bool) -> None:
-        board = self.transport.board
-        if not self._posted:
-            if not (self._queue or self._objection or board.started()):
+        board, outbox = self.transport.board, self._outbox
+        if not outbox.posted:
+            if not (outbox.queue or outbox.objection or board.started()):
                 self._wait(spin)
                 self._look()
                 return
@@ -323,7 +329,7 @@ class Engine:
             self._wait(spin)
             self._look()
             return
-        self._posted = False
+        outbox.posted = False
         self._settle(messages)
 
     def _wait(self, spin: bool) -> None:
@@ -335,15 +341,18 @@ class Engine:
         self._idle = False
 
     def _post(self) -> None:
-        queue, batch = self._queue, self._batch
+        outbox = self._outbox
+        queue, batch = outbox.queue, outbox.batch
         while queue:
             batch.append(queue.popleft())
-        if not batch:
-            message = self._objection
+        if batch:
+            notes = self._notes
+            message = self._rounds.message(batch, notes.next(batch) if notes.attached else None)
         else:
-            message = self._rounds.message(batch, self._note() if self._noting else None)
+            message = outbox.objection
         self.transport.board.post(message)
-        self._posted, self._objection = True, b""
+        outbox.posted = True
+        outbox.objection = b""
 
     def _repeat(self, entry: Entry) -> Handle | None:
         """A round for ``entry`` alone, in few steps, if all ranks have had one before. None:
@@ -352,7 +361,7 @@ class Engine:
         held: list[bool] = []
         try:
             if (
-                not self._driving.take(held)
+                not self._driver.take(held)
                 or (repeat := self._rounds.repeat(entry.request)) is None
             ):
                 return None
@@ -361,63 +370,55 @@ class Engine:
             self._guarded(self._ask, repeat)
         finally:
             if True in held:
-                self._driving.owner = 0
-                self._driving.release()
+                self._driver.owner = 0
+                self._driver.release()
                 self._leave_rest()
         return handle
 
     def _take_alone(self, item: Item) -> bool:
         """Queue ``item`` for the next round, unless there is anything else to do or to tell."""
-        entry = item.entry
+        entry, outbox = item.entry, self._outbox
         with self._mutex:
-            busy = (
-                self._queue or self._batch or self._posted or self._noting or self.observers.running
-            )
-            if busy or self._closing or self._ended is not None:
+            busy = outbox.queue or outbox.batch or outbox.posted or self._notes.attached
+            if busy or self.observers.running or self._closing or self._ended is not None:
                 return False
             if not entry.serial:
-                self._names |= {entry.request.name}
-            self._queue.append(item)
+                outbox.names |= {entry.request.name}
+            outbox.queue.append(item)
         return True
 
     def _ask(self, repeat: Repeat) -> None:
         """Post what is queued first. When others are late, or ask for more, its round goes on like
         any other.
         """
-        board, item = self.transport.board, self._queue.popleft()
-        self._batch.append(item)
+        board, outbox = self.transport.board, self._outbox
+        item = outbox.queue.popleft()
+        outbox.batch.append(item)
         board.post(repeat.message(item.entry))
-        self._posted, self._objection = True, b""
+        outbox.posted = True
+        outbox.objection = b""
         while (messages := board.collect()) is None:
             if monotonic() - item.since > _TICK:
                 return
             self._wait(True)
-        self._posted = False
+        outbox.posted = False
         if not wire.in_step(messages):
             self._settle(messages)
             return
         if repeat.here is None:
-            self._run(repeat.unit, (item,), messages, None)
+            self._runner.run(repeat.unit, (item,), messages, None)
         else:
             (result,) = repeat.here(messages, (item.entry.buffer,))
-            self._names.discard(item.entry.request.name)
+            outbox.names.discard(item.entry.request.name)
             item.handle.finish(0, result)
-        self._batch.clear()
+        outbox.batch.clear()
         for listener in tuple(self.round_listeners):
             listener()
 
-    def _note(self) -> wire.Note:
-        with self._mutex:
-            sizes, self._proposed = self._proposed, None
-            self._noting = bool(self.observers.settled)
-        tracers = self.observers.settled
-        return wire.Note(
-            sizes, [item.since + tracers[0].clock for item in self._batch] if tracers else []
-        )
-
     def _settle(self, messages: Sequence[bytes]) -> None:
         """All have posted: decide, and run the decision."""
-        batch, self._batch = self._batch, []
+        batch = self._outbox.batch
+        self._outbox.batch = []
         decision = self._rounds.decide(messages, batch)
         placed, items, came = decision.placed, decision.items, decision.attached
         done = 0
@@ -426,10 +427,10 @@ class Engine:
                 for observer in self.observers.agreed:
                     observer.agreed(decision.responses)
             if self.observers.settled:
-                self._tell(decision)
+                self._report(decision)
             # used if it raises
             for done, (unit, positions, here) in enumerate(placed):  # noqa: B007
-                self._run(
+                self._runner.run(
                     unit,
                     [items[position] for position in positions],
                     messages,
@@ -442,8 +443,8 @@ class Engine:
         for listener in tuple(self.round_listeners):
             listener()
 
-    def _tell(self, decision: Decision) -> None:
-        """Tell the tracers of a round."""
+    def _report(self, decision: RoundDecision) -> None:
+        """Report a round to the tracers."""
         asked = decision.asked
         if asked is None:
             asked = [[(item.entry.name, item.entry.request) for item in decision.items]] * self.size
@@ -462,73 +463,32 @@ class Engine:
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
 
-    def _run(
-        self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None
-    ) -> None:
-        """``here``: how, if all elements came with the messages."""
-        entries = [item.entry for item in items]
-        for item in items:
-            self._names.discard(item.entry.request.name)
-        if unit.error:
-            for item in items:
-                item.handle.fail(refused(unit.refusal, unit.error))
-            return
-        observers = self.observers.running
-        if observers:
-            # a remembered unit's may carry old serial numbers
-            names = [item.entry.name for item in items]
-            nbytes = sum(entry.buffer.data.nbytes for entry in entries)
-            for observer in observers:
-                observer.started(unit.kind, names, nbytes)
-        divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
-        device, after = unit.requests[0].device, None
-        self._waits.running = items
-        if here is not None:
-            results = here(messages, [entry.buffer for entry in entries])
-        elif device == HOST:
-            results = execute(unit, entries, self.transport, divisor)
-        else:
-            events = list(dict.fromkeys(item.event for item in items if item.event is not None))
-            try:
-                results, after = self._devices.run(
-                    device, events, lambda it: execute(unit, entries, it, divisor)
-                )
-            except RequestError as error:  # by all ranks alike
-                for item in items:
-                    item.handle.fail(error)
-                return
-        self._waits.running = ()
-        self.joins += unit.kind is Kind.JOIN
-        if observers:
-            for observer in observers:
-                observer.finished(unit.kind, names)
-        for item, result in zip(items, results, strict=True):
-            item.handle.finish(item.place, result, after)
-
     # Endings.
 
     def _look(self) -> None:
-        """Tell the observers about waiting collectives, about twice a second."""
+        """Report waiting collectives to the observers, about twice a second."""
         now = monotonic()
-        if now - self._looked < _TICK / 2:
+        if not self._wait_reports.due(now, _TICK / 2):
             return
-        self._looked = now
         waiting = self._rounds.waiting
-        if waiting and not self._posted:
+        if waiting and not self._outbox.posted:
             stuck = [
                 name
                 for name, item in waiting.items()
                 if item.handle.waited and now - item.since > _PATIENCE
             ]
-            self._objection = self._rounds.objection(stuck)
-        self._waits.tell(self._batch, now)
+            self._outbox.objection = self._rounds.objection(stuck)
+        self._wait_reports.report(self._outbox.batch, now)
 
     def _explain(self, error: PeerLostError) -> HorovodInternalError:
+        batch = self._outbox.batch
         if error.left:
-            return ShutDownError(self._rounds.what_waited(error.rank, self._batch), error.rank)
-        names = self._rounds.names(self._batch)
-        what = f" (rank {self._name} was waiting for {listed(names)})" if names else ""
-        return type(error)(f"{error}{what}", error.rank)
+            return ShutDownError(self._rounds.what_waited(error.rank, batch), error.rank)
+        names = self._rounds.names(batch)
+        if not names:
+            return type(error)(str(error), error.rank)
+        rank = self._rounds.called[self.rank]
+        return type(error)(f"{error} (rank {rank} was waiting for {listed(names)})", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:
         """Take no more: a device transport has found that a peer is gone."""
@@ -538,24 +498,22 @@ class Engine:
 
     def _fail_all(self, error: HorovodInternalError) -> None:
         with self._mutex:
-            self._ended = error  # before anybody can see what a collective leaves that is given up
+            self._ended = error  # before anything that an aborted collective leaves can be seen
         if not isinstance(error, ShutDownError):
-            self._devices.abort(str(error))
+            self._runner.devices.abort(str(error))
+        outbox = self._outbox
         with self._mutex:
-            items = [*self._rounds.waiting.values(), *self._batch, *self._queue]
+            items = [*self._rounds.waiting.values(), *outbox.batch, *outbox.queue]
             if items and not self._closing:
                 self.failures[:] = [error]
             self._rounds.waiting.clear()
-            self._batch.clear()
-            self._queue.clear()
-            self._names.clear()
-            self._posted = False
+            outbox.clear()
         for item in items:
             item.handle.fail(error)
 
     def _leave(self) -> None:
         """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
-        if self._ended is None and not self._posted and self.size > 1:
+        if self._ended is None and not self._outbox.posted and self.size > 1:
             with contextlib.suppress(HorovodInternalError):  # the others are gone already
                 self.transport.board.post(wire.encode([], [], shutdown=True))
         self._fail_all(ShutDownError())

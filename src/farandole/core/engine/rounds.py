@@ -25,7 +25,7 @@ from farandole.job.config import Settings
 _REMEMBERED = 1024  # decisions kept
 
 
-class Decision(NamedTuple):
+class RoundDecision(NamedTuple):
     """What all ranks run now, in this order. The positions of a unit point into ``items``.
 
     ``attached``: everything that is needed came with the messages. ``responses``: those that are
@@ -112,7 +112,7 @@ class Rounds:
         """See ``Negotiation.cross_waits``."""
         return self._negotiation.cross_waits(self._rank, waits, unused)
 
-    def decide(self, messages: Sequence[bytes], batch: list[Item]) -> Decision:
+    def decide(self, messages: Sequence[bytes], batch: list[Item]) -> RoundDecision:
         """All ranks have posted ``messages``, this one to ask for ``batch``.
 
         Raises ShutDownError if a rank has left; this rank waits for ``batch``, too, then.
@@ -127,7 +127,7 @@ class Rounds:
             key, placed = self._remembered(messages)
         came = wire.has_elements(messages[0])
         if placed is not None:
-            return Decision(placed, batch, came, since=since)
+            return RoundDecision(placed, batch, came, since=since)
         found = self._negotiate(messages, batch, in_step=bool(key))
         made = list(found.placed)
         if key and found.items is batch:
@@ -183,7 +183,7 @@ class Rounds:
 
     def _negotiate(
         self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
-    ) -> Decision:
+    ) -> RoundDecision:
         """``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the
         items are the batch.
         """
@@ -215,4 +215,4 @@ class Rounds:
         for item in items:
             waiting.pop(item.entry.name, None)
         placed = [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units]
-        return Decision(placed, items, False, responses, named)
+        return RoundDecision(placed, items, False, responses, named)

@@ -1,8 +1,9 @@
-"""Who waits for what is told to the observers."""
+"""Reports of waiting collectives to the observers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 
 from farandole.base.contracts import Transport, Waiting
 from farandole.base.types import Kind
@@ -12,18 +13,30 @@ from farandole.core.engine.subscribers import Subscribers
 from farandole.errors import StalledError
 
 
-class Waits:
-    """Of one engine. ``running``: what has begun, and may wait for others inside the transport."""
+class WaitReports:
+    """The reports of one engine. ``running``: the collectives that have begun, and may wait for
+    other ranks inside the transport.
+    """
 
     def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:
         self.running: Sequence[Item] = ()
-        self._transport, self._rounds, self._observers = transport, rounds, observers
+        self._transport = transport
+        self._rounds = rounds
+        self._observers = observers
+        self._last = monotonic()
         if observers.waiting:
             transport.report_waits(self._held_up)
 
-    def tell(self, batch: Sequence[Item], now: float) -> None:
-        """What is posted, as ``batch``, and what is not agreed yet. Raises StalledError if an
-        observer ends the job.
+    def due(self, now: float, interval: float) -> bool:
+        """Whether the last report is ``interval`` seconds ago; the next one is counted from now."""
+        if now - self._last < interval:
+            return False
+        self._last = now
+        return True
+
+    def report(self, batch: Sequence[Item], now: float) -> None:
+        """Report the collectives that are posted, as ``batch``, or not agreed yet. Raises
+        StalledError if an observer ends the job.
         """
         items = [
             (item.entry.name, item)
@@ -36,7 +49,7 @@ class Waits:
         silent = tuple(
             rank for rank in self._transport.board.missing() if rank != self._transport.rank
         )
-        self._tell(
+        self._notify(
             [
                 Waiting(name, now - item.since, absent.get(name, silent) or silent)
                 for name, item in items
@@ -44,9 +57,11 @@ class Waits:
         )
 
     def _held_up(self, ranks: Sequence[int], seconds: float) -> None:
-        self._tell([Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self.running])
+        self._notify(
+            [Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self.running]
+        )
 
-    def _tell(self, waiting: Sequence[Waiting]) -> None:
+    def _notify(self, waiting: Sequence[Waiting]) -> None:
         for observer in self._observers.waiting:
             why = observer.waiting(waiting)
             if why:
