@@ -41,7 +41,8 @@ class HostExchange:
     in_place = True
 
     def __init__(self, run: Callable[..., None], numbers: int = 1) -> None:
-        self._run, self._numbers = run, numbers
+        self._run = run
+        self._numbers = numbers
 
     def __hash__(self) -> int:
         return hash(self._run)
@@ -74,7 +75,8 @@ class _Exchanges:
     """The exchanges of an optimizer: one for each of its models."""
 
     def __init__(self, make: Callable[[], WeightExchange]) -> None:
-        self.models, self._make = Models(), make
+        self.models = Models()
+        self._make = make
         self._of = [make()]  # in the order in which ranks came to use them
 
     @property

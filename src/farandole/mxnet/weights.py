@@ -21,7 +21,8 @@ class TrainerExchange:
     """The exchanges of one trainer's weights."""
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self._kept, self._strategy = StatefulExchange(label, options, strategy), strategy
+        self._kept = StatefulExchange(label, options, strategy)
+        self._strategy = strategy
         self._step = 0
 
     def before_step(self, parameters: Sequence[Any], optimizer: Any) -> None:

@@ -14,7 +14,7 @@ from farandole.job.context import ProcessSet
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-    from farandole.core.ps.client import Group, Pushed
+    from farandole.core.ps.client import CentreClient, Pushed
 
 
 class CentreConnection:
@@ -38,7 +38,7 @@ class CentreConnection:
         self._spec = spec
         self._on_transfer = on_transfer
         self._codec = codec
-        self._client: Group | None = None
+        self._client: CentreClient | None = None
         self._clients = 0  # so far
         self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
 
@@ -83,7 +83,7 @@ class CentreConnection:
         anchors: Sequence[Array],
         statistics: Sequence[Array],
         names: Sequence[str],
-    ) -> Group:
+    ) -> CentreClient:
         held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
         # weights were added: another centre, of all of them
         if self._client is None or held != self._held:

@@ -208,7 +208,8 @@ class StatefulExchange:
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self.strategy, self.exchange = strategy, WeightExchange(label, options, strategy)
+        self.strategy = strategy
+        self.exchange = WeightExchange(label, options, strategy)
         self._slots: list[list[Array | None]] | None = None  # None: they have not begun
         self._places: list[int] | None = None  # of the weights that take part; None: all of them
         self._waiting: Sequence[int] = ()  # those that a checkpoint was waiting to exchange
@@ -257,7 +258,8 @@ class StatefulExchange:
             return
         if self._places is not None and places != self._places:
             self.exchange.other_weights()
-        self._places, self._total = places, len(weights)
+        self._places = places
+        self._total = len(weights)
         self._slots = [[*slot, *[None] * (len(weights) - len(slot))] for slot in kept or ()]
         self._slots += [[None] * len(weights) for _ in range(kinds - len(self._slots))]
         lacking = [place for place in places if any(slot[place] is None for slot in self._slots)]
@@ -310,7 +312,8 @@ class StatefulExchange:
 
     def begin_anew(self) -> None:
         self._slots = self._places = None
-        self._waiting, self._loaded = (), False
+        self._waiting = ()
+        self._loaded = False
         self.exchange.begin_anew()
 
     def __call__(
@@ -330,7 +333,8 @@ class StatefulExchange:
                 " model"
             )
         self.exchange(weights, self._taking_part(weights, names), step, names, statistics)
-        self._exchanged, self._last = True, step
+        self._exchanged = True
+        self._last = step
 
     def average(
         self,
@@ -400,5 +404,7 @@ class StatefulExchange:
         self._slots = [
             [None if array is None else array.copy() for array in slot] for slot in slots
         ] or None
-        self._places, self._waiting, self._exchanged = None, state.get("waiting", ()), False
+        self._places = None
+        self._waiting = state.get("waiting", ())
+        self._exchanged = False
         self._loaded = True

@@ -38,11 +38,10 @@ class WeightState:
         buffers: Iterable[Any] | Callable[[], Iterable[Any]],
     ) -> None:
         self.reducer = None  # gradients stay as they are
-        self._optimizer, self._original = weakref.ref(optimizer), original
-        self._strategy, self._kept = (
-            strategy,
-            StatefulExchange("DistributedOptimizer", options, strategy),
-        )
+        self._optimizer = weakref.ref(optimizer)
+        self._original = original
+        self._strategy = strategy
+        self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
         self._set = options.process_set
         self._own = options.owner is None  # the codec, if there is one
@@ -102,7 +101,8 @@ class WeightState:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Raises ValueError for the state of another strategy."""
-        self._step, self._loaded = 0, None
+        self._step = 0
+        self._loaded = None
         self._begin_anew()
         if state is not None and "strategy" in state:
             slots = [

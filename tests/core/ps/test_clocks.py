@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from farandole.core.ps.centre import Centre
-from farandole.core.ps.clocks import Clocks, Decision, Fate, Rule
+from farandole.core.ps.clocks import Clocks, Fate, PushDecision, Rule
 from farandole.core.ps.layout import PIECE, spread
 from farandole.errors import WireError
 
@@ -46,18 +46,18 @@ def synchronous(backup: int) -> Clocks:
 
 def test_a_step_waits_for_all_but_the_backups_and_drops_what_comes_later() -> None:
     clocks = synchronous(backup=1)
-    assert clocks.push(2, 1, 0) == Decision(Fate.COLLECT)
+    assert clocks.push(2, 1, 0) == PushDecision(Fate.COLLECT)
     assert not clocks.ready(2)
     assert clocks.awaited(2) == [0, 1]
-    assert clocks.push(0, 1, 0) == Decision(Fate.COLLECT, complete=2)
+    assert clocks.push(0, 1, 0) == PushDecision(Fate.COLLECT, complete=2)
     assert (clocks.ready(2), clocks.version) == (True, 1)
-    assert clocks.push(1, 1, 0) == Decision(Fate.DROP, staleness=1, dropped=True)
+    assert clocks.push(1, 1, 0) == PushDecision(Fate.DROP, staleness=1, dropped=True)
     assert clocks.ready(1), "it goes on from the centre that is there"
-    assert clocks.push(1, 1, 0) == Decision(Fate.AGAIN, staleness=1, dropped=True), (
+    assert clocks.push(1, 1, 0) == PushDecision(Fate.AGAIN, staleness=1, dropped=True), (
         "the answer of the first time"
     )
-    assert clocks.push(1, 2, 1) == Decision(Fate.COLLECT)
-    assert clocks.push(1, 2, 1) == Decision(Fate.AGAIN)
+    assert clocks.push(1, 2, 1) == PushDecision(Fate.COLLECT)
+    assert clocks.push(1, 2, 1) == PushDecision(Fate.AGAIN)
 
 
 def test_ranks_that_join_or_leave_do_not_hold_the_others() -> None:
@@ -128,7 +128,7 @@ def test_the_first_push_after_a_join_brings_all_back() -> None:
         clocks.leave(rank, for_good=False)
     clocks.push(0, 1, 0)
     clocks.leave(0, for_good=False)
-    assert clocks.push(1, 1, 1) == Decision(Fate.COLLECT), "the others are expected again"
+    assert clocks.push(1, 1, 1) == PushDecision(Fate.COLLECT), "the others are expected again"
     assert clocks.awaited(1) == [0, 2]
     assert set(clocks.clocks.values()) == {1, 2}, (
         "nobody is waited for because of what it has missed"
@@ -146,7 +146,7 @@ def test_events_that_cannot_be(event: tuple[int, int, int]) -> None:
 )
 def test_what_is_no_rule(told: Any) -> None:
     with pytest.raises(WireError, match="rule"):
-        Rule.told(told if told else 7)
+        Rule.of(told if told else 7)
 
 
 def test_staleness_is_what_others_have_done_since_the_pull_and_scales_when_asked() -> None:

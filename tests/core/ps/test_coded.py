@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from farandole.base.contracts import PushCodec
-from farandole.core.ps.client import Group, Servers
+from farandole.core.ps.client import CentreClient, Servers
 from farandole.core.ps.clocks import Rule
-from farandole.core.ps.group import Group as ServerGroup
-from farandole.core.ps.group import facts
+from farandole.core.ps.group import CentreGroup, facts
 from farandole.core.ps.layout import PIECE, Piece, shape_of
 from farandole.errors import WireError
 from farandole.strategies.codecs import codec
@@ -34,7 +33,7 @@ def group_of(
     own: list[Any],
     by: PushCodec | None,
     statistics: list[Any] | None = None,
-) -> Group:
+) -> CentreClient:
     names = [f"w{number}" for number in range(len(own))]
     return servers.group("test.weights.1", range(n), rule, "spec", own, names, statistics or [], by)
 
@@ -140,7 +139,7 @@ def kept_alone(by: PushCodec) -> list[float]:
 
 
 def test_a_push_that_is_interrupted_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from farandole.core.ps import client as client_module
+    from farandole.core.ps import connection as connection_module
     from farandole.core.ps import server as server_module
 
     monkeypatch.setattr(server_module, "GRACE", 30.0)
@@ -149,7 +148,7 @@ def test_a_push_that_is_interrupted_is_not_counted_twice(monkeypatch: pytest.Mon
         centre = group_of(servers, 1, Rule(), [np.zeros(2)], by)
         centre.push([np.zeros(2)], [np.array([1.0, 2.0])])
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, "receive", interrupted)
+            patch.setattr(connection_module, "receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 centre.push([np.zeros(2)], [np.array([3.0, 0.0])])
         assert kept_alone(by) == [1.0, 0.0], "nothing is known of the push"
@@ -170,7 +169,7 @@ def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(
     """What the codec left of it would be all that the rank had left of its changes, which nobody
     has counted.
     """
-    from farandole.core.ps import client as client_module
+    from farandole.core.ps import connection as connection_module
     from farandole.core.ps import server as server_module
 
     monkeypatch.setattr(server_module, "GRACE", 30.0)
@@ -183,7 +182,7 @@ def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(
         )
         first.push([np.zeros(2)], [np.array([1.0, 2.0])])
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, "receive", interrupted)
+            patch.setattr(connection_module, "receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 late.push([np.zeros(2)], [np.array([5.0, 4.0])])
         assert late.push([np.zeros(2)], [np.array([5.0, 4.0])]).dropped
@@ -220,7 +219,7 @@ def test_what_servers_cannot_unpack() -> None:
             with pytest.raises(ValueError, match=text):
                 group_of(ranks.client(0), 1, Rule(), [np.zeros(2)], Own(spec))  # type: ignore[arg-type]
     held = facts([0], Rule(), "spec", [], [["<f4", 9], ["<f8", 2]], 1, "topk:0.5")
-    group = ServerGroup(held)
+    group = CentreGroup(held)
     (payload,) = group.payloads([16])
     payload.view(np.uint32)[:] = [1, 9, 0, 0]
     with pytest.raises(
@@ -231,7 +230,7 @@ def test_what_servers_cannot_unpack() -> None:
         with pytest.raises(WireError, match=r"payloads of .* bytes came where at most"):
             group.payloads(wrong)
     with pytest.raises(WireError, match="payloads of"):
-        ServerGroup({**held, "codec": ""}).payloads([16])
+        CentreGroup({**held, "codec": ""}).payloads([16])
 
 
 def test_pieces_of_a_matrix_are_matrices_where_they_have_whole_rows() -> None:

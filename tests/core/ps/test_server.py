@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.core.ps import client as client_module
+from farandole.core.ps import connection as connection_module
 from farandole.core.ps import replicas as replicas_module
 from farandole.core.ps import server as server_module
-from farandole.core.ps.client import Group, Servers
+from farandole.core.ps.client import CentreClient, Servers
 from farandole.core.ps.clocks import Rule
 from farandole.core.ps.dial import dial
-from farandole.core.ps.server import ParameterServer
+from farandole.core.ps.server import CentreServer
 from farandole.errors import AuthenticationError, PeerLostError
 from farandole.net.handshake import hang_up, new_secret
 from tests.pool import threads
@@ -31,14 +31,12 @@ class Ranks:
     def __init__(self, count: int, replicas: int, tls: bool = False) -> None:
         self.secret = new_secret(tls=tls)
         self.left: dict[int, str] = {}
-        self.servers: list[list[ParameterServer]] = []
+        self.servers: list[list[CentreServer]] = []
         for _ in range(count):
-            own: list[ParameterServer] = []
+            own: list[CentreServer] = []
             for place in range(replicas):
                 own.append(
-                    ParameterServer(
-                        self.secret, ["127.0.0.1"], self._ended, self._others(own, place)
-                    )
+                    CentreServer(self.secret, ["127.0.0.1"], self._ended, self._others(own, place))
                 )
             self.servers.append(own)
 
@@ -46,7 +44,7 @@ class Ranks:
         return self.left.get(rank, "")
 
     @staticmethod
-    def _others(own: Sequence[ParameterServer], place: int) -> Callable[[], list[str]]:
+    def _others(own: Sequence[CentreServer], place: int) -> Callable[[], list[str]]:
         return lambda: [server.address for server in own[place + 1 :]]
 
     def client(self, rank: int, patience: float = 0.0) -> Servers:
@@ -88,7 +86,7 @@ def weights(dtype: str = "f8") -> list[Any]:
 
 def group_of(
     servers: Servers, n: int, rule: Rule, own: Sequence[Any], statistics: Sequence[Any] = ()
-) -> Group:
+) -> CentreClient:
     names = [f"w{number}" for number in range(len(own))]
     return servers.group("test.weights.1", range(n), rule, "spec", own, names, statistics)
 
@@ -222,7 +220,7 @@ def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
         ranks.run(3, fn)
 
 
-def trained_until_lost(centre: Group, anchors: list[Any]) -> None:
+def trained_until_lost(centre: CentreClient, anchors: list[Any]) -> None:
     while True:
         centre.push(anchors, [np.ones(1)])
 
@@ -274,16 +272,16 @@ def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 0 flushes while rank 1 is about to get the answer to its push of the same step."""
-    until = ParameterServer.until
+    until = CentreServer.until
 
-    def slow(server: ParameterServer, true: Callable[[], object], name: Any, client: Any) -> bool:
+    def slow(server: CentreServer, true: Callable[[], object], name: Any, client: Any) -> bool:
         found = until(server, true, name, client)
         centre = server.group(name).centre
         if client.rank == 1 and centre is not None and server.group(name).clocks.version == 1:
             server.changed.wait_for(lambda: centre.values[0][0] > 1, 0.3)
         return found
 
-    monkeypatch.setattr(ParameterServer, "until", slow)
+    monkeypatch.setattr(CentreServer, "until", slow)
     with serving() as ranks:
 
         def fn(rank: int, servers: Servers) -> Any:
@@ -305,7 +303,7 @@ def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_n
     monkeypatch.setattr(server_module, "GRACE", 30.0)
     calls: list[str] = []
     name, last = [("receive", 1), ("receive", 2), ("receive_into", 2)][heard]
-    function = getattr(client_module, name)
+    function = getattr(connection_module, name)
 
     def receive(*args: Any) -> Any:
         calls.append(name)
@@ -319,7 +317,7 @@ def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_n
         centre, near = (group_of(servers, 2, Rule(), zeros) for servers in (one, other))
         centre.push(zeros, [np.ones(1), np.ones(1)])
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, name, receive)
+            patch.setattr(connection_module, name, receive)
             with pytest.raises(KeyboardInterrupt):
                 centre.push(zeros, [np.ones(1), np.ones(1)])
         for wanted in (2.0, 3.0, 4.0):
@@ -341,7 +339,7 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(
         (server,) = ranks.servers[0]
 
         calls: list[Any] = []
-        await_answer = client_module.await_answer
+        await_answer = connection_module.await_answer
 
         def interrupted(*args: Any) -> Any:
             calls.append(args)
@@ -355,7 +353,7 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(
         first = ranks.client(0)
         centre = group_of(first, 2, Rule(sync=True), [np.zeros(1)])
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, "await_answer", interrupted)
+            patch.setattr(connection_module, "await_answer", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 centre.push([np.zeros(1)], [np.ones(1)])
         centre.flush([np.zeros(1)], [np.ones(1)])
@@ -375,7 +373,7 @@ def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "GRACE", 0.0)
-    monkeypatch.setattr(client_module, "LAST", 0.1)
+    monkeypatch.setattr(connection_module, "LAST", 0.1)
     with serving(replicas=2) as ranks:
         one, other = ranks.client(0), ranks.client(1)
         zeros = [np.zeros(1)]
@@ -419,7 +417,7 @@ def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follo
 def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "SILENCE", 0.05)
+    monkeypatch.setattr(connection_module, "SILENCE", 0.05)
     looks = threading.Semaphore(0)
 
     def looked(*args: Any) -> Any:
@@ -427,7 +425,7 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         return dial(*args)
 
     with serving(replicas=2) as ranks:
-        monkeypatch.setattr(client_module, "reach", looked)
+        monkeypatch.setattr(connection_module, "reach", looked)
         primary, replica = ranks.servers[0]
         met, goes_on = threading.Barrier(2), threading.Event()
 
@@ -451,7 +449,7 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         assert ranks.run(2, fn) == [[1.0], [1.0]]
         servers, zeros, into = ranks.client(2), [np.zeros(1)], [np.ones(1)]
         centre = servers.group("other", [2], Rule(), "spec", zeros, ["w"])
-        monkeypatch.setattr(client_module, "PROOF", 0.1)
+        monkeypatch.setattr(connection_module, "PROOF", 0.1)
         monkeypatch.setattr(primary._newcomers, "admit", stopped)
         with primary.changed:
             centre.push(zeros, into)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.core.ps import client as client_module
+from farandole.core.ps import connection as connection_module
 from farandole.core.ps import server as server_module
-from farandole.core.ps.client import Group, Servers
+from farandole.core.ps.client import CentreClient, Servers
 from farandole.core.ps.clocks import Rule
 from farandole.errors import AuthenticationError, PeerLostError
 from tests.core.ps.test_server import group_of, serving
@@ -27,7 +27,7 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
     """While it answers, in the middle of arrays that it gets, and of those that it sends."""
     goes_on, told = threading.Event(), list[str]()
     monkeypatch.setattr(
-        client_module.logger, "warning", lambda text, *values: told.append(text % values)
+        connection_module.logger, "warning", lambda text, *values: told.append(text % values)
     )
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
@@ -41,8 +41,8 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
         centre.push(large, [np.ones(1 << 21)])
         (server,) = ranks.servers[0]
         monkeypatch.setattr(server._newcomers, "admit", stopped)
-        monkeypatch.setattr(client_module, "SILENCE", 0.05)
-        monkeypatch.setattr(client_module, "PROOF", 0.1)
+        monkeypatch.setattr(connection_module, "SILENCE", 0.05)
+        monkeypatch.setattr(connection_module, "PROOF", 0.1)
 
         receive_into, send = server_module.receive_into, server_module.send
 
@@ -200,7 +200,7 @@ def test_who_pushes_where_another_has_other_weights_for_long_is_told() -> None:
             ):
                 push_on(centre, first)
 
-        def push_on(centre: Group, first: list[Any]) -> None:
+        def push_on(centre: CentreClient, first: list[Any]) -> None:
             while True:
                 centre.push(first, [np.ones(1)])
 

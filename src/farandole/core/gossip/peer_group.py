@@ -155,7 +155,8 @@ class PeerGroup:
         with self._changed:
             if self._wanted is not None or self._closing or not others:
                 return
-            self._wanted, self._late = others, False
+            self._wanted = others
+            self._late = False
             if self._asker is None:
                 self._asker = threading.Thread(
                     target=self._run, name="farandole-pairs", daemon=True

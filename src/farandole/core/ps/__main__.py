@@ -11,7 +11,7 @@ import signal
 import sys
 
 from farandole.base import log
-from farandole.core.ps.server import ParameterServer, stored_end
+from farandole.core.ps.server import CentreServer, stored_end
 from farandole.job.config import Connection, Settings
 from farandole.job.report import keys
 from farandole.net import interfaces
@@ -43,7 +43,7 @@ def main() -> int:
     speaks = not index and not settings.stall_check_disable  # one of all
     warning = settings.stall_warning_seconds if speaks else math.inf
     listening = [beside] if beside is not None else _own(store, settings)
-    server = ParameterServer(connection.secret, listening, stored_end(store), others, warning)
+    server = CentreServer(connection.secret, listening, stored_end(store), others, warning)
     address = {**json.loads(server.address), "beside_driver": beside is not None}
     store.set(keys.server("", index), json.dumps(address).encode())
     while True:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.core.ps.clocks import Clocks, Decision, Fate
+from farandole.core.ps.clocks import Clocks, Fate, PushDecision
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -24,7 +24,9 @@ class Centre:
     """
 
     def __init__(self, clocks: Clocks, values: Sequence[Array], statistics: int = 0) -> None:
-        self.clocks, self.rule, self.values = clocks, clocks.rule, list(values)
+        self.clocks = clocks
+        self.rule = clocks.rule
+        self.values = list(values)
         rule = clocks.rule
         self._trained = len(self.values) - statistics
         self._sums = [np.zeros_like(value) for value in self.values] if rule.sync else []
@@ -34,7 +36,7 @@ class Centre:
         ]
         self._steps = 0
 
-    def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> Decision:
+    def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> PushDecision:
         """``changes``: of the weights since the pull of version ``pulled``, and the statistics;
         they may be written to. See ``Clocks.push``.
         """

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,23 +12,16 @@ import numpy as np
 from farandole.base.contracts import PushCodec
 from farandole.base.log import logger
 from farandole.core.ps.clocks import Rule
-from farandole.core.ps.dial import SECONDS, reach
+from farandole.core.ps.connection import ServerConnection
 from farandole.core.ps.group import codec_of_pushes, facts
 from farandole.core.ps.layout import spread
 from farandole.core.ps.share import Sending, Share, Tensor
-from farandole.core.ps.wire import Message, receive, receive_into, send
-from farandole.errors import HorovodInternalError, PeerLostError, ServerLostError, WireError
-from farandole.net.handshake import Session
-from farandole.net.liveness import await_answer
+from farandole.core.ps.staleness import Staleness
+from farandole.core.ps.wire import Message
+from farandole.errors import HorovodInternalError, PeerLostError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-
-
-LAST = 5.0  # seconds for the answer to bye
-SILENCE = 10.0  # seconds without a byte until a server has to let in a new connection
-PROOF = 10.0  # seconds for that
-AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class Pushed(NamedTuple):
@@ -40,173 +31,6 @@ class Pushed(NamedTuple):
 
     staleness: int
     dropped: bool
-
-
-class Server:
-    """One server with its replicas, of which one is connected. ``number``: for messages;
-    ``patience``: seconds for which one that is stopped is waited for, if it has no replica; 0: for
-    ever.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        addresses: Sequence[str],
-        host: str,
-        secret: str,
-        hello: Message,
-        patience: float,
-    ) -> None:
-        self.number, self._addresses = number, [json.loads(address) for address in addresses]
-        self._host, self._secret, self._hello, self._patience = host, secret, hello, patience
-        self._place = 0
-        self._hurried = self._late = self._warned = False
-        self._trouble = ""
-        self._silent_since = 0.0
-        self._session: Session | None = None
-
-    def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
-        """Send a message; False if the server is lost (``answer`` tries its replicas)."""
-        try:
-            session = self._open()
-            with self._limited(session):
-                send(session, message, arrays, self._look)
-        except (OSError, HorovodInternalError) as error:
-            self._late, self._trouble = isinstance(error, TimeoutError), str(error)
-            return False
-        return True
-
-    def answer(
-        self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
-    ) -> Message:
-        """The answer, also if a replica has to give it. Raises PeerLostError if none is left,
-        TimeoutError if there is no time: who does not answer at once may be well, and its replica
-        must not take over.
-        """
-        while True:
-            trouble = self._trouble or "it hung up"
-            if asked:
-                try:
-                    found = self._receive(into)
-                    if found is not None:
-                        return found
-                except WireError:
-                    raise
-                except (OSError, HorovodInternalError) as error:
-                    trouble, self._late = str(error), isinstance(error, TimeoutError)
-            if self._hurried and self._late:
-                raise TimeoutError(f"{self._name()} did not answer within {LAST:g} s")
-            self._next(trouble)
-            asked = self.ask(message, arrays)
-
-    def _receive(self, into: Sequence[Array]) -> Message | None:
-        session = self._open()
-        self._wait(session)
-        with self._limited(session):
-            found = receive(session)
-            if found is not None and found.get("data"):
-                receive_into(session, into, self._look)
-        return found
-
-    def _wait(self, session: Session) -> None:
-        """Until something comes. A server may wait for other ranks as long as those take."""
-        self._silent_since = time.monotonic()
-        while not self._hurried:
-            try:
-                await_answer(session.sock, SILENCE)
-                return
-            except TimeoutError:
-                self._look()
-
-    def _look(self) -> None:
-        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where
-        none is left, we say so and go on waiting, as long as we may.
-        """
-        if self._hurried:
-            raise TimeoutError(f"it says nothing for {LAST:g} s")
-        try:
-            reach(self._addresses[self._place], self._host, self._secret, PROOF).close()
-            self._silent_since = time.monotonic()
-        except (OSError, HorovodInternalError) as error:
-            if self._place + 1 < len(self._addresses):
-                raise
-            self._warn(error)
-            seconds = time.monotonic() - self._silent_since
-            if 0 < self._patience <= seconds:
-                raise TimeoutError(
-                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds"
-                    f" is {self._patience:g}"
-                ) from error
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            ends = (
-                f"this rank ends after {self._patience:g} s"
-                if self._patience
-                else "this rank waits for it"
-            )
-            logger.warning(
-                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is"
-                " gone; %s, and with --replicas 2 another one would go on",
-                self._name(),
-                error,
-                ends,
-            )
-
-    @contextlib.contextmanager
-    def _limited(self, session: Session) -> Iterator[None]:
-        """Of what is under way, some goes on within ``SILENCE``."""
-        self._silent_since, self._trouble = time.monotonic(), ""
-        session.sock.settimeout(LAST if self._hurried else SILENCE)
-        yield
-        session.sock.settimeout(LAST if self._hurried else None)
-
-    def _open(self, seconds: float = SECONDS) -> Session:
-        if self._session is None:
-            session = reach(self._addresses[self._place], self._host, self._secret, seconds)
-            try:
-                session.peer = self._name()
-                session.sock.settimeout(LAST if self._hurried else None)
-                send(session, self._hello)
-            except BaseException:
-                session.close()
-                raise
-            self._session = session
-        return self._session
-
-    def renew(self) -> None:
-        """Connect again, if that is soon done; else the next ``ask`` does."""
-        with contextlib.suppress(OSError, HorovodInternalError):
-            self._open(AGAIN)
-
-    def _next(self, trouble: str) -> None:
-        name, self._late = self._name(), False
-        self.close()
-        if self._place + 1 == len(self._addresses):
-            raise ServerLostError(
-                f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost"
-            )
-        self._place += 1
-        logger.warning("%s was lost (%s); its replica goes on", name, trouble)
-
-    def _name(self) -> str:
-        address = self._addresses[self._place]
-        which = f", replica {self._place}," if self._place else ""
-        return (
-            f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
-        )
-
-    def hurry(self) -> None:
-        """From now on, it is lost if it does not answer within seconds."""
-        self._hurried = True
-        if self._session is not None:
-            self._session.sock.settimeout(LAST)
-
-    def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
 
 
 class Servers:
@@ -226,11 +50,11 @@ class Servers:
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
         self.servers = [
-            Server(number, own, host, secret, hello, patience)
+            ServerConnection(number, own, host, secret, hello, patience)
             for number, own in enumerate(addresses)
         ]
         self._lock = threading.Lock()
-        self._groups: list[Group] = []
+        self._clients: list[CentreClient] = []
 
     def group(
         self,
@@ -242,16 +66,18 @@ class Servers:
         names: Sequence[str],
         statistics: Sequence[Array] = (),
         codec: PushCodec | None = None,
-        after: Group | None = None,
-    ) -> Group:
+        after: CentreClient | None = None,
+    ) -> CentreClient:
         """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those
         of the first of ``ranks``. ``codec``: compresses pushes; ``after``: that of the optimizer so
         far. Raises ValueError if this rank's are not like those of another.
         """
         # process sets count their optimizers each for itself
         name += f"/{','.join(map(str, ranks))}"
-        found = Group(self, name, ranks, rule, spec, weights, names, statistics, codec, after)
-        self._groups.append(found)
+        found = CentreClient(
+            self, name, ranks, rule, spec, weights, names, statistics, codec, after
+        )
+        self._clients.append(found)
         return found
 
     @contextlib.contextmanager
@@ -291,8 +117,8 @@ class Servers:
         finally:
             for server in self.servers:
                 server.close()
-        for group in self._groups:
-            group.tell()
+        for client in self._clients:
+            client.log_staleness()
 
     def _say_bye(self) -> None:
         message = {"do": "bye"}
@@ -303,7 +129,7 @@ class Servers:
                     server.answer(sent, message, None, ())
 
 
-class Group:
+class CentreClient:
     """See ``Servers.group``. Arrays of its calls are the weights, and after them the statistics."""
 
     def __init__(
@@ -317,16 +143,19 @@ class Group:
         names: Sequence[str],
         statistics: Sequence[Array],
         codec: PushCodec | None = None,
-        after: Group | None = None,
+        after: CentreClient | None = None,
     ) -> None:
-        self._servers, self._name, self._spec, self._codec = servers, name, spec, codec
-        self.pushes = self.dropped = self.stalest = self._total = 0
+        self._servers = servers
+        self._name = name
+        self._spec = spec
+        self._codec = codec
+        self._staleness = Staleness()
         arrays = [*weights, *statistics]
         self._sizes = [array.size for array in arrays]
-        told = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
+        labels = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
         tensors = [
             Tensor(name, array.shape, array.dtype.newbyteorder("<").str, place >= len(weights))
-            for place, (name, array) in enumerate(zip(told, arrays, strict=True))
+            for place, (name, array) in enumerate(zip(labels, arrays, strict=True))
         ]
         pieces = spread(self._sizes, len(servers.servers))
         self._shares = [
@@ -337,7 +166,8 @@ class Group:
         self._number = 0  # of the last push or flush that was answered
         self._versions = [0] * len(self._shares)  # of the last answers
         described = [
-            [name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)
+            [name, array.shape, array.dtype.name]
+            for name, array in zip(labels, arrays, strict=True)
         ]
         by = "" if codec is None else codec.spec
         codec_of_pushes(by)  # an error here is better than one at the servers
@@ -359,11 +189,7 @@ class Group:
             max(answer["staleness"] for answer in answers),
             any(answer["dropped"] for answer in answers),
         )
-        self.pushes, self.dropped = self.pushes + 1, self.dropped + found.dropped
-        self._total, self.stalest = (
-            self._total + found.staleness,
-            max(self.stalest, found.staleness),
-        )
+        self._staleness.see(*found)
         return found
 
     def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
@@ -383,22 +209,17 @@ class Group:
         """The centre, as it is."""
         self._run("pull", into, ())
 
-    @property
-    def staleness(self) -> float:
-        """The mean of all pushes."""
-        return self._total / max(self.pushes, 1)
-
-    def tell(self) -> None:
-        """Log what was seen."""
+    def log_staleness(self) -> None:
+        """Log the staleness of this rank's pushes, and the bytes of its codec."""
         logger.info(
             "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to"
             " count; staleness: mean %.2f, maximum %d",
             self._servers.rank,
             self._spec,
-            self.pushes,
-            self.dropped,
-            self.staleness,
-            self.stalest,
+            self._staleness.pushes,
+            self._staleness.dropped,
+            self._staleness.mean,
+            self._staleness.maximum,
         )
         if (codec := self._codec) is not None:
             rank, spec = self._servers.rank, codec.spec

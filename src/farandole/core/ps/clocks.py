@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     momentum: float = 0.9
 
     @classmethod
-    def told(cls, facts: Any) -> Rule:
+    def of(cls, facts: Any) -> Rule:
         """Of what came over a connection. WireError for what is no rule."""
         try:
             rule = cls(*facts)
@@ -54,7 +54,7 @@ class Fate(enum.Enum):
     AGAIN = enum.auto()
 
 
-class Decision(NamedTuple):
+class PushDecision(NamedTuple):
     """``staleness``: updates of the centre since the rank's last pull. ``complete``: so many
     collected pushes are the step now; 0: more are awaited. ``dropped``: it came too late, now or
     when it came first.
@@ -70,7 +70,8 @@ class Clocks:
     """Of ``ranks``. ``version``: updates of the centre so far."""
 
     def __init__(self, ranks: Sequence[int], rule: Rule) -> None:
-        self.ranks, self.rule = tuple(ranks), rule
+        self.ranks = tuple(ranks)
+        self.rule = rule
         self.version = 0
         self.clocks = dict.fromkeys(ranks, 0)  # pushes, by rank
         self.gone: set[int] = set()  # they have ended, or left in order
@@ -78,7 +79,7 @@ class Clocks:
         self.settled: set[int] = set()  # those of ``joined`` that have flushed, as all do then
         self.moved: set[int] = set()  # they push to another centre from now on, and are gone here
         self._numbers = dict.fromkeys(ranks, 0)  # of the last event of each rank
-        self._decisions: dict[int, Decision] = {}  # on that event, if it is a push
+        self._decisions: dict[int, PushDecision] = {}  # on that event, if it is a push
         self._pulled = dict.fromkeys(ranks, 0)  # versions from which they set out, by rank
         self._arrived: set[int] = set()  # collected for the present step
 
@@ -94,18 +95,18 @@ class Clocks:
             self._decisions.pop(rank, None)
         return number == last
 
-    def push(self, rank: int, number: int, pulled: int) -> Decision:
+    def push(self, rank: int, number: int, pulled: int) -> PushDecision:
         """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out.
         One that comes again is not counted, and its rank hears what it would have heard the first
         time.
         """
         if self.seen(rank, number):
-            first = self._decisions.get(rank, Decision(Fate.AGAIN))
+            first = self._decisions.get(rank, PushDecision(Fate.AGAIN))
             return first._replace(fate=Fate.AGAIN, complete=0)
         found = self._decisions[rank] = self._decide(rank, pulled)
         return found
 
-    def _decide(self, rank: int, pulled: int) -> Decision:
+    def _decide(self, rank: int, pulled: int) -> PushDecision:
         if not 0 <= pulled <= self.version:
             raise WireError(
                 f"rank {rank} set out from version {pulled} of a centre at {self.version}", rank
@@ -116,11 +117,11 @@ class Clocks:
         staleness = self.version - pulled
         if not self.rule.sync:
             self.version += 1
-            return Decision(Fate.APPLY, staleness)
+            return PushDecision(Fate.APPLY, staleness)
         if staleness:
-            return Decision(Fate.DROP, staleness, dropped=True)
+            return PushDecision(Fate.DROP, staleness, dropped=True)
         self._arrived.add(rank)
-        return Decision(Fate.COLLECT, 0, self._completed())
+        return PushDecision(Fate.COLLECT, 0, self._completed())
 
     def leave(self, rank: int, *, for_good: bool) -> int:
         """The rank will not push any more, or not before all others have joined, too: nobody waits

@@ -34,7 +34,7 @@ class Failure(NamedTuple):
     lost: int = -1
 
 
-class Group:
+class CentreGroup:
     """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts
     (type, count) of this server's share, of which the last ``statistics`` are no weights, codec (of
     pushes; empty: none).
@@ -51,7 +51,7 @@ class Group:
                 (str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]
             ]
             self._spec = str(facts["spec"])
-            self.rule = Rule.told(facts["rule"])
+            self.rule = Rule.of(facts["rule"])
             self._codec = codec_of_pushes(str(facts["codec"]))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"what a rank says of its weights cannot be read: {error!r}") from None
@@ -65,7 +65,7 @@ class Group:
         self.centre: Centre | None = None
         self.failure: Failure | None = None
         self.known: set[int] = set()  # ranks that have said hello
-        self._later: Group | None = None  # of the same optimizer, with other weights
+        self._later: CentreGroup | None = None  # of the same optimizer, with other weights
         self._moved = 0.0  # when the first rank went on to that
         self._answering: list[int] = []  # ranks whose pushes have no answer yet
 
@@ -134,10 +134,11 @@ class Group:
         else:
             self.centre.leave(rank, for_good=for_good)
 
-    def move(self, rank: int, later: Group) -> None:
+    def move(self, rank: int, later: CentreGroup) -> None:
         """The rank has other weights from now on, those of ``later``: nobody waits for it here."""
         if self._later is None:
-            self._later, self._moved = later, time.monotonic()
+            self._later = later
+            self._moved = time.monotonic()
         if rank not in self.clocks.moved:
             self.clocks.moved.add(rank)
             self.compare()
@@ -162,11 +163,11 @@ class Group:
             " parameters on all ranks in the same step; where ranks do not take as many steps,"
             " call average_weights() before"
         )
-        group: Group | None = self
+        group: CentreGroup | None = self
         while group is not None:
             group.failure, group = group.failure or failure, group._later
 
-    def difference(self, rank: int, other: Group, known: int) -> str:
+    def difference(self, rank: int, other: CentreGroup, known: int) -> str:
         """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty
         if nowhere.
         """
@@ -210,15 +211,16 @@ def codec_of_pushes(spec: str) -> PushCodec | None:
 def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
     """What a rank does that trains other tensors than before."""
     names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
-    told = [
-        f"{what} {', '.join(list(found)[:4])}{' ...' * (len(found) > 4)}"
-        for what, found in (
-            ("has frozen or left out", names[0] - names[1]),
-            ("has added", names[1] - names[0]),
-        )
-        if found
+    changes = (
+        ("has frozen or left out", [*(names[0] - names[1])]),
+        ("has added", [*(names[1] - names[0])]),
+    )
+    texts = [
+        f"{what} {', '.join(tensors[:4])}{' ...' if len(tensors) > 4 else ''}"
+        for what, tensors in changes
+        if tensors
     ]
-    return " and ".join(told) or "has other parameters of the same names"
+    return " and ".join(texts) or "has other parameters of the same names"
 
 
 def _shown(tensor: tuple[str, list[int], str]) -> str:

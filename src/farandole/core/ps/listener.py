@@ -26,7 +26,9 @@ class Listener:
     """
 
     def __init__(self, place: str, secret: str, purpose: str, names: Sequence[str]) -> None:
-        self._place, self._secret, self._purpose = place, secret, purpose
+        self._place = place
+        self._secret = secret
+        self._purpose = purpose
         self._changed = threading.Condition()
         self._sessions: set[Session] = set()
         self._closed = False

@@ -27,10 +27,11 @@ class Replicas:
     """``others``: their addresses, in the order in which they take over. One thread at a time."""
 
     def __init__(self, secret: str, others: Callable[[], list[str]]) -> None:
-        self._secret, self._others = secret, others
+        self._secret = secret
+        self._others = others
         self._sessions: list[Session] | None = None
 
-    def tell(self, message: Message, arrays: list[Array] | None) -> bool:
+    def replicate(self, message: Message, arrays: list[Array] | None) -> bool:
         """Returns when all have done it; False if one of them has taken over. Those that are lost
         are left out.
         """

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.log import logger
-from farandole.core.ps.clocks import Decision, Fate
-from farandole.core.ps.group import Failure, Group
+from farandole.core.ps.clocks import Fate, PushDecision
+from farandole.core.ps.group import CentreGroup, Failure
 from farandole.core.ps.listener import Listener
 from farandole.core.ps.replicas import DISMISSED, Replicas
 from farandole.core.ps.wire import PURPOSE, Message, receive, receive_into, send
@@ -31,7 +31,7 @@ ASK = 0.1  # seconds between questions whether it has gone to a replica
 Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 
 
-class ParameterServer(Listener):
+class CentreServer(Listener):
     """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket;
     ``ended(scope, rank)``: of a rank that was never seen here, "bye" if it has ended, "leave" if it
     has joined, else empty. ``others``: addresses of its replicas, asked for when needed.
@@ -47,8 +47,9 @@ class ParameterServer(Listener):
         others: Callable[[], list[str]] = list,
         warning: float = math.inf,
     ) -> None:
-        self._ended, self._warning = ended, warning
-        self._groups: dict[Name, Group] = {}
+        self._ended = ended
+        self._warning = warning
+        self._groups: dict[Name, CentreGroup] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that said bye
         self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
         self._ranks = 0  # connections of ranks
@@ -132,7 +133,7 @@ class ParameterServer(Listener):
         """Do what a rank asks, here and before that at the replicas: they hear all events in the
         same order.
         """
-        if not self._replicas.tell({**message, "name": list(name)}, arrays):
+        if not self._replicas.replicate({**message, "name": list(name)}, arrays):
             logger.warning("another parameter server has taken this one's place")
             self._retire()
             raise WireError("another parameter server has taken this one's place")
@@ -172,8 +173,8 @@ class ParameterServer(Listener):
         group.compare()
         return None
 
-    def _greet(self, name: Name, message: Message, rank: int) -> Group:
-        mine = Group(message)
+    def _greet(self, name: Name, message: Message, rank: int) -> CentreGroup:
+        mine = CentreGroup(message)
         group = self._groups.setdefault(name, mine)
         if rank not in group.clocks.ranks:
             raise WireError(f"rank {rank} says hello to a group of ranks {group.clocks.ranks}")
@@ -203,7 +204,8 @@ class ParameterServer(Listener):
         """Wait for it; False if this server closes, or the rank has connected anew. Ranks that
         never came, and have left, are let go.
         """
-        begin, told = time.monotonic(), 0
+        begin = time.monotonic()
+        warnings = 0
         look = begin + LOOK  # not from the last change: other groups may make some without a pause
         while self.attends(client) and not self._closed:
             if true():
@@ -212,7 +214,8 @@ class ParameterServer(Listener):
                 self._changed.wait(left)
             else:
                 self._look_for(name, client.rank)
-                told += self._told_of(name, client.rank, time.monotonic() - begin, told)
+                if self._warn_of_awaited(name, client.rank, time.monotonic() - begin, warnings):
+                    warnings += 1
                 look = time.monotonic() + LOOK
         return False
 
@@ -220,12 +223,12 @@ class ParameterServer(Listener):
         group = self._groups[name]
         return [group.first()] if group.centre is None else group.clocks.awaited(rank)
 
-    def _told_of(self, name: Name, rank: int, seconds: float, told: int) -> bool:
+    def _warn_of_awaited(self, name: Name, rank: int, seconds: float, warnings: int) -> bool:
         """Is it time to name those for which a rank waits? The first of those that wait for the
         same ones speaks.
         """
         awaited = self._awaited(name, rank)
-        if not awaited or seconds < self._warning * 2**told:
+        if not awaited or seconds < self._warning * 2**warnings:
             return False
         clocks = self._groups[name].clocks
         if not any(
@@ -260,7 +263,7 @@ class ParameterServer(Listener):
         """Should ranks that push there have gone on to other weights by now?"""
         return self._groups[name].late(self._warning)
 
-    def group(self, name: Name) -> Group:
+    def group(self, name: Name) -> CentreGroup:
         return self._groups[name]
 
     @property
@@ -309,8 +312,11 @@ class ParameterServer(Listener):
 class Client:
     """One rank's connection, at the server."""
 
-    def __init__(self, server: ParameterServer, session: Session, scope: str, rank: int) -> None:
-        self._server, self._session, self.scope, self.rank = server, session, scope, rank
+    def __init__(self, server: CentreServer, session: Session, scope: str, rank: int) -> None:
+        self._server = server
+        self._session = session
+        self.scope = scope
+        self.rank = rank
         # for what comes in and goes out
         self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}
 
@@ -332,7 +338,7 @@ class Client:
 
     def _hello(self, name: Name, message: Message) -> None:
         with self._server.changed:
-            group: Group = self._server.event(name, message)
+            group: CentreGroup = self._server.event(name, message)
             answer = _refusal(group) or {
                 "give": group.centre is None and group.first() == self.rank
             }
@@ -357,7 +363,7 @@ class Client:
                     copy[:] = value
         send(self._session, answer, outgoing if answer.get("data") else None)
 
-    def _receive(self, group: Group, message: Message, into: list[Array]) -> None:
+    def _receive(self, group: CentreGroup, message: Message, into: list[Array]) -> None:
         """The arrays of a message. Those that a codec has compressed are unpacked here, so that
         replicas, which are told of ``into``, add up the same.
         """
@@ -382,7 +388,7 @@ class Client:
             return None
         if group.failure is not None or group.centre is None:
             return _refusal(group) or {"give": True}
-        decision = Decision(Fate.APPLY)
+        decision = PushDecision(Fate.APPLY)
         if what == "flush" and not server.until(
             lambda: group.failure is not None or not group.owes(), name, self
         ):
@@ -404,12 +410,12 @@ class Client:
         return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
 
 
-def _there(group: Group, rank: int) -> bool:
+def _there(group: CentreGroup, rank: int) -> bool:
     """Is there a centre, or is this rank to bring it?"""
     return group.failure is not None or group.centre is not None or group.first() == rank
 
 
-def _refusal(group: Group) -> Message | None:
+def _refusal(group: CentreGroup) -> Message | None:
     return (
         None if group.failure is None else {"error": group.failure.text, "lost": group.failure.lost}
     )

@@ -12,12 +12,12 @@ import numpy as np
 
 from farandole.base.contracts import Packed, Part, PushCodec
 from farandole.base.types import Buffer, DType
+from farandole.core.ps.connection import ServerConnection
 from farandole.core.ps.layout import Piece, shape_of
 from farandole.core.ps.wire import TYPES, Message
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-    from farandole.core.ps.client import Server
 
 
 class Tensor(NamedTuple):
@@ -48,12 +48,13 @@ class Share:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerConnection,
         pieces: Sequence[Piece],
         tensors: Sequence[Tensor],
         codec: PushCodec | None,
     ) -> None:
-        self.server, self._codec = server, codec
+        self.server = server
+        self._codec = codec
         parts = [(kind, still) for still in (False, True) for kind in TYPES]
         of = [(tensor.kind, tensor.still) for tensor in tensors]
         own = {part: [piece for piece in pieces if of[piece.tensor] == part] for part in parts}

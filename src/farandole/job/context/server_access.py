@@ -143,11 +143,11 @@ class ServerAccess:
             )
         if self._placement.rank:
             return
-        from farandole.core.ps.server import ParameterServer, stored_end
+        from farandole.core.ps.server import CentreServer, stored_end
 
         host, _ = interfaces.split(store.address)
         interface = host if interfaces.is_loopback(host) else interfaces.EVERYWHERE
         for index in range(self._settings.servers):
-            server = ParameterServer(store.secret, [interface], stored_end(store))
+            server = CentreServer(store.secret, [interface], stored_end(store))
             self._close.append(server.close)
             store.set(keys.server(scope, index), server.address.encode())

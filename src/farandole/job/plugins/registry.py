@@ -1,7 +1,6 @@
 """Which implementations there are, by name. They are imported when they are used, not before.
 
-Other distributions add their own through entry points in the group ``farandole.launchers``,
-``farandole.wires`` or ``farandole.strategies``.
+Other distributions add their own through entry points: see ``GROUPS``.
 """
 
 from __future__ import annotations
@@ -70,6 +69,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "elastic": {"keras": "farandole.keras.elastic", "tf_keras": "farandole.keras.tf_keras.elastic"},
 }
 
+# The groups of entry points by which other distributions add to a kind.
+GROUPS = {
+    "launcher": "farandole.launchers",
+    "codec": "farandole.codecs",
+    "wire": "farandole.wires",
+    "strategy": "farandole.strategies",
+}
+
 _CHOSEN = ("launcher", "wire")  # kinds of which the best one may be asked for, as "auto"
 
 
@@ -136,8 +143,10 @@ def _installed(kind: str) -> dict[str, str]:
     """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which
     takes longer than starting a job; here only files that name our group are read.
     """
-    header = f"[farandole.{kind[:-1]}ies]" if kind.endswith("y") else f"[farandole.{kind}s]"
     found: dict[str, str] = {}
+    if kind not in GROUPS:
+        return found
+    header = f"[{GROUPS[kind]}]"
     for folder in sys.path:
         try:
             names = [

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
-from farandole.strategies.deltas import Staleness, deltas, restart_from
+from farandole.core.ps.staleness import Staleness
+from farandole.strategies.deltas import deltas, restart_from
 from farandole.strategies.gossip.references import PairReference
 from farandole.strategies.gossip.synchronous import GRAPHS
 from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
@@ -61,8 +62,10 @@ class AsyncGossip:
     ) -> None:
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
-        self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
-        self.damp, self.gamma = switch(self.name, "damp", damp), share(self.name, "gamma", gamma)
+        self.graph = graph
+        self.every = number(self.name, "every", every, at_least=1)
+        self.damp = switch(self.name, "damp", damp)
+        self.gamma = share(self.name, "gamma", gamma)
         self.staleness = Staleness()
 
     @classmethod
@@ -73,9 +76,8 @@ class AsyncGossip:
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
-        return f"{self.name}:{self.graph},every={self.every}{',damp=1' * self.damp}" + of_way(
-            self.gamma
-        )
+        damp = ",damp=1" if self.damp else ""
+        return f"{self.name}:{self.graph},every={self.every}{damp}{of_way(self.gamma)}"
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0

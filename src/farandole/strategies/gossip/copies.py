@@ -38,7 +38,8 @@ class Copies:
     """
 
     def __init__(self, codec: PushCodec, rank: int) -> None:
-        self._codec, self._rank = codec, rank
+        self._codec = codec
+        self._rank = rank
         self._known = 0  # digest of the own copy, as neighbours have it
         self._of: dict[int, list[Array]] = {}
 

@@ -77,7 +77,8 @@ class Gossip:
     ) -> None:
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
-        self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
+        self.graph = graph
+        self.every = number(self.name, "every", every, at_least=1)
         self.gamma = share(self.name, "gamma", gamma)
 
     @classmethod

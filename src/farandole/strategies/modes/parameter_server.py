@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
 from farandole.core.ps.clocks import OPTIMIZERS, Rule
-from farandole.strategies.deltas import Staleness, deltas, restart_from
+from farandole.core.ps.staleness import Staleness
+from farandole.strategies.deltas import deltas, restart_from
 from farandole.strategies.references import CentreReference
 from farandole.strategies.specs import number, parsed, real, refuse, switch
 
@@ -77,7 +78,9 @@ class ParameterServer:
             lambda value: 0 <= value < 1,
             "a number, from 0 to less than 1",
         )
-        self.backup, self.bound, self.damp = 0, -1, False
+        self.backup = 0
+        self.bound = -1
+        self.damp = False
         self.staleness = Staleness()
 
     @classmethod
@@ -91,7 +94,13 @@ class ParameterServer:
     def rule(self) -> Rule:
         """Of the servers."""
         return Rule(
-            self.sync, self.backup, self.bound, self.damp, self.optimizer, self.lr, self.momentum
+            sync=self.sync,
+            backup=self.backup,
+            bound=self.bound,
+            damp=self.damp,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            momentum=self.momentum,
         )
 
     @property
@@ -106,6 +115,9 @@ class ParameterServer:
 
     def _argument(self) -> str:
         return f"{self.every},backup={self.backup}"
+
+    def _damp(self) -> str:
+        return ",damp=1" if self.damp else ""
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0
@@ -160,7 +172,7 @@ class AsyncParameterServer(ParameterServer):
         self.damp = switch(self.name, "damp", damp)
 
     def _argument(self) -> str:
-        return f"{self.every}{',damp=1' * self.damp}"
+        return f"{self.every}{self._damp()}"
 
 
 class SSP(ParameterServer):
@@ -189,4 +201,4 @@ class SSP(ParameterServer):
         self.bound = number(self.name, "bound", bound, at_least=0)
 
     def _argument(self) -> str:
-        return f"{self.bound},every={self.every}{',damp=1' * self.damp}"
+        return f"{self.bound},every={self.every}{self._damp()}"

@@ -1,0 +1,197 @@
+"""A rank's connection to one parameter server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from farandole.base.log import logger
+from farandole.core.ps.dial import SECONDS, reach
+from farandole.core.ps.wire import Message, receive, receive_into, send
+from farandole.errors import HorovodInternalError, ServerLostError, WireError
+from farandole.net.handshake import Session
+from farandole.net.liveness import await_answer
+
+if TYPE_CHECKING:
+    from farandole.base.types import Array
+
+LAST = 5.0  # seconds for the answer to bye
+SILENCE = 10.0  # seconds without a byte until a server has to let in a new connection
+PROOF = 10.0  # seconds for that
+AGAIN = 1.0  # seconds for a new connection after an interrupt
+
+
+class ServerConnection:
+    """One server with its replicas, of which one is connected. ``number``: for messages;
+    ``patience``: seconds for which one that is stopped is waited for, if it has no replica; 0: for
+    ever.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        addresses: Sequence[str],
+        host: str,
+        secret: str,
+        hello: Message,
+        patience: float,
+    ) -> None:
+        self.number = number
+        self._addresses = [json.loads(address) for address in addresses]
+        self._host = host
+        self._secret = secret
+        self._hello = hello
+        self._patience = patience
+        self._place = 0
+        self._hurried = self._late = self._warned = False
+        self._trouble = ""
+        self._silent_since = 0.0
+        self._session: Session | None = None
+
+    def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
+        """Send a message; False if the server is lost (``answer`` tries its replicas)."""
+        try:
+            session = self._open()
+            with self._limited(session):
+                send(session, message, arrays, self._look)
+        except (OSError, HorovodInternalError) as error:
+            self._late = isinstance(error, TimeoutError)
+            self._trouble = str(error)
+            return False
+        return True
+
+    def answer(
+        self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
+    ) -> Message:
+        """The answer, also if a replica has to give it. Raises PeerLostError if none is left,
+        TimeoutError if there is no time: who does not answer at once may be well, and its replica
+        must not take over.
+        """
+        while True:
+            trouble = self._trouble or "it hung up"
+            if asked:
+                try:
+                    found = self._receive(into)
+                    if found is not None:
+                        return found
+                except WireError:
+                    raise
+                except (OSError, HorovodInternalError) as error:
+                    trouble, self._late = str(error), isinstance(error, TimeoutError)
+            if self._hurried and self._late:
+                raise TimeoutError(f"{self._name()} did not answer within {LAST:g} s")
+            self._next(trouble)
+            asked = self.ask(message, arrays)
+
+    def _receive(self, into: Sequence[Array]) -> Message | None:
+        session = self._open()
+        self._wait(session)
+        with self._limited(session):
+            found = receive(session)
+            if found is not None and found.get("data"):
+                receive_into(session, into, self._look)
+        return found
+
+    def _wait(self, session: Session) -> None:
+        """Until something comes. A server may wait for other ranks as long as those take."""
+        self._silent_since = time.monotonic()
+        while not self._hurried:
+            try:
+                await_answer(session.sock, SILENCE)
+                return
+            except TimeoutError:
+                self._look()
+
+    def _look(self) -> None:
+        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where
+        none is left, we say so and go on waiting, as long as we may.
+        """
+        if self._hurried:
+            raise TimeoutError(f"it says nothing for {LAST:g} s")
+        try:
+            reach(self._addresses[self._place], self._host, self._secret, PROOF).close()
+            self._silent_since = time.monotonic()
+        except (OSError, HorovodInternalError) as error:
+            if self._place + 1 < len(self._addresses):
+                raise
+            self._warn(error)
+            seconds = time.monotonic() - self._silent_since
+            if 0 < self._patience <= seconds:
+                raise TimeoutError(
+                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds"
+                    f" is {self._patience:g}"
+                ) from error
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            ends = (
+                f"this rank ends after {self._patience:g} s"
+                if self._patience
+                else "this rank waits for it"
+            )
+            logger.warning(
+                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is"
+                " gone; %s, and with --replicas 2 another one would go on",
+                self._name(),
+                error,
+                ends,
+            )
+
+    @contextlib.contextmanager
+    def _limited(self, session: Session) -> Iterator[None]:
+        """Of what is under way, some goes on within ``SILENCE``."""
+        self._silent_since = time.monotonic()
+        self._trouble = ""
+        session.sock.settimeout(LAST if self._hurried else SILENCE)
+        yield
+        session.sock.settimeout(LAST if self._hurried else None)
+
+    def _open(self, seconds: float = SECONDS) -> Session:
+        if self._session is None:
+            session = reach(self._addresses[self._place], self._host, self._secret, seconds)
+            try:
+                session.peer = self._name()
+                session.sock.settimeout(LAST if self._hurried else None)
+                send(session, self._hello)
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
+        return self._session
+
+    def renew(self) -> None:
+        """Connect again, if that is soon done; else the next ``ask`` does."""
+        with contextlib.suppress(OSError, HorovodInternalError):
+            self._open(AGAIN)
+
+    def _next(self, trouble: str) -> None:
+        name, self._late = self._name(), False
+        self.close()
+        if self._place + 1 == len(self._addresses):
+            raise ServerLostError(
+                f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost"
+            )
+        self._place += 1
+        logger.warning("%s was lost (%s); its replica goes on", name, trouble)
+
+    def _name(self) -> str:
+        address = self._addresses[self._place]
+        which = f", replica {self._place}," if self._place else ""
+        return (
+            f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
+        )
+
+    def hurry(self) -> None:
+        """From now on, it is lost if it does not answer within seconds."""
+        self._hurried = True
+        if self._session is not None:
+            self._session.sock.settimeout(LAST)
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
