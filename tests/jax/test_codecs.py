@@ -102,7 +102,7 @@ def test_models_of_one_optimizer_vote_by_momentum_of_their_own() -> None:
     job(2, fn)
 
 
-def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -> None:
+def test_multi_steps_around_a_stateful_optimizer_is_refused() -> None:
     """It computes each pass, and drops all but the last one: a codec, or a server, would count them
     all.
     """
@@ -136,9 +136,7 @@ def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -
     job(2, fn, store=True)
 
 
-def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_lose_what_it_keeps() -> (
-    None
-):
+def test_an_optimizer_made_in_each_step_is_refused() -> None:
     def fn(rank: int) -> None:
         import farandole.jax as hvd
         from farandole.strategies.codecs.topk import TopK
@@ -194,7 +192,7 @@ def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_l
     job(2, fn, store=True)
 
 
-def test_who_goes_back_to_what_was_committed_computes_a_step_anew() -> None:
+def test_a_restored_commit_computes_the_step_again() -> None:
     """After a failure, as in elastic programs: that is no pass that was dropped."""
     import farandole.jax as hvd
 
@@ -213,7 +211,7 @@ def test_who_goes_back_to_what_was_committed_computes_a_step_anew() -> None:
         hvd.shutdown()
 
 
-def test_who_goes_back_further_is_told_where_nothing_else_was_taken_back() -> None:
+def test_going_back_further_is_an_error() -> None:
     import farandole.jax as hvd
     from farandole.strategies.codecs.topk import TopK
 

@@ -110,7 +110,7 @@ def test_local_sgd_is_its_model() -> None:
         assert_close(found["outer by hand"], outer)
 
 
-def test_gossip_with_everybody_after_each_step_is_an_average_of_gradients() -> None:
+def test_complete_gossip_averages_gradients() -> None:
     """Also with a codec that leaves out nothing."""
 
     def fn(rank: int) -> tuple[Any, Any, Any]:
@@ -210,7 +210,7 @@ def models_of_one_optimizer(hvd: Any, rank: int) -> None:
         np.testing.assert_allclose(way, [-2.0 * place * momentum] * len(way), rtol=1e-6)
 
 
-def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learned() -> None:
+def test_background_strategies_keep_all_changes() -> None:
     def fn(rank: int) -> tuple[Any, ...]:
         import farandole.jax as hvd
 

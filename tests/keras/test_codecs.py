@@ -93,7 +93,7 @@ def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
     on(backend, 2, fn)
 
 
-def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: str) -> None:
+def test_residuals_are_without_the_loss_scale(backend: str) -> None:
     """What came, and what is left, is what was given, though the scale doubles after every second
     step.
     """
@@ -130,7 +130,7 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: s
     on(backend, 2, fn)
 
 
-def test_what_is_kept_of_a_variable_stays_its_own_where_another_of_its_name_is_frozen(
+def test_residuals_stay_with_their_variable(
     backend: str,
 ) -> None:
     def fn(rank: int) -> None:

@@ -270,7 +270,7 @@ def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
     on(backend, 2, train)
 
 
-def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
+def test_synchronous_parameter_servers_average_gradients(backend: str) -> None:
     """In fit, whose end gives all ranks the centre; and gossip in the background, of which that
     gives the mean.
     """
@@ -320,7 +320,7 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
     close(one[-1], [np.array([-(3 + 14) / 2])])  # what both have learned
 
 
-def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(backend: str) -> None:
+def test_restored_best_weights_are_not_pushed(backend: str) -> None:
     """They are what counts: the mean of all ranks'. And training goes on from there."""
 
     def train(rank: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

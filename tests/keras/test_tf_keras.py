@@ -1032,7 +1032,7 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool) -> None:
+def test_residuals_are_without_the_loss_scale(old: bool) -> None:
     """What came, and what is left, is what was given, though the scale doubles after every second
     step.
     """

@@ -181,7 +181,7 @@ class CodecKit:
             eps = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}.get(dtype, 2.0**-20)
             assert abs(found - given) <= eps * total / 8
 
-    def test_nothing_is_lost_where_tensors_travel_with_others_than_before(self) -> None:
+    def test_nothing_is_lost_where_groups_of_tensors_change(self) -> None:
         """Buckets change: parameters come or are frozen, autotune tries other sizes."""
         if not getattr(self.codec(), "feedback", False):
             return
@@ -234,7 +234,7 @@ class CodecKit:
                 "what is of units that are no more waits"
             )
 
-    def test_what_was_sent_for_tensors_that_no_rank_has_is_taken_back(self) -> None:
+    def test_sums_of_tensors_without_gradients_are_retracted(self) -> None:
         """Their results are dropped: other steps than these would lack what had waited for them."""
         if not getattr(self.codec(), "feedback", False):
             return
@@ -263,7 +263,7 @@ class CodecKit:
             )
             assert abs(sum(self.run(size, body))) <= 2.0**-23 * total
 
-    def test_numbers_that_are_not_finite_reach_all_ranks_and_are_gone_after_that(self) -> None:
+    def test_nonfinite_numbers_reach_all_ranks_once(self) -> None:
         def body(transport: Transport, codec: Codec) -> list[Arrays]:
             steps = []
             for bad in (np.nan, np.inf, -np.inf):
@@ -294,7 +294,7 @@ class CodecKit:
         results = self.run(3, body)
         alike([both[0] for both in results] + [both[1] for both in results])
 
-    def test_a_rank_that_has_joined_takes_part_with_zeros_and_keeps_what_it_had(self) -> None:
+    def test_a_joined_rank_sends_zeros_and_keeps_its_state(self) -> None:
         def body(transport: Transport, codec: Codec) -> list[Arrays]:
             steps = self.steps(1, transport, codec)
             if transport.rank == 1:

@@ -115,9 +115,7 @@ class PushCodecKit:
                 each.arrived(own, taken=True)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_numbers_that_are_not_finite_arrive_as_such_and_are_gone_after_that(
-        self, bad: float
-    ) -> None:
+    def test_nonfinite_numbers_arrive_once(self, bad: float) -> None:
         codec = self.codec()
         for step in range(3):
             parts = self.parts(step)

@@ -149,7 +149,7 @@ class StrategyKit:
         if self.waits and not self.strategy().epochs:  # others are at different steps
             assert np.ptp([own for own, _ in found]) < 0.1, found
 
-    def test_one_object_serves_optimizers_that_know_nothing_of_each_other(self) -> None:
+    def test_one_strategy_serves_several_optimizers(self) -> None:
         if not self.repeats:
             pytest.skip("what it does hangs on the order of events")
 

@@ -11,7 +11,7 @@ from tests.run_job import job
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
 
-def test_a_trainer_gets_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
+def test_a_trainer_gets_the_votes_of_all_ranks() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
@@ -62,7 +62,7 @@ def test_a_trainer_votes_by_the_momentum_of_each_rank() -> None:
     job(3, fn)
 
 
-def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> None:
+def test_residuals_stay_with_their_parameter() -> None:
     """Gluon numbers names, and ranks may have begun at other numbers: what counts is which of all
     parameters it is.
     """

@@ -120,7 +120,7 @@ def test_who_serves_the_parameters_and_is_killed_is_named() -> None:
     assert "no replica of it is left" in one
 
 
-def test_another_strategy_and_another_model_are_told_on_all_ranks_in_every_mode() -> None:
+def test_other_strategies_and_models_are_errors_in_every_mode() -> None:
     def fn(rank: int) -> list[str]:
         import farandole.numpy as hvd
 

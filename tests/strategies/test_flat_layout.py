@@ -41,7 +41,7 @@ def test_what_goes_in_comes_out(
     assert ends == sum(int(each.astype("float64").sum()) for each in arrays)
 
 
-def test_large_arrays_travel_for_themselves_where_they_may_be_written_to() -> None:
+def test_large_writable_arrays_travel_by_themselves() -> None:
     arrays = [np.zeros(LARGE // 4, "float32"), np.zeros(3, "float32"), np.zeros(LARGE, "float64")]
     assert flat_layout(arrays, None, None, False).alone() == []
     layout = flat_layout(arrays, None, None, True)

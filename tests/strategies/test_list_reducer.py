@@ -76,7 +76,7 @@ def test_in_place_the_arrays_themselves_are_reduced() -> None:
     assert job(2, fn) == [True, True]
 
 
-def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -> None:
+def test_results_are_in_transport_memory_unless_it_is_held() -> None:
     def fn(rank: int) -> list[bool]:
         reducer = GradientListReducer("test")
         mine = [np.full((4, 5), float(rank)), np.asfortranarray(np.full((6, 7), float(rank)))[::2]]
@@ -159,9 +159,7 @@ def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
 
 
 @pytest.mark.parametrize(("in_place", "times"), [(False, 1), (True, 1), (True, 10_000)])
-def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(
-    in_place: bool, times: int
-) -> None:
+def test_a_difference_is_named_and_the_exchange_goes_on(in_place: bool, times: int) -> None:
     def fn(rank: int) -> list[str]:
         reducer, said = GradientListReducer("gradients"), []
 
@@ -238,7 +236,7 @@ def test_two_exchanges_in_flight_in_different_orders() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_with_a_codec_each_array_keeps_what_it_has_not_sent_and_whole_numbers_travel_as_they_are(
+def test_with_a_codec_each_array_has_its_residual(
     in_place: bool,
 ) -> None:
     def fn(rank: int) -> tuple[list[list[Any]], dict[str, Any]]:
@@ -265,7 +263,7 @@ def test_with_a_codec_each_array_keeps_what_it_has_not_sent_and_whole_numbers_tr
         assert np.allclose(came + kept, given, rtol=1e-4, atol=0.1 if number % 4 == 3 else 1e-4)
 
 
-def test_what_a_codec_keeps_is_of_a_name_whatever_else_is_in_the_list() -> None:
+def test_a_residual_belongs_to_a_name() -> None:
     """Lists of frozen layers are shorter; their names may be those of others."""
 
     def fn(rank: int) -> None:

@@ -95,7 +95,7 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], text: str) -> N
         gradient_options(**arguments)
 
 
-def test_a_cast_is_done_on_flat_buffers_and_every_other_compression_on_tensors() -> None:
+def test_a_cast_is_done_on_flat_buffers() -> None:
     class Half(CastCompressor):
         dtype = DType.BFLOAT16
 

@@ -67,7 +67,7 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
     assert len({number for _, number in one}) > 2
 
 
-def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> None:
+def test_parameters_of_one_bucket_have_memory_of_their_own() -> None:
     """Accumulated gradients that are views of the old layout move out before the new one is laid
     over them.
     """

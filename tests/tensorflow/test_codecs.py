@@ -11,7 +11,7 @@ import farandole.tensorflow as hvd
 from tests.run_job import job
 
 
-def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:
+def test_votes_and_residuals_from_tape_to_tape() -> None:
     def fn(rank: int) -> list[Any]:
         variable = tf.Variable(np.zeros(5, np.float32))
 

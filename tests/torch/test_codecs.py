@@ -48,7 +48,7 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
 
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "powersgd:1"])
-def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_bit(
+def test_residuals_are_sent_later_and_resume_bit_for_bit(
     spec: str,
 ) -> None:
     def fn(rank: int) -> tuple[list[Any], list[Any], dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
 
 
 @pytest.mark.parametrize("spec", ["int8", "onebit", "randomk:0.3", "sign:0.9"])
-def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str) -> None:
+def test_resumed_runs_with_later_parameters_are_the_same(spec: str) -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -141,7 +141,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "ps"])
-def test_another_state_without_residuals_has_none_of_those_that_were_there(strategy: str) -> None:
+def test_loading_a_state_without_residuals_drops_them(strategy: str) -> None:
     """A run that has diverged goes back: what it had not sent was added to the first gradients
     after that. A codec of the program's stays as it is.
     """
@@ -181,7 +181,7 @@ def test_another_state_without_residuals_has_none_of_those_that_were_there(strat
 
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "net:topk:0.1", "onebit", "powersgd:1"])
-def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: str) -> None:
+def test_residuals_wait_while_no_rank_uses_a_parameter(spec: str) -> None:
     """Of a head that only some tasks have: what steps of others sent of it came to no gradient, and
     was lost.
     """
@@ -216,7 +216,7 @@ def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: 
     assert abs(sum(job(2, fn))) < 1e-2
 
 
-def test_momentum_of_a_parameter_that_no_rank_uses_stays_as_it_was() -> None:
+def test_momentum_of_an_unused_parameter_stays() -> None:
     """A head of another task: it was halved in each step of the others, so the next gradient
     outweighed it. Where one rank uses it, the others' gradients are zeros.
     """
@@ -313,9 +313,7 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
         ("bmuf:1", "sign:0.5"),
     ],
 )
-def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(
-    strategy: str, spec: str
-) -> None:
+def test_optimizers_may_share_a_codec_of_other_names(strategy: str, spec: str) -> None:
     """Their tensors have different names; or nothing is kept from one exchange to the next, as with
     ``easgd``.
     """

@@ -67,7 +67,7 @@ def test_local_sgd_is_its_model_with_any_optimizer(kind: str) -> None:
     assert_close(trained(3, kind, "local_sgd:4", 5), model_of(3, kind, 4, 5))
 
 
-def test_an_average_after_every_step_of_sgd_is_an_average_of_gradients() -> None:
+def test_averaging_weights_after_each_step_averages_gradients() -> None:
     expected = trained(2, "sgd", "allreduce")
     assert_close(trained(2, "sgd", "gossip:complete"), expected)
     # it leaves out nothing
@@ -103,9 +103,7 @@ def test_memory_that_two_parameters_have_is_exchanged_once(strategy: str, frozen
     assert_close(job(2, fn), [run(lambda optimizer: optimizer)] * 2)
 
 
-def test_parameters_with_a_part_of_their_memory_in_common_are_refused_and_those_that_mesh_are_not() -> (
-    None
-):
+def test_parameters_that_overlap_are_refused() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -187,7 +185,7 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     "strategy", ["local_sgd:4", "diloco:3", "bmuf:3", "easgd:3", "gossip:exponential"]
 )
-def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strategy: str) -> None:
+def test_rank_0_alone_may_load_a_checkpoint(strategy: str) -> None:
     """Horovod's way: rank 0 loads, and gives the others what it has."""
 
     def fn(rank: int) -> Any:
@@ -296,7 +294,7 @@ def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> N
     job(2, fn, codec="topk:0.3", store=True)
 
 
-def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> None:
+def test_half_types_later_groups_buffers_and_the_last_mean() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -326,7 +324,7 @@ def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> 
     job(2, fn)
 
 
-def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while() -> None:
+def test_frozen_parameters_are_left_alone() -> None:
     """All are of one shape, so that what is kept of one would fit another. What has not been
     trained yet has other values on each rank with the codec.
     """
@@ -393,7 +391,7 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
 
 
 @pytest.mark.parametrize("strategy", ["adasum", "local_sgd:1", "gossip:complete", "ps"])
-def test_what_is_frozen_between_backward_and_step_takes_part_in_that_step(strategy: str) -> None:
+def test_freezing_between_backward_and_step_is_later(strategy: str) -> None:
     """Its step was of this rank's gradient alone, and no exchange came later: ranks had other
     weights for good.
     """
@@ -416,9 +414,7 @@ def test_what_is_frozen_between_backward_and_step_takes_part_in_that_step(strate
     assert job(2, fn, store=True) == [pytest.approx([0.7] * 2, abs=1e-6)] * 2
 
 
-def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freeze_others_are_told() -> (
-    None
-):
+def test_parameters_frozen_before_an_exchange_take_part() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -609,9 +605,7 @@ def test_an_epoch_that_ends_with_an_exchange_has_no_other_one() -> None:
     job(2, fn)
 
 
-def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchronous_ones_their_model() -> (
-    None
-):
+def test_parameter_servers_follow_their_model() -> None:
     """Two ranks that take turns, with an optimizer of their own each."""
 
     def fn(rank: int) -> list[Any]:
@@ -684,7 +678,7 @@ def test_gossip_in_the_background_keeps_what_all_have_learned() -> None:
     job(3, fn, store=True)
 
 
-def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_other() -> None:
+def test_mixed_weights_gradients_and_adasum_are_an_error() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -704,7 +698,7 @@ def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_othe
         job(len(kinds), fn)
 
 
-def test_weights_that_are_broadcast_in_the_middle_are_where_a_strategy_begins_anew() -> None:
+def test_a_broadcast_restarts_the_strategy() -> None:
     """It took the difference for a way that a rank has gone, and went back or twice as far."""
     chosen = [
         ("diloco:2", ""),
@@ -749,7 +743,7 @@ def test_weights_that_are_broadcast_in_the_middle_are_where_a_strategy_begins_an
     job(2, fn, store=True, servers=1)
 
 
-def test_what_was_not_pushed_waits_where_others_are_frozen_and_comes_with_the_average() -> None:
+def test_unpushed_changes_wait_while_others_are_frozen() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -774,9 +768,7 @@ def test_what_was_not_pushed_waits_where_others_are_frozen_and_comes_with_the_av
     job(2, fn, store=True, servers=1)
 
 
-def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it_waited_for() -> (
-    None
-):
+def test_parameters_frozen_at_resume_take_part_once() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -810,9 +802,7 @@ def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it
         ("local_sgd:2", "bf16"),
     ],
 )
-def test_what_is_kept_of_a_parameter_stays_its_own_where_others_come_in_its_place(
-    strategy: str, codec: str
-) -> None:
+def test_slots_stay_with_their_parameter(strategy: str, codec: str) -> None:
     """A new head, or another order in a group."""
 
     def fn(rank: int) -> None:

@@ -25,7 +25,7 @@ from tests.pool import threads
 SHAPES = [(3, 4), (), (0,), (5,)]
 
 
-def test_any_order_of_events_keeps_the_sum_of_what_ranks_have_learned() -> None:
+def test_any_order_of_events_keeps_the_sum() -> None:
     for seed in range(300):
         random = Random(seed)
         n = random.randint(2, 5)
@@ -56,7 +56,7 @@ def test_any_order_of_events_keeps_the_sum_of_what_ranks_have_learned() -> None:
         assert held == pytest.approx(wanted), seed
 
 
-def test_averages_come_to_one_mind_and_types_statistics_and_damping_go_along() -> None:
+def test_averages_converge_with_statistics_and_damping() -> None:
     def one(rank: int) -> SharedWeights:
         first = [
             np.full((2, 3), rank, dtype="f4"),
@@ -127,7 +127,7 @@ def run(n: int, fn: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
-def test_ranks_that_all_ask_at_once_keep_the_sum_and_come_to_one_mind(tls: bool) -> None:
+def test_ranks_that_ask_at_once_keep_the_sum(tls: bool) -> None:
     with serving(4, tls) as ranks:
         groups = [
             ranks.group(rank, [np.full(shape, float(rank)) for shape in SHAPES])
@@ -198,7 +198,7 @@ def test_a_partner_that_hangs_up_on_its_caller_is_called_again(
             groups[0].take([np.zeros(2)])
 
 
-def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is_told(
+def test_silent_partners_are_left_alone_and_other_models_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with serving(3) as ranks:

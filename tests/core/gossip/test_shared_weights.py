@@ -7,7 +7,7 @@ import numpy as np
 from farandole.core.gossip.shared_weights import SharedWeights
 
 
-def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
+def test_an_average_before_a_correction_counts_later() -> None:
     """Ranks agree on a mean; one of them goes on, and averages with this one before it has the
     mean.
     """
@@ -28,7 +28,7 @@ def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
         assert shared.take([np.zeros(2), changes[1]]) == 0
 
 
-def test_statistics_that_a_rank_was_given_otherwise_change_by_what_it_does() -> None:
+def test_corrected_statistics_change_by_own_steps() -> None:
     shared = SharedWeights([np.zeros(1), np.array([2.0])], statistics=1)
     shared.move([np.array([0.0, -0.5])])  # another rank's average
     shared.correct([np.zeros(1)], [np.array([1.0])])  # what all ranks have

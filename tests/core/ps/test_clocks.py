@@ -16,7 +16,7 @@ from farandole.core.ps.layout import PIECE, spread
 from farandole.errors import WireError
 
 
-def test_nobody_is_more_than_the_bound_ahead_in_a_thousand_random_schedules() -> None:
+def test_no_rank_is_ahead_by_more_than_the_bound() -> None:
     for seed in range(1000):
         chance = random.Random(seed)
         ranks, bound, steps = chance.randint(2, 6), chance.randint(0, 4), 12
@@ -44,7 +44,7 @@ def synchronous(backup: int) -> Clocks:
     return Clocks(range(3), Rule(sync=True, backup=backup))
 
 
-def test_a_step_waits_for_all_but_the_backups_and_drops_what_comes_later() -> None:
+def test_a_step_waits_for_all_but_the_backups() -> None:
     clocks = synchronous(backup=1)
     assert clocks.push(2, 1, 0) == PushDecision(Fate.COLLECT)
     assert not clocks.ready(2)
@@ -86,9 +86,7 @@ def test_ranks_that_join_or_leave_do_not_hold_the_others() -> None:
         (Rule(), 0),
     ],
 )
-def test_a_rank_that_goes_on_where_another_has_moved_after_fewer_pushes_strays(
-    rule: Rule, shows: int
-) -> None:
+def test_a_rank_strays_that_another_has_moved_before(rule: Rule, shows: int) -> None:
     """``shows``: after so many pushes more; 0: only when it is late, or when all flush."""
     clocks = Clocks(range(2), rule)
     for rank in range(2):
@@ -105,7 +103,7 @@ def test_a_rank_that_goes_on_where_another_has_moved_after_fewer_pushes_strays(
     assert clocks.stray() == (0, 1)
 
 
-def test_ranks_that_move_after_a_flush_may_have_taken_fewer_steps() -> None:
+def test_ranks_may_move_after_a_flush_with_fewer_steps() -> None:
     clocks = synchronous(backup=0)
     for rank in range(3):
         clocks.push(rank, 1, 0)
@@ -149,7 +147,7 @@ def test_what_is_no_rule(told: Any) -> None:
         Rule.of(told if told else 7)
 
 
-def test_staleness_is_what_others_have_done_since_the_pull_and_scales_when_asked() -> None:
+def test_staleness_counts_updates_since_the_pull() -> None:
     for damp, end in ((False, 8.0), (True, 7.0)):
         centre = Centre(Clocks(range(3), Rule(damp=damp)), [np.zeros(2)])
         seen = [
@@ -160,7 +158,7 @@ def test_staleness_is_what_others_have_done_since_the_pull_and_scales_when_asked
         assert centre.values[0].tolist() == [end] * 2  # 2 + 2 + 2 / 2 + 2
 
 
-def test_a_synchronous_step_is_the_mean_of_those_that_came_and_statistics_too() -> None:
+def test_a_synchronous_step_is_the_mean_of_pushes_and_statistics() -> None:
     centre = Centre(
         Clocks(range(3), Rule(sync=True, backup=1)), [np.zeros(1), np.full(1, 9.0)], statistics=1
     )
@@ -220,7 +218,7 @@ def test_tensors_are_spread_by_size_and_large_ones_in_pieces() -> None:
         assert (places[-1][1] if places else 0) == size
 
 
-def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> None:
+def test_a_replica_takes_over_at_any_point() -> None:
     """The primary tells the replica of an event, does it, and answers: killed before, between, and
     after.
     """
@@ -252,7 +250,7 @@ def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> N
 
 
 @pytest.mark.parametrize("optimizer", ["add", "momentum", "adagrad", "adam"])
-def test_ways_outside_of_the_steps_are_added_and_are_no_step_of_the_servers_optimizer(
+def test_flushes_are_added_and_are_no_optimizer_step(
     optimizer: str,
 ) -> None:
     """``average_weights``, before each evaluation: the centre stays where it is if no rank has gone

@@ -74,7 +74,7 @@ def kept(by: PushCodec, place: int) -> Any:
     return np.concatenate([np.zeros(0), *found])
 
 
-def test_synchronous_ranks_are_their_model_also_when_a_primary_dies() -> None:
+def test_ranks_follow_their_model_when_a_primary_dies() -> None:
     """The replica has what the primary made of the pushes, and each rank what it has not sent; a
     flush brings that.
     """
@@ -163,7 +163,7 @@ def interrupted(*args: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(
+def test_an_interrupted_late_push_is_late_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the codec left of it would be all that the rank had left of its changes, which nobody
@@ -233,7 +233,7 @@ def test_what_servers_cannot_unpack() -> None:
         CentreGroup({**held, "codec": ""}).payloads([16])
 
 
-def test_pieces_of_a_matrix_are_matrices_where_they_have_whole_rows() -> None:
+def test_pieces_with_whole_rows_are_matrices() -> None:
     assert shape_of(Piece(0, 0, 12), (3, 2, 2)) == (3, 4)
     assert shape_of(Piece(0, 4, 12), (3, 2, 2)) == (2, 4)
     assert shape_of(Piece(0, 4, 10), (3, 2, 2)) == (6,)

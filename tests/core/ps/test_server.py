@@ -112,7 +112,7 @@ def trained(
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
-def test_synchronous_ranks_have_the_same_centre_and_asynchronous_ones_all_that_was_pushed(
+def test_centres_of_synchronous_and_asynchronous_ranks(
     tls: bool,
 ) -> None:
     with serving(count=2, tls=tls) as ranks:
@@ -225,7 +225,7 @@ def trained_until_lost(centre: CentreClient, anchors: list[Any]) -> None:
         centre.push(anchors, [np.ones(1)])
 
 
-def test_a_rank_that_is_lost_ends_the_wait_of_the_others_and_one_that_left_does_not(
+def test_a_lost_rank_ends_the_wait_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "GRACE", 0.0)
@@ -268,7 +268,7 @@ def test_ranks_that_never_came_and_have_left_are_let_go(monkeypatch: pytest.Monk
         client.close()
 
 
-def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(
+def test_a_flush_waits_for_answers_that_are_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 0 flushes while rank 1 is about to get the answer to its push of the same step."""
@@ -297,9 +297,7 @@ def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(
 
 
 @pytest.mark.parametrize("heard", [0, 1, 2], ids=["no answer", "one", "one, and half of the other"])
-def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_no_other(
-    heard: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_push_counts_once(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "GRACE", 30.0)
     calls: list[str] = []
     name, last = [("receive", 1), ("receive", 2), ("receive_into", 2)][heard]
@@ -331,7 +329,7 @@ def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_n
             servers.close()
 
 
-def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(
+def test_a_flush_after_an_interrupted_push_blocks_no_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "GRACE", 30.0)
@@ -369,7 +367,7 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(
         first.close()
 
 
-def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
+def test_a_late_answer_to_bye_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "GRACE", 0.0)
@@ -392,7 +390,7 @@ def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
         other.close()
 
 
-def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follow(
+def test_all_ranks_follow_one_to_the_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "GRACE", 30.0)
@@ -414,7 +412,7 @@ def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follo
         assert ranks.servers[0][1]._promoted
 
 
-def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_waits(
+def test_the_replica_replaces_a_stopped_primary_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_module, "SILENCE", 0.05)
@@ -459,7 +457,7 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         servers.close()
 
 
-def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(
+def test_a_stopped_replica_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replicas_module, "ANSWER", 0.1)
@@ -477,7 +475,7 @@ def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(
         servers.close()
 
 
-def test_a_rank_that_has_ended_is_let_go_however_busy_other_groups_are(
+def test_an_ended_rank_is_let_go_while_others_are_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "LOOK", 0.1)

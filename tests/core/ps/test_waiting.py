@@ -21,7 +21,7 @@ from tests.core.ps.test_server import group_of, serving
 
 
 @pytest.mark.parametrize("where", ["answer", "sending", "receiving"])
-def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_end(
+def test_a_stopped_server_without_replica_is_lost_in_the_end(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it answers, in the middle of arrays that it gets, and of those that it sends."""
@@ -176,7 +176,7 @@ def test_a_rank_that_alone_has_other_weights_is_told_on_all(
             ), text
 
 
-def test_who_pushes_where_another_has_other_weights_for_long_is_told() -> None:
+def test_pushing_to_an_abandoned_centre_is_an_error() -> None:
     """Nobody waits there, and ranks need not take as many steps."""
     with serving() as ranks:
         (server,) = ranks.servers[0]
@@ -207,7 +207,7 @@ def test_who_pushes_where_another_has_other_weights_for_long_is_told() -> None:
         ranks.run(2, fn)
 
 
-def test_a_rank_that_alone_has_begun_another_centre_is_told_why_nobody_comes(
+def test_a_rank_alone_at_a_new_centre_is_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with impatient(monkeypatch) as (ranks, told):

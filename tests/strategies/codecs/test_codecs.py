@@ -135,9 +135,7 @@ def flat(rank: int, number: int) -> Values:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), [("fp16", DType.FLOAT16), ("bf16", DType.BFLOAT16)])
-def test_halves_are_rounded_once_on_the_way_there_and_once_on_the_way_back(
-    spec: str, dtype: DType
-) -> None:
+def test_halves_are_rounded_once_each_way(spec: str, dtype: DType) -> None:
     (got,) = sums(spec, flat, steps=1)
     want = reduced([stored(flat(rank, 0), dtype) for rank in range(3)], dtype, ReduceOp.SUM)
     assert stored(got, dtype).tobytes() == want.tobytes()
@@ -206,7 +204,7 @@ def test_sign_is_the_vote_of_the_majority(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int) -> None:
+def test_sign_with_momentum_votes_by_the_momentum(size: int) -> None:
     """Tensors travel with others than before; some ranks lack one, which counts as zeros, or all,
     and it stays.
     """
@@ -253,7 +251,7 @@ def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int
             ), number
 
 
-def test_momentum_of_what_has_no_gradient_any_more_comes_to_an_end() -> None:
+def test_momentum_without_gradients_comes_to_an_end() -> None:
     """0.9 times the smallest numbers is themselves, rounded."""
     got = sums(
         "sign:0.9", lambda rank, number: np.full(8, 1.0 if number == 0 else 0.0), size=2, steps=900
@@ -286,7 +284,7 @@ def test_sparse_ones_send_what_is_large_and_add_up_the_rest(spec: str, length: i
         assert np.array_equal(got, want)
 
 
-def test_randomk_sends_other_numbers_in_each_step_and_each_of_them_at_some_time() -> None:
+def test_randomk_sends_each_number_at_some_time() -> None:
     residual, seen = np.zeros((3, LENGTH), np.float32), np.zeros(LENGTH, int)
     for number, got in enumerate(
         sums("randomk:0.1", lambda rank, number: flat(rank, number) + 1, steps=80)
@@ -316,7 +314,7 @@ def matrices(spec: str, given: Callable[[int, int], Values], steps: int) -> list
     return found
 
 
-def test_powersgd_sends_a_projection_and_all_of_a_matrix_of_its_rank() -> None:
+def test_powersgd_sends_all_of_a_matrix_of_its_rank() -> None:
     rng = np.random.default_rng(1)
     left, right = rng.standard_normal((40, 2)), rng.standard_normal((2, 50))
     wanted = [rank * left @ right for rank in (0, 1, 2)]
@@ -395,7 +393,7 @@ class Equal:
     spec = "equal"
 
 
-def test_optimizers_take_turns_with_one_object_not_with_equal_ones() -> None:
+def test_optimizers_cannot_take_turns_with_one_codec() -> None:
     one, other, mine, theirs = Equal(), Equal(), object(), object()
     for _ in range(2):
         claim(one, mine, ["w"])  # type: ignore[arg-type]

@@ -160,7 +160,7 @@ def test_pairs_of_every_graph_come_to_one_mind(graph: str, n: int) -> None:
     assert abs(values.mean() - mean) < 1e-9
 
 
-def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew() -> None:
+def test_ranks_end_and_join_when_they_like() -> None:
     """What all have learned is in the mean, whoever averaged with whom."""
 
     def fn(rank: int) -> None:
@@ -206,7 +206,7 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
     job(4, fn, store=True, dynamic_process_sets=True)
 
 
-def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
+def test_averages_stay_where_weights_are_added() -> None:
     """One rank has gone on from an average, and the other one has not, when another weight
     comes.
     """

@@ -108,7 +108,7 @@ def test_gossip_with_a_codec_is_its_model(n: int) -> None:
 
 
 @pytest.mark.parametrize("graph", ["ring", "exponential"])
-def test_the_mean_stays_and_ranks_come_to_one_mind_with_each_codec(graph: str) -> None:
+def test_ranks_reach_the_mean_with_each_codec(graph: str) -> None:
     def fn(rank: int) -> list[Any]:
         found = []
         for spec in CODECS:
@@ -220,7 +220,7 @@ def test_ranks_recover_from_a_weight_that_is_not_finite(wrong: float) -> None:
         )
 
 
-def test_after_average_weights_ranks_do_not_come_apart_by_old_copies() -> None:
+def test_old_copies_do_not_undo_an_average() -> None:
     def fn(rank: int) -> Any:
         weights = [np.random.default_rng(rank).standard_normal(30)]
         exchange = WeightExchange("test", GradientOptions(codec="topk:0.1"), Gossip("ring"))
@@ -252,7 +252,7 @@ def test_an_average_leaves_slots_of_a_strategy_alone() -> None:
     assert job(2, fn) == [[0.0] * 2] * 2
 
 
-def test_copies_are_of_shapes_too_and_bytes_of_whole_ones_are_counted() -> None:
+def test_copies_of_other_shapes_travel_whole_and_count() -> None:
     """Weights that are added may be as many bytes as none, and others the same bytes."""
 
     def fn(rank: int) -> None:
@@ -296,7 +296,7 @@ def test_a_message_that_was_lost_is_sent_anew() -> None:
 
 
 @pytest.mark.parametrize("codec", ["", "int8"])
-def test_ranks_that_go_on_with_other_weights_of_the_same_size_are_told(codec: str) -> None:
+def test_other_weights_of_the_same_size_are_an_error(codec: str) -> None:
     """Each has frozen one: they would average what is left of one with what is left of the
     other.
     """

@@ -138,7 +138,7 @@ def test_every_mode_is_its_model(n: int) -> None:
                     )
 
 
-def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() -> None:
+def test_a_codec_compresses_changes_since_the_last_exchange() -> None:
     """What it leaves out comes later; ranks hold the same bits; one that begins with other weights
     is brought in.
     """
@@ -165,7 +165,7 @@ def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() ->
                 np.testing.assert_allclose(one, best, atol=0.05, err_msg=codec)
 
 
-def test_ranks_that_begin_anew_with_other_weights_are_brought_together_again() -> None:
+def test_ranks_that_restart_apart_come_together_again() -> None:
     def fn(rank: int) -> list[Any]:
         kept = StatefulExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
         for begin in (1.0, 7.0 * rank):  # the second time each has a state of its own
@@ -198,7 +198,7 @@ def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
     assert all(weights[0].tobytes() == ends[0][0].tobytes() for weights in ends)
 
 
-def test_a_codec_compresses_how_far_ranks_are_from_the_centre_that_they_make() -> None:
+def test_a_codec_compresses_distances_from_the_centre() -> None:
     """Centres are the same bits on all ranks, also after one has joined; what is left out comes
     later.
     """
@@ -234,7 +234,7 @@ def test_a_codec_compresses_how_far_ranks_are_from_the_centre_that_they_make() -
                 np.testing.assert_allclose(weight, best, atol=0.15, err_msg=codec)
 
 
-def test_what_a_codec_leaves_out_of_a_distance_does_not_count_twice() -> None:
+def test_the_rest_of_a_distance_does_not_count_twice() -> None:
     """It is in the next distance, too: a centre that got the sum would run away from all ranks."""
 
     def fn(rank: int) -> float:
@@ -251,7 +251,7 @@ def test_what_a_codec_leaves_out_of_a_distance_does_not_count_twice() -> None:
     assert max(job(2, fn)) <= 1.0
 
 
-def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> None:
+def test_a_rank_without_data_exchanges_in_the_next_epoch() -> None:
     def fn(rank: int) -> None:
         weights = [np.full(2, float(rank))]
         exchange = WeightExchange("test", GradientOptions(), LocalSGD(1))
@@ -363,7 +363,7 @@ def test_gossip_keeps_the_mean_and_comes_to_one_mind(graph: str, n: int) -> None
     assert np.ptp(weights) < 1e-3
 
 
-def test_after_as_many_turns_as_two_to_the_number_of_ranks_all_have_the_mean() -> None:
+def test_the_exponential_graph_has_the_mean_after_one_pass() -> None:
     weights = [np.array([float(rank)]) for rank in range(8)]
     for turn in range(3):
         sources = {GRAPHS["exponential"](rank, 8, turn)[0]: rank for rank in range(8)}
@@ -441,7 +441,7 @@ def test_options_that_make_no_sense(wrong: Any) -> None:
         wrong()
 
 
-def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
+def test_other_strategies_and_weights_are_errors_on_all_ranks() -> None:
     def fn(rank: int) -> None:
         for mine, text in [
             (
@@ -460,7 +460,7 @@ def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
     job(2, fn)
 
 
-def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
+def test_slots_begin_with_new_weights_and_are_of_one_model() -> None:
     one, two = np.ones(3, np.float32), np.full(2, 7, np.float32)
     kept = StatefulExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
     kept.begin([one], lambda weight: weight)

@@ -192,7 +192,7 @@ def test_synchronous_ranks_step_together_also_after_a_join() -> None:
     job(3, fn, store=True)
 
 
-def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() -> None:
+def test_statistics_of_stopped_ranks_do_not_come_back() -> None:
     """They go with the weights: rank 2 has the last ones, and what nobody has pushed of them counts
     like its weights. A rank that stopped has old ones, which were in the centre once already.
     """
@@ -226,7 +226,7 @@ def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() 
     job(3, fn, store=True, servers=2)
 
 
-def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
+def test_process_sets_have_a_centre_each() -> None:
     def fn(rank: int) -> None:
         from farandole.job import context
 
@@ -354,7 +354,7 @@ def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
     job(2, fn, store=True)
 
 
-def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> None:
+def test_leaving_while_handling_an_exception_is_no_failure() -> None:
     def fn(rank: int) -> None:
         from farandole.job import context
         from farandole.job.context import parameter_servers
@@ -463,9 +463,7 @@ def _train(rank: int) -> None:
     exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
 
 
-def test_a_set_without_rank_0_in_a_job_without_a_driver_is_told_who_would_start_the_servers() -> (
-    None
-):
+def test_without_rank_0_and_driver_no_servers_start() -> None:
     def fn(rank: int) -> None:
         from farandole.errors import RendezvousError
         from farandole.job import context
