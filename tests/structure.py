@@ -7,6 +7,7 @@ attributes, long parameter lists. What breaks one is divided by subject, not squ
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ CLASS_ATTRIBUTES = 20
 PARAMETERS = 8
 COLUMNS = 100
 TEST_NAME = 60  # characters
+WORDS = 3  # in a row, of a message that a test pins
 
 
 class Broken(NamedTuple):
@@ -214,6 +216,11 @@ def test_the_limits_see_what_breaks_them() -> None:
     body = "; ".join(f"self.a{number} = 0" for number in range(CLASS_ATTRIBUTES + 1))
     many = ast.parse(f"class C:\n    def f(self): {body}")
     assert crowded_classes(many) == [Broken("C", CLASS_ATTRIBUTES + 1)]
+    assert words("rank 1 has not reached the end") == 5
+    assert words("rank 1, x.weight, --codec=int8, of shape (3,)") == 2
+    assert [text for _, text in pinned(ast.parse("assert 'no such file' in text"))] == [
+        "no such file"
+    ]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [frozenset("abc")]
 
 
@@ -226,6 +233,48 @@ def test_names_of_tests_are_short() -> None:
         if name.rpartition(".")[2].startswith("test_") and len(name.rpartition(".")[2]) > TEST_NAME
     ]
     assert long == []
+
+
+def pinned(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Texts that a test expects in a message: of ``match=``, and of ``assert "..." in text``."""
+
+    def text(node: ast.expr) -> Iterator[tuple[int, str]]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [each.value if isinstance(each, ast.Constant) else "{}" for each in node.values]
+            yield node.lineno, "".join(map(str, parts))
+
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg == "match":
+                    yield from text(keyword.value)
+            if isinstance(node.func, ast.Name) and node.func.id in ("mentioning", "mentions"):
+                for argument in node.args:
+                    yield from text(argument)
+        elif isinstance(node, ast.Assert):
+            for each in ast.walk(node.test):
+                if isinstance(each, ast.Compare) and isinstance(each.ops[0], (ast.In, ast.NotIn)):
+                    yield from text(each.left)
+
+
+def words(text: str) -> int:
+    """The most ordinary lower-case words in a row. Names and values have capitals, signs, digits."""
+    runs = re.findall(r"(?<![\w.=/'-])[a-z]+(?: [a-z]+)*(?![\w(=/_])", text)
+    return max((len(run.split()) for run in runs), default=0)
+
+
+def test_tests_pin_values_and_no_sentences() -> None:
+    """The English of a message may be edited: ``tests/kits/messages.py`` pins its values."""
+    sentences = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sources()
+        if path.is_relative_to(ROOT / "tests")
+        for line, text in pinned(tree(path))
+        if words(text) > WORDS
+    ]
+    assert sentences == []
 
 
 def test_every_file_of_the_package_was_looked_at() -> None:

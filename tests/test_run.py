@@ -7,7 +7,6 @@ import contextlib
 import io
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 import farandole
 from farandole.errors import JobFailedError, SettingsError
 from tests.job.launch.tools import LIMIT, Marked, marked, read_pids, wait_until
+from tests.kits.messages import mentioning, mentions
 from tests.kits.opened import opened
 
 pytestmark = pytest.mark.slow
@@ -204,10 +204,7 @@ if __name__ == "__main__":
         assert farandole.run(leave, (True,)) == [5]
         assert capfd.readouterr().err == ""
         assert farandole.run(leave, (False,)) == [5]
-        assert (
-            "waits for the end of what it has started: heartbeat. Have it end"
-            in capfd.readouterr().err
-        )
+        assert mentions(capfd.readouterr().err, "heartbeat")
 
     def test_a_job_inside_a_job(self) -> None:
         def outer() -> list[Any]:
@@ -239,7 +236,7 @@ class TestRunner:
         assert farandole.Runner(np=2).run(lambda scale: (whoami(), scale), scale=3) == ((0, 2), 3)
 
     def test_checks_np_at_once(self) -> None:
-        with pytest.raises(SettingsError, match="np=-1 must be >= 1"):
+        with pytest.raises(SettingsError, match=mentioning("np=-1")):
             farandole.Runner(np=-1)
 
 
@@ -251,9 +248,7 @@ class TestFailures:
                 raise ValueError("boom")
             time.sleep(1000)
 
-        with pytest.raises(
-            JobFailedError, match=r"(?s)^Rank 1 on localhost failed: ValueError: boom"
-        ) as caught:
+        with pytest.raises(JobFailedError, match=mentioning("Rank 1", "ValueError")) as caught:
             farandole.run(fail, np=2)
         error = caught.value
         assert (error.rank, error.host, error.exit_code) == (1, "localhost", 1)
@@ -264,16 +259,16 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("fail", "code", "text"),
         [
-            (lambda: sys.exit(4), 4, "exited with code 4"),
-            (lambda: os._exit(5), 5, "exited with code 5"),
-            (lambda: os._exit(0), 1, "exited with code 0 before its function returned"),
-            (lambda: os.kill(os.getpid(), 9), 137, "killed, perhaps by the out-of-memory killer"),
+            (lambda: sys.exit(4), 4, "code 4"),
+            (lambda: os._exit(5), 5, "code 5"),
+            (lambda: os._exit(0), 1, ("code 0", "function")),
+            (lambda: os.kill(os.getpid(), 9), 137, "out-of-memory"),
             (lambda: os.abort(), 134, "SIGABRT"),
         ],
         ids=["sys.exit", "os._exit", "os._exit(0)", "kill", "abort"],
     )
-    def test_other_ends(self, fail: Any, code: int, text: str) -> None:
-        with pytest.raises(JobFailedError, match=re.escape(text)) as caught:
+    def test_other_ends(self, fail: Any, code: int, text: str | tuple[str, ...]) -> None:
+        with pytest.raises(JobFailedError, match=mentioning(text)) as caught:
             farandole.run(fail, np=2)
         assert caught.value.exit_code == code
 
@@ -283,12 +278,12 @@ class TestFailures:
             farandole.run(lambda: lock.acquire(), np=2)
         text = str(caught.value)
         assert "<lambda>" in text
-        assert "variable 'lock' is a _thread.lock, which cannot be pickled" in text
-        assert "the function uses it from outside. Create it inside the function" in text
+        assert mentions(text, "'lock'", "_thread.lock")
+        assert mentions(text, "function")
         assert caught.value.__suppress_context__
         with pytest.raises(
             SettingsError,
-            match=r"'lock.acquire' cannot be sent to the ranks: it cannot be pickled \(",
+            match=mentioning("'lock.acquire'", "pickled"),
         ):
             farandole.run(lock.acquire, np=2)
         assert len(caught.traceback) == 2, "the test's frame and one of ours"
@@ -300,14 +295,12 @@ class TestFailures:
 
         with pytest.raises(
             SettingsError,
-            match=r"the argument 0 \(there: layers\[1\]\['lock'\]\) is a _thread.lock",
+            match=mentioning("0", "[1]", "'lock'", "_thread.lock"),
         ):
             farandole.run(print, (Model(),))
 
     def test_a_result_that_cannot_be_pickled(self) -> None:
-        with pytest.raises(
-            JobFailedError, match=r"the result of .* its \['x'\]\[0\] is a generator"
-        ) as caught:
+        with pytest.raises(JobFailedError, match=mentioning("'x'", "[0]")) as caught:
             farandole.run(lambda: {"x": [(i for i in range(3))]}, np=2)
         assert str(caught.value).startswith("Rank ")
 
@@ -319,9 +312,7 @@ class TestFailures:
 
             return Odd()
 
-        with pytest.raises(
-            JobFailedError, match=r"the result of rank 0 .* cannot be read here: ValueError"
-        ):
+        with pytest.raises(JobFailedError, match=mentioning("rank 0", "ValueError")):
             farandole.run(make)
 
     def test_a_module_that_the_ranks_do_not_have(self, tmp_path: Path) -> None:
@@ -331,7 +322,7 @@ class TestFailures:
             import passing  # type: ignore[import-not-found]
 
             (tmp_path / "passing.py").unlink()
-            with pytest.raises(JobFailedError, match="No module named 'passing'"):
+            with pytest.raises(JobFailedError, match=mentioning("'passing'", "module")):
                 farandole.run(passing.f)
         finally:
             sys.path.remove(str(tmp_path))
@@ -345,9 +336,7 @@ class TestFailures:
                 time.sleep(1000)
             context.init()
 
-        with pytest.raises(
-            JobFailedError, match=r"^Rank 1 did not reach init\(\) within 2 s"
-        ) as caught:
+        with pytest.raises(JobFailedError, match=mentioning("Rank 1", "init()", "2 s")) as caught:
             farandole.run(work, np=2, start_timeout=2.0)
         assert caught.value.rank == 1
 
@@ -387,55 +376,55 @@ class TestFailures:
 class TestWrongCalls:
     @pytest.mark.parametrize("np", [0, -2, "2", None, 1.5, True])
     def test_np(self, np: Any) -> None:
-        with pytest.raises(SettingsError, match="must be"):
+        with pytest.raises(SettingsError, match=mentioning("must")):
             farandole.run(whoami, np=np)
 
     @pytest.mark.parametrize(
         ("call", "text"),
         [
-            (lambda: farandole.run(5), "must be a function"),
+            (lambda: farandole.run(5), "function"),
             (
                 lambda: farandole.run(whoami, "ab"),
-                "must be a tuple or list of arguments; for one argument",
+                ("tuple", "arguments"),
             ),
             (
                 lambda: farandole.run(whoami, 2),
-                r"for one argument: args=\(x,\); for processes: np=2",
+                ("args=(x,)", "np=2"),
             ),
-            (lambda: farandole.run(whoami, (), [1]), "must be a dict"),
-            (lambda: farandole.run(whoami, env={"X": 1}), r"env\['X'\]=1 must be text"),
-            (lambda: farandole.run(whoami, env={"X=Y": "1"}), "cannot be an environment variable"),
+            (lambda: farandole.run(whoami, (), [1]), "dict"),
+            (lambda: farandole.run(whoami, env={"X": 1}), ("'X'", "1", "text")),
+            (lambda: farandole.run(whoami, env={"X=Y": "1"}), "variable"),
             (
                 lambda: farandole.run(whoami, cycle_tme=1.0),
-                "no setting 'cycle_tme'; did you mean 'cycle_time'?",
+                ("'cycle_tme'", "setting"),
             ),
             (
                 lambda: farandole.run(whoami, cycle_time="1"),
-                "cycle_time='1' is a str; it must be of type float",
+                ("cycle_time='1'", "type"),
             ),
-            (lambda: farandole.run(whoami, cache_capacity=-1), "must be >= 0"),
+            (lambda: farandole.run(whoami, cache_capacity=-1), ">= 0"),
             (
                 lambda: farandole.run(whoami, rank=1),
-                "no setting 'rank' .* what the function takes goes into args=",
+                ("'rank'", "setting"),
             ),
             (
                 lambda: farandole.run(whoami, env={"HOROVOD_CYCLE_TIME": "x"}),
-                "HOROVOD_CYCLE_TIME='x' cannot be read",
+                "HOROVOD_CYCLE_TIME='x'",
             ),
             (
                 lambda: farandole.run(whoami, launcher="locl"),
-                "no launcher 'locl' .*did you mean 'local'?",
+                ("'locl'", "launcher"),
             ),
             (lambda: farandole.run(whoami, hosts="a"), "Invalid host input"),
-            (lambda: farandole.run(whoami, hosts="a:1", np=2), "Requested more processes"),
+            (lambda: farandole.run(whoami, hosts="a:1", np=2), "processes"),
             (
                 lambda: farandole.run(whoami, hosts="elsewhere:1", launcher="local"),
-                "on this machine only",
+                "this machine",
             ),
         ],
     )
-    def test_others(self, call: Any, text: str) -> None:
-        with pytest.raises(SettingsError, match=text):
+    def test_others(self, call: Any, text: str | tuple[str, ...]) -> None:
+        with pytest.raises(SettingsError, match=mentioning(text)):
             call()
 
 
@@ -492,9 +481,7 @@ def catches_all(victim: int) -> None:
 @pytest.mark.usefixtures("jobs")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> None:
-    with pytest.raises(
-        JobFailedError, match=r"ValueError: boom\nRank \d had lost another rank"
-    ) as caught:
+    with pytest.raises(JobFailedError, match=mentioning("ValueError: boom", "lost")) as caught:
         farandole.run(catches_all, (victim,), np=2)
     assert caught.value.rank == victim
 
@@ -519,7 +506,7 @@ def makes_another_error() -> None:
 
 @pytest.mark.usefixtures("jobs")
 def test_a_rank_that_makes_another_error_of_what_it_caught_is_not_blamed() -> None:
-    with pytest.raises(JobFailedError, match="Rank 1 on localhost exited with code 3") as caught:
+    with pytest.raises(JobFailedError, match=mentioning("Rank 1", "code 3")) as caught:
         farandole.run(makes_another_error, np=2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 3)
 
@@ -527,7 +514,7 @@ def test_a_rank_that_makes_another_error_of_what_it_caught_is_not_blamed() -> No
 @pytest.mark.usefixtures("jobs")
 def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2"
+        JobFailedError, match=mentioning("Rank 1", "code 0", "ranks 0, 2")
     ) as caught:
         farandole.run(allreduce_for_ever, (1, "return"), np=3)
     assert caught.value.exit_code == 1

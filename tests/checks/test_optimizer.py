@@ -21,6 +21,7 @@ from farandole.checks.optimizer import (
     NonFiniteCheck,
 )
 from farandole.checks.unwrapped_optimizer import discarded_results, unwrapped, unwrapped_second
+from tests.kits.messages import mentions
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_a_step_that_makes_weights_nan(
     assert (finding is not None) == found
     if finding is not None:
         assert (finding.code, finding.where) == (NONFINITE_STEP.code, "weight 1")
-        assert "the gradient of 'weight 1' that this rank computed for step 7 is" in finding.text
+        assert mentions(finding.text, "'weight 1'", "step 7")
     assert check.after_step(8) is None  # once
 
 
@@ -57,7 +58,7 @@ def test_an_optimizer_without_gradients() -> None:
     assert steps(check, 4, IDLE_STEPS - 1) == []
     (finding,) = steps(check, 4, 50)
     assert finding.code == NO_GRADIENTS.code
-    assert f"SGD has taken {IDLE_STEPS} steps, and none of its 4 parameters" in finding.text
+    assert mentions(finding.text, "SGD", f"{IDLE_STEPS} steps", "4 parameters")
 
 
 def test_an_optimizer_with_gradients_or_without_parameters() -> None:
@@ -74,7 +75,7 @@ def test_steps_past_the_one_that_exchanges() -> None:
     (finding,) = [each for each in found if each is not None]
     assert found.index(finding) == BYPASSED_STEPS - 1
     assert finding.code == BYPASSED_STEP.code
-    assert "SGD has taken 10 steps with the parameters of the distributed SAM" in finding.text
+    assert mentions(finding.text, "SGD", "10", "SAM")
     assert "op=Adasum exchanges there alone" in finding.text
 
 

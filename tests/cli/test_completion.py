@@ -11,6 +11,7 @@ from farandole.cli import completion
 from farandole.cli.run import parser
 from farandole.job.config import Settings
 from farandole.job.config.fields import settings_of
+from tests.kits.messages import mentions
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -94,7 +95,7 @@ def test_a_script_knows_every_flag_and_value(
     for name in (name for action in parser()._actions for name in action.option_strings):
         assert (completion._spelling(name) if shell == "fish" else name) in text
     assert all(" ".join(setting.choices) in text for setting in settings_of(Settings))
-    assert "auto local ssh spark" in text
+    assert mentions(text, "auto local", "ssh spark")
     if shutil.which(shell):
         done = subprocess.run(
             [shell, "-n"], input=text, capture_output=True, text=True, timeout=100
@@ -104,7 +105,4 @@ def test_a_script_knows_every_flag_and_value(
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "zhs"]) == 2
-    assert (
-        "'zhs' is not known; choose one of bash, zsh, fish; did you mean 'zsh'?"
-        in capsys.readouterr().err
-    )
+    assert mentions(capsys.readouterr().err, "'zhs'", "'zsh'")

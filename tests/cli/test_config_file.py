@@ -8,6 +8,7 @@ import pytest
 from farandole import cli
 from farandole.job.launch import driver
 from farandole.job.launch.job import Job
+from tests.kits.messages import mentions
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
@@ -160,4 +161,4 @@ def test_without_pyyaml(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert run(tmp_path, "np: 2") == 2
-    assert "needs PyYAML, which is not installed: pip install pyyaml" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "PyYAML", "pip install pyyaml")

@@ -11,6 +11,7 @@ import pytest
 from farandole import cli
 from farandole.cli.hosts import rounds, table
 from tests.kits.hosts import Hosts, hosts
+from tests.kits.messages import mentions
 
 FACTS = {
     "hostname": "gpu1.lab",
@@ -74,7 +75,7 @@ def test_names_that_would_change_the_terminal_are_escaped() -> None:
 
 def test_hosts_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["hosts"]) == 2
-    assert "give the hosts by either -H or --hostfile" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--hostfile", "hosts")
 
 
 def command_of(made: Hosts, listed: str) -> tuple[list[str], dict[str, str]]:

@@ -17,6 +17,7 @@ from farandole.job.launch import driver
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.job import Job
 from farandole.job.plugins import registry
+from tests.kits.messages import mentioning, mentions
 
 
 @pytest.fixture
@@ -154,19 +155,13 @@ class TestRun:
         (tmp_path / "tool").touch(0o755)
         monkeypatch.chdir(tmp_path)
         assert cli.main(["run", "-np", "2", sys.executable, "trian.py"]) == 2
-        assert (
-            f"there is no file 'trian.py' in {tmp_path}; did you mean 'train.py'?"
-            in capsys.readouterr().err
-        )
+        assert mentions(capsys.readouterr().err, "'trian.py'", str(tmp_path), "'train.py'")
         assert cli.main(["run", "-np", "2", sys.executable, "src/train.py"]) == 2
-        assert f"there is no file 'src/train.py' in {tmp_path}\n" in capsys.readouterr().err
+        assert f"'src/train.py' in {tmp_path}\n" in capsys.readouterr().err
         assert cli.main(["run", "-np", "2", "tool"]) == 2
-        assert "programs are not looked for in: write ./tool" in capsys.readouterr().err
+        assert mentions(capsys.readouterr().err, "./tool")
         assert cli.main(["run", "-np", "2", "python train.py"]) == 2
-        assert (
-            "a command stands without quotes: farandole run -np N python train.py"
-            in capsys.readouterr().err
-        )
+        assert mentions(capsys.readouterr().err, "train.py", "command")
 
     def test_a_flag_wins_over_the_environment(
         self, started: list[Job], monkeypatch: pytest.MonkeyPatch
@@ -458,10 +453,7 @@ class TestOthers:
 
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
-        assert (
-            "there is no command 'rnu' (commands: run, predict, hosts, env, config, timeline,"
-            " bench, completion); did you mean 'run'?" in capsys.readouterr().err
-        )
+        assert mentions(capsys.readouterr().err, "'rnu'", "'run'")
 
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config"]) == 0
@@ -477,7 +469,7 @@ class TestOthers:
 
     def test_config_takes_no_arguments(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config", "x"]) == 2
-        assert "there is no option 'x'" in capsys.readouterr().err
+        assert mentions(capsys.readouterr().err, "'x'", "option")
 
     def test_bench_passes_its_arguments_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -496,10 +488,7 @@ class TestOthers:
         monkeypatch.setitem(sys.modules, "benchmarks", None)
         monkeypatch.setitem(sys.modules, "benchmarks.__main__", None)
         assert cli.main(["bench"]) == 2
-        assert (
-            "In a clone of the project: pip install -e '.[bench]' && farandole bench"
-            in capsys.readouterr().err
-        )
+        assert mentions(capsys.readouterr().err, "pip install -e", "'.[bench]'")
 
 
 class TestPublicNames:
@@ -510,7 +499,7 @@ class TestPublicNames:
             assert getattr(farandole, name) is not None
 
     def test_others_do_not_exist(self) -> None:
-        with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        with pytest.raises(AttributeError, match=mentioning("'runn'")):
             farandole.runn  # noqa: B018
 
     def test_the_command_line_imports_nothing_heavy(self) -> None:
@@ -562,9 +551,7 @@ class TestRegistry:
         monkeypatch.syspath_prepend(str(tmp_path))
         assert registry.names("launcher")[-2:] == ["mars", "moon"]
         assert registry.load("launcher", "moon").name == "moon"
-        with pytest.raises(
-            SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"
-        ):
+        with pytest.raises(SettingsError, match=mentioning("'mars'", "'no_such'")):
             registry.load("launcher", "mars")
 
 

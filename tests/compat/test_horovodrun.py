@@ -16,6 +16,7 @@ from farandole.job.launch import driver
 from farandole.job.launch.job import Job
 from farandole.job.launch.launchers import mpi
 from tests.compat import tools
+from tests.kits.messages import mentioning, mentions
 
 # Every flag of horovodrun 0.28. A program's command line must go on working.
 FLAGS = """
@@ -211,9 +212,7 @@ def test_mpi_where_there_is_an_mpirun(
         monkeypatch.setattr(mpi, "found", lambda there=there: there)
         assert horovodrun.main(["-np", "2", "--mpi", "true"]) == 0
         assert started[-1].launcher == launcher
-        assert ("--mpi has no effect: there is no mpirun" in capsys.readouterr().err) is (
-            there is None
-        )
+        assert mentions(capsys.readouterr().err, "--mpi", "mpirun") is (there is None)
 
 
 def test_what_has_no_effect_is_said_in_a_line_each(
@@ -297,7 +296,7 @@ def test_a_hostfile_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -
     (tmp_path / "hosts").write_text("one slots=2\ntwo three four\n")
     with pytest.raises(
         SettingsError,
-        match=r"hosts:2: 'two three four' cannot be read; a line is: <host> slots=<n>",
+        match=mentioning("hosts:2", "'two three four'"),
     ):
         horovodrun.job(
             horovodrun.parse_args(["-np", "1", "--hostfile", str(tmp_path / "hosts"), "true"])
@@ -366,7 +365,7 @@ logging: {level: INFO, hide_timestamp: true}
         self.parse(tmp_path, "params: {cycle_tim_ms: 2}\nparam: 3\n")
         said = capsys.readouterr().err
         assert "the configuration file's params.cycle_tim_ms is not known" in said
-        assert "the configuration file's param is not known" in said
+        assert mentions(said, "param", "configuration")
 
     @pytest.mark.parametrize(
         ("content", "says"),
@@ -416,7 +415,7 @@ logging: {level: INFO, hide_timestamp: true}
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "yaml", None)
-        with pytest.raises(SettingsError, match=r"pip install pyyaml$"):
+        with pytest.raises(SettingsError, match=mentioning("pip install pyyaml")):
             self.parse(tmp_path, "")
 
 

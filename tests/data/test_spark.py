@@ -11,31 +11,20 @@ from typing import Any
 import pytest
 
 from farandole.data import from_spark
+from tests.kits.messages import mentioning
 
 
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (
-            [1, 2],
-            (
-                r"this is a list: give spark\.createDataFrame\(it\), or write it to Parquet and use"
-                r" from_parquet"
-            ),
-        ),
-        (None, "this is a NoneType: give spark"),
-        (
-            "a.parquet",
-            (
-                r"this is a str: for files give spark\.read\.parquet\(path\), or use"
-                r" from_parquet\('a\.parquet'\)"
-            ),
-        ),
-        (Path("a"), r"use from_parquet\('a'\)"),
-        (SimpleNamespace(toDF=list), r"this is a types\.SimpleNamespace: give its toDF\(\)"),
-        (SimpleNamespace(to_spark=list), r"give its to_spark\(\)"),
+        ([1, 2], ("list", "spark.createDataFrame(it)", "from_parquet")),
+        (None, ("NoneType", "spark")),
+        ("a.parquet", ("str", "spark.read.parquet(path)", "from_parquet('a.parquet')")),
+        (Path("a"), "from_parquet('a')"),
+        (SimpleNamespace(toDF=list), ("types.SimpleNamespace", "toDF()")),
+        (SimpleNamespace(to_spark=list), "to_spark()"),
     ],
 )
-def test_what_is_no_dataframe_of_spark(frame: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=f"from_spark takes a DataFrame of Spark, and .*{text}"):
+def test_what_is_no_dataframe_of_spark(frame: Any, text: str | tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match=mentioning("from_spark", "DataFrame", text)):
         from_spark(frame)

@@ -12,6 +12,7 @@ from farandole.data import from_parquet
 from farandole.estimators.batches import Batches
 from farandole.estimators.spec import Columns, Reading
 from tests.estimators.tools import table
+from tests.kits.messages import mentions
 
 COLUMNS = Columns(("x",), ("y",))
 
@@ -38,14 +39,11 @@ def test_a_run_goes_on_over_rows_of_another_order(
     list(half)
     moved = batches(tmp_path / "d", group=5, steps=4)
     moved.load(half.state())
-    assert (
-        "the epoch begins anew, some rows of it come twice: the state belongs to another order"
-        in caplog.text
-    )
+    assert mentions(caplog.text, "epoch", "rows")
     assert sum(batch.rows for batch in moved) == 61
     whole = batches(tmp_path / "e")
     whole.load(half.state())
-    assert "some rows of it come twice: train_steps_per_epoch is not given any more" in caplog.text
+    assert mentions(caplog.text, "train_steps_per_epoch", "rows")
     assert [len(whole), sum(batch.rows for batch in whole), sum(batch.rows for batch in whole)] == [
         4,
         61,

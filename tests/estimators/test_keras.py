@@ -30,6 +30,7 @@ from farandole.keras.callbacks import (
 )
 from tests.estimators.tools import Never, Pool, columns, frame, weighted, written
 from tests.keras.backends import BACKENDS, QUICK
+from tests.kits.messages import mentioning, mentions
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 
@@ -196,25 +197,25 @@ def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"loss": "msee"}, "loss='msee': "),
-        ({"loss": None}, "Loss parameter is required for the model to compile"),
+        ({"loss": "msee"}, "loss='msee'"),
+        ({"loss": None}, ("Loss", "model")),
         (
             {"optimizer": None},
-            "Optimizer must be provided either as a parameter or as part of a compiled model",
+            ("Optimizer", "model"),
         ),
-        ({"feature_cols": ["y"]}, r"the model cannot take the features y float64\[\]"),
-        ({"label_cols": ["y", "k"]}, "the model has 1 outputs for 2 label columns"),
+        ({"feature_cols": ["y"]}, "y float64[]"),
+        ({"label_cols": ["y", "k"]}, ("1", "2", "model", "outputs")),
         (
             {"loss": "sparse_categorical_crossentropy", "label_cols": ["x"]},
-            r"the loss cannot take outputs of .*label x",
+            ("loss", "outputs"),
         ),
     ],
     ids=["loss", "no loss", "optimizer", "features", "labels", "label"],
 )
 def test_bad_input_is_one_error_before_ranks_start(
-    params: dict[str, Any], says: str, tmp_path: Path
+    params: dict[str, Any], says: str | tuple[str, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises((DataError, SettingsError), match=says):
+    with pytest.raises((DataError, SettingsError), match=mentioning(says)):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
     assert columns()["x"].shape[1] == 3
 
@@ -247,9 +248,7 @@ def test_outputs_with_names_learn_the_labels_of_these_names(tmp_path: Path) -> N
     line, kind = found.loader()()(known["x"].astype("float32"))
     assert np.mean((line.ravel() - known["y"]) ** 2) < 0.5
     assert np.mean(kind.argmax(axis=1) == known["k"]) > 0.8
-    with pytest.raises(
-        DataError, match="outputs are a dict of y, k, and the label columns are y, z: give outputs"
-    ):
+    with pytest.raises(DataError, match=mentioning("outputs", "y, k", "y, z")):
         estimator(**options, label_cols=["y", "z"], backend=Never(1)).fit_on_parquet(path)
 
 
@@ -269,7 +268,7 @@ def test_rows_of_weight_0_do_not_count(backend: str, tmp_path: Path) -> None:
     path = weighted(tmp_path, {50: -1.0})
     with pytest.raises(
         DataError,
-        match=r"weight column 'w' holds numbers below 0, .* in 1 of 61 rows, as -1: a weight",
+        match=mentioning("'w'", "0", "61 rows", "-1"),
     ):
         estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(path)
 
@@ -283,7 +282,7 @@ def test_losses_by_name_are_those_of_their_outputs(tmp_path: Path) -> None:
     spec = made._spec(data, None)
     assert made.check(spec, first(data, spec.columns)) == [(3,), (1,)]
     spec = made.setLoss({"line": "mse", "kin": "mse"})._spec(data, None)
-    with pytest.raises(SettingsError, match="the outputs are kind, line"):
+    with pytest.raises(SettingsError, match=mentioning("outputs", "kind, line")):
         made.check(spec, first(data, spec.columns))
 
 
@@ -377,11 +376,9 @@ def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_num
     path = written(tmp_path)
     given = {name: keras.layers.Input((1,), name=name) for name in ("z", "w")}
     model = keras.Model(given, keras.layers.Dense(1)(given["z"] - 2 * given["w"]))
-    with pytest.raises(
-        DataError, match="the model's inputs are a dict of w, z, and the feature columns are z, y: "
-    ):
+    with pytest.raises(DataError, match=mentioning("w, z", "z, y")):
         estimator(model, feature_cols=["z", "y"], backend=Never(1)).fit_on_parquet(path)
-    with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
+    with pytest.raises(DataError, match=mentioning("int64", "1.62")):
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
 
 
@@ -395,9 +392,7 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
             "a": [[1], [1]],
             "b": [[10], [10]],
         }
-    with pytest.raises(
-        DataError, match="the model's inputs are a dict of a, b, and the feature columns are p, q: "
-    ):
+    with pytest.raises(DataError, match=mentioning("a, b", "p, q")):
         inputs_of(model, ["p", "q"], [one, two], ())
 
 
@@ -410,7 +405,7 @@ def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_nam
     for names in (["b", "c"], ["c", "a"]):
         with pytest.raises(
             DataError,
-            match=r"inputs are a, b, and the feature columns are .* in order, '[ab]' would",
+            match=mentioning("inputs", "a, b"),
         ):
             inputs_of(model, names, [one, two], ())
 
@@ -481,10 +476,10 @@ def test_axes_in_another_order_are_not_reshaped_without_a_word(tmp_path: Path) -
     spec = flat._spec(data, None)
     assert flat.check(spec, first(data, spec.columns)) == [(2, 3)]
     for shapes, says in (
-        ({"x": (3, 2)}, "the model cannot take"),
-        ({"y": (3, 2)}, "the loss cannot take"),
+        ({"x": (3, 2)}, "model"),
+        ({"y": (3, 2)}, "loss"),
     ):
-        with pytest.raises(DataError, match=rf"{says} .*\[3, 2\]"):
+        with pytest.raises(DataError, match=mentioning(says, "[3, 2]")):
             estimator(model, data_options={"shapes": shapes}, backend=Never(1)).fit_on_parquet(
                 str(path)
             )
@@ -520,7 +515,7 @@ def test_losses_of_the_user_s_own_see_labels_as_keras_gives_them(tmp_path: Path)
     ids=["sign", "large", "larger", "small"],
 )
 def test_categories_that_would_become_others_are_told(number: Any, dtype: str) -> None:
-    with pytest.raises(DataError, match="a feature of whole numbers"):
+    with pytest.raises(DataError, match=mentioning("numbers")):
         whole_numbers(np.array([1, number], number.dtype), dtype)
     assert whole_numbers(np.array([1.0, 2.0**53]), "int64").tolist() == [1, 2**53]
 
@@ -669,7 +664,7 @@ def test_gradients_of_several_batches_make_a_step(
     )
     assert not np.allclose(weights(both.getModel()), weights(one.getModel()), rtol=1e-3)
     trainer._tell_left(3, 10)
-    assert "the gradients of the last 1 make no step" in caplog.text
+    assert mentions(caplog.text, "1", "gradients", "step")
     caplog.clear()
     trainer._tell_left(3, 9)
     assert caplog.text == ""
@@ -741,6 +736,6 @@ def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:
     ):
         best = BestModelCheckpoint(monitor=monitor, mode=mode)
         assert estimator(checkpoint_callback=best)._watching(True).mode == expected
-    with pytest.raises(SettingsError, match="does not know which values of 'score' are better"):
+    with pytest.raises(SettingsError, match=mentioning("'score'")):
         estimator(checkpoint_callback=BestModelCheckpoint(monitor="score"))._watching(True)
     assert estimator(monitor="val_k_accuracy")._watching(True).mode == "max"

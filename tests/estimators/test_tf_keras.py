@@ -14,6 +14,7 @@ from farandole.estimators import KerasEstimator
 from farandole.estimators.loaders.keras import inputs_of, pack
 from farandole.estimators.trainers.keras.state import Rates, load, saved
 from tests.estimators.tools import Pool, columns, written
+from tests.kits.messages import mentioning
 
 tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
@@ -78,7 +79,5 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
     assert np.ravel(
         read.predict_on_batch(inputs_of(read, ["b", "a"], [one, two], ()))
     ).tolist() == [-9, -9]
-    with pytest.raises(
-        DataError, match="the model's inputs are a dict of a, b, and the feature columns are q, p: "
-    ):
+    with pytest.raises(DataError, match=mentioning("a, b", "q, p")):
         inputs_of(read, ["q", "p"], [one, two], ())

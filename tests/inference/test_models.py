@@ -16,6 +16,7 @@ from farandole.errors import SettingsError
 from farandole.inference import models
 from farandole.inference.isolate import BatchError
 from farandole.inference.models import Execution, Model, is_loader, kind_of, open_model, pack
+from tests.kits.messages import mentioning
 
 torch = pytest.importorskip("torch")
 
@@ -72,7 +73,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             called(pack(tmp_path / name, trust_pickle=True), X), expected, rtol=1e-6
         )
-        with pytest.raises(SettingsError, match=r"reads pickles: opening it .* trust_pickle=True"):
+        with pytest.raises(SettingsError, match=mentioning("trust_pickle=True", "pickles")):
             called(pack(tmp_path / name), X)
     assert called(pack(tmp_path / "out.pt2", trust_pickle=True), X[:2]).shape == (2, 2)
 
@@ -80,13 +81,11 @@ def test_files_of_torch(tmp_path: Path) -> None:
 def test_a_pickle_of_other_code_is_opened_only_if_it_is_trusted(tmp_path: Path) -> None:
     path = tmp_path / "own.pt"
     torch.save(Scaled(), path)
-    with pytest.raises(
-        SettingsError, match=r"asks for .*Scaled: opening it runs code .* trust_pickle=True"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("trust_pickle=True")):
         called(pack(path), X, X[:, 0])
     assert called(pack(path, trust_pickle=True), X, X[:, 0])["product"].shape == X.shape
     torch.save(layers().state_dict(), path)
-    with pytest.raises(SettingsError, match="holds a OrderedDict, no module"):
+    with pytest.raises(SettingsError, match=mentioning("OrderedDict", "module")):
         called(pack(path), X)
 
 
@@ -157,19 +156,15 @@ def test_functions_without_arguments_load_models() -> None:
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="is a int: give a torch module"):
+    with pytest.raises(SettingsError, match=mentioning("int", "torch module")):
         pack(3)
-    with pytest.raises(SettingsError, match=r"'.doc' is no known kind of file"):
+    with pytest.raises(SettingsError, match=mentioning("'.doc'")):
         pack("model.doc")
-    with pytest.raises(SettingsError, match=r"is a folder without saved_model.pb"):
+    with pytest.raises(SettingsError, match=mentioning("saved_model.pb", "folder")):
         pack(tmp_path)
-    with pytest.raises(
-        SettingsError, match=r"is not there on .*: name a path that all hosts reach"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("path", "hosts")):
         called(pack(tmp_path / "none.pt"), X)
-    with pytest.raises(
-        SettingsError, match="there is no option 'batchsize'; did you mean 'batch_size'"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("'batchsize'", "'batch_size'")):
         pack(layers(), batchsize=3)
 
 
@@ -188,9 +183,7 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
         found = called(packed, *arrays, names=names)
         np.testing.assert_array_equal(found["far"], -np.ones_like(X))
         np.testing.assert_array_equal(found["near"], 2 * X)
-    with pytest.raises(
-        BatchError, match=r"the Keras model takes .* in no order, and columns x, y are given"
-    ):
+    with pytest.raises(BatchError, match=mentioning("Keras", "columns x, y")):
         open_model(packed, HERE)({"x": X, "y": X})
     # which Keras goes by
     keys = pack(keras.Model({"b": one, "a": two}, keras.layers.Subtract()([one, two])))
@@ -200,7 +193,7 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
     np.testing.assert_array_equal(called(listed, X, X + 1, names="p q"), -np.ones_like(X))
     with pytest.raises(
         BatchError,
-        match=r"takes one, two, and columns p, one are given: in order, 'one' would come",
+        match=mentioning("one, two", "p, one"),
     ):
         open_model(listed, HERE)({"p": X, "one": X})
     single = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -236,15 +229,11 @@ def test_saved_models(tmp_path: Path) -> None:
     with pytest.raises(BatchError) as error:
         called(packed, X)
     assert re.search("the SavedModel takes (a, b|b, a), and is given 1 column", str(error.value))
-    with pytest.raises(
-        BatchError, match="in no order, and columns x, y are given: give them the names"
-    ):
+    with pytest.raises(BatchError, match=mentioning("columns x, y")):
         called(packed, X, np.ones(3))
-    with pytest.raises(
-        SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("'serving'", "'serving_default'")):
         called(pack(tmp_path / "saved", signature="serving"), X)
-    with pytest.raises(SettingsError, match="cannot be sent: give the path"):
+    with pytest.raises(SettingsError, match=mentioning("path")):
         pack(tf.saved_model.load(str(tmp_path / "saved")))
 
 
@@ -276,7 +265,7 @@ def test_onnx_models(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X)
     )
-    with pytest.raises(BatchError, match="takes a, b, and is given 1 column"):
+    with pytest.raises(BatchError, match=mentioning("a, b", "1 column")):
         called(packed, X)
 
 
@@ -292,9 +281,7 @@ def test_hdf5_files_of_a_keras_that_runs_their_functions_need_trust(
     )
     monkeypatch.setattr(opener, "_keras", lambda *_: old)
     (tmp_path / "m.h5").write_bytes(b"\x89HDF")
-    with pytest.raises(
-        SettingsError, match=r"Keras 3.10.2 runs functions in others .* trust_pickle=True"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("Keras", "3.10.2", "trust_pickle=True")):
         called(pack(tmp_path / "m.h5"), X)
     assert not asked
     monkeypatch.setattr(opener, "KerasPredictor", lambda _: lambda inputs: 7)
@@ -330,10 +317,10 @@ def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_told() -> None:
     last = torch.cuda.device_count()
     for device, says in (
-        (f"cuda:{last}", f"device='cuda:{last}', but torch sees {last or 'no'} GPU"),
-        ("gpu", "device='gpu' is none that torch knows"),
+        (f"cuda:{last}", (f"device='cuda:{last}'", f"{last or 'no'} GPU")),
+        ("gpu", "device='gpu'"),
     ):
-        with pytest.raises(SettingsError, match=says):
+        with pytest.raises(SettingsError, match=mentioning(says)):
             open_model(pack(torch.nn.Linear(4, 1)), Execution(1, device))
 
 
@@ -376,11 +363,11 @@ def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> 
     (tmp_path / "text.pt").write_text("no model")
     torch.save(layers(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     for name, trusted, why in (
-        ("torn.pt", True, "is not whole: its end is missing"),
-        ("text.pt", True, "is no file of torch.save"),
-        ("old.pt", False, r"has the format of torch.save before 1.6.* trust_pickle=True"),
+        ("torn.pt", True, ("whole", "end")),
+        ("text.pt", True, ("torch.save", "file")),
+        ("old.pt", False, ("torch.save", "trust_pickle=True")),
     ):
-        with pytest.raises(SettingsError, match=why):
+        with pytest.raises(SettingsError, match=mentioning(why)):
             called(pack(tmp_path / name, trust_pickle=trusted), X)
     assert called(pack(tmp_path / "old.pt", trust_pickle=True), X).shape == (3, 2)
     parametrized = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 2))
@@ -390,12 +377,12 @@ def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> 
     parametrized.lock = threading.Lock()
     with pytest.raises(
         SettingsError,
-        match=r"cannot be pickled .*: give a function without arguments that makes it",
+        match=mentioning("pickled", "function"),
     ):
         pack(parametrized)
-    with pytest.raises(RuntimeError, match=r"\('x' comes as int64: dtypes=\{'x': ...\}"):
+    with pytest.raises(RuntimeError, match=mentioning("'x'", "int64")):
         called(pack(layers()), X.astype("int64"))
-    with pytest.raises(TypeError, match=r"\('x' comes as text: cast it to a number, or index it\)"):
+    with pytest.raises(TypeError, match=mentioning("'x'", "text")):
         called(pack(layers()), np.array(["1", "2"], object))
 
 
@@ -408,11 +395,9 @@ def test_keras_models_with_functions_of_the_program_and_without_weights(tmp_path
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation=twice)])
     np.testing.assert_allclose(called(pack(model), X), model.predict(X, verbose=0), rtol=1e-6)
     model.save(tmp_path / "m.keras")
-    with pytest.raises(
-        SettingsError, match=r"m.keras' cannot be opened: .*twice.*custom_objects=\{name: object\}"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("m.keras", "name")):
         called(pack(tmp_path / "m.keras"), X)
-    with pytest.raises(SettingsError, match="has no weights yet: each process would draw others"):
+    with pytest.raises(SettingsError, match=mentioning("weights", "process")):
         pack(keras.Sequential([keras.layers.Dense(2)]))
 
 
@@ -439,12 +424,10 @@ def test_keras_functions_of_one_name_are_told_apart_or_refused() -> None:
 
     with pytest.raises(
         SettingsError,
-        match="two different functions or classes of the name 'scaled': give it another",
+        match=mentioning("'scaled'", "name"),
     ):
         pack(model(times(2), times(3)))
-    with pytest.raises(
-        SettingsError, match="an activation 'relu' that is not Keras's own 'relu': give it another"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("'relu'", "Keras")):
         pack(model(relu, "relu"))
     same = times(2)
     chosen = {"scaled": same}
@@ -502,5 +485,5 @@ def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path)
     assert packed.returns == "array<float>"
     np.testing.assert_array_equal(called(packed, X)["p"], X[:, [1, 3, 2, 0]])
     (tmp_path / "torn.onnx").write_bytes(b"xx")
-    with pytest.raises(SettingsError, match=r"torn.onnx' cannot be opened"):
+    with pytest.raises(SettingsError, match=mentioning("torn.onnx")):
         called(pack(tmp_path / "torn.onnx"), X)

@@ -23,6 +23,7 @@ from farandole import cli
 from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.inference import predict_parquet
 from farandole.inference.output_files import FILE_BYTES, InputFile, plan_files, share
+from tests.kits.messages import mentioning
 
 SPARK = "org.apache.spark.sql.parquet.row.metadata"
 
@@ -131,7 +132,7 @@ def test_columns_of_a_struct_kept_ones_and_rows_that_fail(table: Path, tmp_path:
     }
     with pytest.raises(
         DataError,
-        match=r"the row with key 'n700' \(row 100 of .*year=2025/a.parquet\): KeyError: '700'",
+        match=mentioning("'n700'", "row 100", "KeyError", "'700'"),
     ):
         predict_parquet(model, str(table), str(tmp_path / "other"), **options)
 
@@ -173,9 +174,7 @@ def test_an_output_of_something_else_is_not_touched(table: Path, tmp_path: Path)
     out = tmp_path / "out"
     options: dict[str, Any] = {"returns": "double", "inputs": "x"}
     predict_parquet(total, str(table), str(out), **options)
-    with pytest.raises(
-        SettingsError, match=r"holds predictions of another call: its columns was.*say overwrite"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("predictions", "columns")):
         predict_parquet(total, str(table), str(out), returns="float", inputs="x")
     predict_parquet(total, str(table), str(out), returns="float", inputs="x", overwrite=True)
     assert pq.read_schema(next(out.glob("part-*"))).field("prediction").type == pa.float32()
@@ -183,11 +182,11 @@ def test_an_output_of_something_else_is_not_touched(table: Path, tmp_path: Path)
     mine.mkdir()
     (mine / "notes.txt").touch()
     for overwrite in (True, False):
-        with pytest.raises(SettingsError, match=r"holds other files|was not written by"):
+        with pytest.raises(SettingsError, match=r"holds other files|not written"):
             predict_parquet(total, str(table), str(mine), overwrite=overwrite, **options)
-    with pytest.raises(SettingsError, match=r"it has id, x, name, year.*did you mean 'name'"):
+    with pytest.raises(SettingsError, match=mentioning("id, x, name, year", "'name'")):
         predict_parquet(total, str(table), str(tmp_path / "o"), inputs=["nam"])
-    with pytest.raises(SettingsError, match="has a column 'name' already"):
+    with pytest.raises(SettingsError, match=mentioning("'name'", "column")):
         predict_parquet(total, str(table), str(tmp_path / "o"), output_columns="name")
     assert not (tmp_path / "o").exists()
 
@@ -313,7 +312,7 @@ def test_an_output_is_gone_on_with_only_by_what_decides_the_same(
         {"output_columns": ["prediction"]},
     ]
     for other in others:
-        with pytest.raises(SettingsError, match="holds predictions of another call"):
+        with pytest.raises(SettingsError, match=mentioning("predictions")):
             predict_parquet(model, str(small), str(out), **{**options, **other})
     bare = pq.read_table(out / "part-00001.parquet").replace_schema_metadata(None)
     pq.write_table(bare, out / "part-00001.parquet")  # of a call that overwrite= put an end to
@@ -370,7 +369,7 @@ def test_an_input_that_is_written_anew_meanwhile_is_told(small: Path, tmp_path: 
         os.utime(small, ns=(1, 1))
         return x.astype(np.float32)
 
-    with pytest.raises(DataError, match="was written anew while it was read"):
+    with pytest.raises(DataError, match=mentioning("written", "read")):
         predict_parquet(
             model, str(small), str(tmp_path / "out"), decode={"x": first_byte}, returns="float"
         )
@@ -393,7 +392,7 @@ def test_an_input_is_never_deleted_as_an_output(small: Path, tmp_path: Path) -> 
         (preds / names[-1], preds),
         (preds, preds / "o"),
     ):
-        with pytest.raises(SettingsError, match="lie in each other"):
+        with pytest.raises(SettingsError, match=mentioning("each other")):
             predict_parquet(np.sqrt, str(input_), str(output), overwrite=True, **options)
     assert sorted(path.name for path in preds.iterdir()) == names
 
@@ -482,16 +481,12 @@ def test_files_whose_columns_differ_make_files_of_one_schema(tmp_path: Path) -> 
         (row["x"], row["day"], row["more"], row["prediction"]) for row in read(tmp_path / "out")
     } == expected
     pq.write_table(pa.table({"x": ["text"]}), tmp_path / "in" / "day=2" / "9.parquet")
-    with pytest.raises(
-        DataError, match=r"9.parquet: a column has another type than in .*: convert one"
-    ):
+    with pytest.raises(DataError, match=mentioning("9.parquet", "column")):
         predict_parquet(model, tmp_path / "in", tmp_path / "other", inputs="x", returns="bigint")
     wide = [pa.table({"x": [0.5]}), pa.table({"x": [2**53 + 1]})]
     for number, each in enumerate(wide):
         pq.write_table(each, tmp_path / f"{number}.parquet")
-    with pytest.raises(
-        DataError, match=r"1.parquet, column 'x': it is int64 here, and double for all files"
-    ):
+    with pytest.raises(DataError, match=mentioning("1.parquet", "'x'", "int64")):
         predict_parquet(
             np.exp,
             [tmp_path / f"{number}.parquet" for number in (0, 1)],
@@ -606,9 +601,7 @@ def test_several_folders_and_files_are_one_input(tmp_path: Path) -> None:
     done = predict_parquet(np.negative, given, tmp_path / "out", returns="double")
     assert done.rows == 4
     assert sorted(row["prediction"] for row in read(tmp_path / "out")) == [-3, -2, -1, 0]
-    with pytest.raises(
-        DataError, match=r"\*.parquet cannot be read .* no such file or folder; patterns"
-    ):
+    with pytest.raises(DataError, match=mentioning("file", "folder")):
         predict_parquet(
             np.negative, str(tmp_path / "*.parquet"), str(tmp_path / "o"), returns="double"
         )
@@ -616,18 +609,18 @@ def test_several_folders_and_files_are_one_input(tmp_path: Path) -> None:
 
 def test_numbers_and_names_that_cannot_be_are_told_at_once(small: Path, tmp_path: Path) -> None:
     for wrong, why in (
-        ({"np": 0}, "np=0 must be a whole number, at least 1"),
-        ({"rows_per_file": 0}, "rows_per_file=0 must be a whole number, at least 1"),
-        ({"rows_per_file": 1.5}, r"rows_per_file=1.5 must"),
-        ({"threads": -1}, "threads=-1 must be a whole number, at least 0"),
-        ({"inputs": ["x", "x"]}, "inputs names 'x' twice"),
-        ({"keep": ["x", "x"]}, "keep names 'x' twice: name it once"),
+        ({"np": 0}, ("np=0", "1", "number")),
+        ({"rows_per_file": 0}, ("rows_per_file=0", "1", "number")),
+        ({"rows_per_file": 1.5}, "rows_per_file=1.5"),
+        ({"threads": -1}, ("threads=-1", "0", "number")),
+        ({"inputs": ["x", "x"]}, ("'x'", "inputs")),
+        ({"keep": ["x", "x"]}, ("'x'", "name")),
         (
             {"returns": "a float, b float", "output_columns": ["p", "p"]},
-            "two new columns are named 'p'",
+            ("'p'", "columns"),
         ),
     ):
         options: dict[str, Any] = {"returns": "float", **wrong}
-        with pytest.raises(SettingsError, match=why):
+        with pytest.raises(SettingsError, match=mentioning(why)):
             predict_parquet(np.sqrt, str(small), str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()

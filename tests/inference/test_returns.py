@@ -9,6 +9,7 @@ import pytest
 
 from farandole.errors import DataError, SettingsError
 from farandole.inference.returns import ShapeError, Type, arrow_type, of, parse, to_arrow
+from tests.kits.messages import mentioning
 
 
 @pytest.mark.parametrize(
@@ -31,17 +32,17 @@ def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("array<flaot>", "did you mean 'float'"),
-        ("array<float", "ends too early"),
+        ("array<flaot>", "'float'"),
+        ("array<float", "early"),
         ("float>", "follows"),
-        ("date", "'date' is no type"),
-        ("array<decimal(10, 3)>", r"'decimal\(10, 3\)' is no type of predictions"),
-        ("a#int", "'#int' is no type"),
-        ("struct<a:int b:int>", "where ',' belongs"),
+        ("date", "'date'"),
+        ("array<decimal(10, 3)>", "'decimal(10, 3)'"),
+        ("a#int", "'#int'"),
+        ("struct<a:int b:int>", "','"),
     ],
 )
 def test_what_is_no_type_is_told(text: str, why: str) -> None:
-    with pytest.raises(SettingsError, match=why.replace("'", ".")):
+    with pytest.raises(SettingsError, match=mentioning(why)):
         parse(text)
 
 
@@ -109,23 +110,23 @@ def test_several_outputs_become_a_struct() -> None:
 @pytest.mark.parametrize(
     ("output", "kind", "why"),
     [
-        (np.ones((3, 2)), "array<float>", "gave 3 rows for 2"),
+        (np.ones((3, 2)), "array<float>", ("3 rows", "2")),
         (np.ones((2, 3)), "float", "returns='array<double>'"),
         (np.ones(2), "array<float>", "returns='double'"),
         (np.array([1.5, 2.0]), "int", "returns='double'"),
-        (np.array([1, 300]), "tinyint", "gave 300 of int64, .*wider type"),
-        (np.array([1, 1e39]), "float", "gave 1e.39"),
-        (np.array([[1], [2**24 + 1]]), "array<float>", "gave 16777217 of int64.*'bigint'"),
-        (np.array([2**53 + 1, 0]), "double", "gave 9007199254740993"),
-        (np.float32(1), "float", "a value for each row"),
+        (np.array([1, 300]), "tinyint", ("300", "int64")),
+        (np.array([1, 1e39]), "float", "1e+39"),
+        (np.array([[1], [2**24 + 1]]), "array<float>", ("16777217", "int64", "'bigint'")),
+        (np.array([2**53 + 1, 0]), "double", "9007199254740993"),
+        (np.float32(1), "float", "each row"),
         ((np.ones(2), np.ones(2)), "float", "2 arrays"),
         (np.ones(2), "a float, b float", "one ndarray"),
-        ({"x": np.ones(2)}, "a float, b float", "no 'a'"),
-        (["a", 1], "string", "no 'string'"),
+        ({"x": np.ones(2)}, "a float, b float", "'a'"),
+        (["a", 1], "string", "'string'"),
     ],
 )
 def test_what_does_not_fit_is_told(output: Any, kind: str, why: str) -> None:
-    with pytest.raises(DataError, match=why.replace("<", ".").replace("'", ".")):
+    with pytest.raises(DataError, match=mentioning(why)):
         to_arrow(output, parse(kind), 2)
 
 
@@ -157,5 +158,5 @@ def test_the_value_of_one_row_is_not_taken_for_a_field(output: Any, kind: str) -
 def test_a_column_of_one_text_per_row_and_a_number_for_all_rows() -> None:
     found = to_arrow(np.array([[b"a"], [b"b"]], object), parse("string"), 2)
     assert found.to_pylist() == ["a", "b"]
-    with pytest.raises(ShapeError, match="it must give a value for each row"):
+    with pytest.raises(ShapeError, match=mentioning("row")):
         to_arrow({"sum": np.float32(3)}, parse("float"), 2)

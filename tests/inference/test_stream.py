@@ -15,6 +15,7 @@ from farandole.data.parquet.columns import ColumnOptions
 from farandole.errors import DataError
 from farandole.inference.returns import parse
 from farandole.inference.stream import PredictOptions, predictions
+from tests.kits.messages import mentioning, mentions
 
 
 class Function:
@@ -84,7 +85,7 @@ def test_columns_of_numbers_are_stacked() -> None:
     model = Function(lambda x: x @ np.array([1.0, 10.0]))
     chunks = [(column(1.0, 2.0), column(3, 4))]
     assert run(chunks, model, how(["a", "b"], "double", stack=True)) == [31, 42]
-    with pytest.raises(DataError, match="stack=True makes one array of columns of numbers"):
+    with pytest.raises(DataError, match=mentioning("stack=True", "columns")):
         run([(column(1.0), column("a"))], model, how(["a", "b"], "double", stack=True))
 
 
@@ -98,21 +99,17 @@ def test_a_row_that_fails_is_named_by_its_key() -> None:
     chunks = [(column(0.0, 1.0, 5.0), column("a", "b", "c")), (column(5.0), column("d"))]
     with pytest.raises(DataError) as error:
         run(chunks, Function(failing), how(["x"], "double", key=True))
-    assert "the row with key 'c' (row 2 of partition 0): ArithmeticError: five is odd" in str(
-        error.value
-    )
+    assert mentions(str(error.value), "'c'", "row 2", "partition 0", "ArithmeticError")
     assert isinstance(error.value.__cause__, ArithmeticError)
     with pytest.raises(
         DataError,
-        match="failed on row 2 of partition 0: partition 0, row 2, column 'x': null; give fill",
+        match=mentioning("row 2", "partition 0", "'x'"),
     ):
         run([(column(0.0, 1.0, None),)], Function(failing), how(["x"], "double"))
-    with pytest.raises(
-        DataError, match=r"five is odd\. Rows like it become null, .* with errors='column'$"
-    ):
+    with pytest.raises(DataError, match=mentioning("five is odd", "errors='column'")):
         run([(column(5.0),)], Function(failing), how(["x"], "double"))
     # of a caller that has no errors=
-    with pytest.raises(DataError, match=r"five is odd\. Do without$"):
+    with pytest.raises(DataError, match=mentioning("five is odd")):
         run([(column(5.0),)], Function(failing), how(["x"], "double", cure="Do without"))
 
 
@@ -142,9 +139,9 @@ def test_bytes_are_decoded_ahead_and_bad_ones_fail_alone(threads: int) -> None:
 
 def test_a_type_that_no_row_can_have_is_one_error() -> None:
     model = Function(lambda x: x)
-    with pytest.raises(DataError, match="binary is no type that becomes an array"):
+    with pytest.raises(DataError, match=mentioning("binary", "array")):
         run([(column(b"a", b"b"),)], model, how(["x"], "float", errors="column"))
-    with pytest.raises(DataError, match="gave 3 rows for 2"):
+    with pytest.raises(DataError, match=mentioning("3 rows", "2")):
         run(
             [(column(1.0, 2.0),)],
             Function(lambda x: np.zeros(3)),
@@ -171,9 +168,7 @@ def test_a_value_that_does_not_fit_fails_alone() -> None:
     found = run([(column(1, 300, 2, 3),)], Function(lambda x: x), options)
     assert [row["prediction"] for row in found] == [1, None, 2, 3]
     assert "'tinyint' does not hold" in found[1]["error"]
-    with pytest.raises(
-        DataError, match="prediction failed on row 1 of partition 0: the model gave 300 of int64"
-    ):
+    with pytest.raises(DataError, match=mentioning("row 1", "partition 0", "300", "int64")):
         run([(column(1, 300, 2, 3),)], Function(lambda x: x), how(["x"], "tinyint"))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kits.heard import heard
+from tests.kits.messages import mentions
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
@@ -83,13 +84,10 @@ def test_mistakes(jit: bool) -> None:
         other_rate,
         data,
     )
-    assert "began to train with different weights" in start[0]
+    assert mentions(start[0], "weights")
     assert "in 2 of 2 parameters, first in ['bias']" in start[0]
     assert "params = hvd.broadcast_parameters(params, root_rank=0)" in start[0]
-    assert (
-        "in 1 of 2 parameters, first in ['bias']. They were alike at step 4, and are not at step 8"
-        in drift[0]
-    )
-    assert "They were alike at step 1, and are not at step 2" in other_rate[0]
-    assert "or another learning rate" in other_rate[0]
-    assert "computed the same gradients" in data[0]
+    assert mentions(drift[0], "1", "2", "'bias'", "step 4", "step 8")
+    assert mentions(other_rate[0], "step 1", "step 2")
+    assert mentions(other_rate[0], "learning rate")
+    assert mentions(data[0], "gradients")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.jax.test_optimizer import batch, loss, parameters
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
@@ -126,11 +127,8 @@ def test_multi_steps_around_a_stateful_optimizer_is_refused() -> None:
             {"strategy": "local_sgd:1", "codec": "topk:0.25"},
             {"strategy": "ps"},
         ):
-            text = (
-                "step 2 of this model was exchanged before.*counts both"
-                " times.*backward_passes_per_step"
-            )
-            with pytest.raises(ValueError, match=text), hvd.plain_errors():
+            text = "step 2"
+            with pytest.raises(ValueError, match=mentioning(text)), hvd.plain_errors():
                 trained(**options)
 
     job(2, fn, store=True)
@@ -173,9 +171,7 @@ def test_an_optimizer_made_in_each_step_is_refused() -> None:
             {"strategy": "local_sgd:1", "codec": "topk:0.25"},
             {"strategy": "ps"},
         ):
-            with pytest.raises(
-                ValueError, match=r"steps 1, 2 and 3 of this model.*three optimizers.*put it inside"
-            ):
+            with pytest.raises(ValueError, match=mentioning("steps 1, 2 and 3", "optimizers")):
                 trained(outside(**options), False)
         state = inside.init(params)
         for _ in range(4):  # what goes on from checkpoints
@@ -202,7 +198,7 @@ def test_a_restored_commit_computes_the_step_again() -> None:
     try:
         _, state = optimizer.update(own, optimizer.init(params), params)
         optimizer.update(own, state, params)
-        with pytest.raises(ValueError, match="step 2 of this model was exchanged before"):
+        with pytest.raises(ValueError, match=mentioning("step 2", "exchanged")):
             optimizer.update(own, state, params)
         hvd.shutdown()
         hvd.init()
@@ -224,9 +220,7 @@ def test_going_back_further_is_an_error() -> None:
             for _ in range(4):
                 states.append(optimizer.update(own, states[-1], params)[1])
             if told:
-                with pytest.raises(
-                    ValueError, match=r"step 3 of this model .*make a new optimizer"
-                ):
+                with pytest.raises(ValueError, match=mentioning("step 3", "optimizer")):
                     optimizer.update(own, states[2], params)
             else:
                 optimizer.update(own, states[2], params)

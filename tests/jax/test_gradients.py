@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 pytest.importorskip("jax", reason="jax is not installed")
@@ -195,29 +196,29 @@ def test_what_has_no_meaning_is_said() -> None:
         import farandole.jax as hvd
 
         x = jnp.arange(4.0)
-        with pytest.raises(NotImplementedError, match=r"allreduce\(\) has no meaning under vmap"):
+        with pytest.raises(NotImplementedError, match=mentioning("allreduce()")):
             jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(x.reshape(2, 2))
-        with pytest.raises(NotImplementedError, match="allreduce_async has no derivative"):
+        with pytest.raises(NotImplementedError, match=mentioning("allreduce_async")):
             jax.grad(lambda x: hvd.synchronize(hvd.allreduce_async(x)).sum())(x)
-        with pytest.raises(ValueError, match="Reduce its real and imaginary parts"):
+        with pytest.raises(ValueError, match=mentioning("real and imaginary")):
             jax.jit(hvd.allreduce)(x * 1j)
-        with pytest.raises(ValueError, match="arrays of type complex64 are not supported"):
+        with pytest.raises(ValueError, match=mentioning("complex64", "type")):
             hvd.allreduce(x * 1j)
-        with pytest.raises(ValueError, match="Call it outside of jit, or deal rows evenly"):
+        with pytest.raises(ValueError, match=mentioning("jit", "rows")):
             jax.jit(lambda x: hvd.alltoall(x, [2, 2]))(x)
-        with pytest.raises(ValueError, match="splits must be numbers"):
+        with pytest.raises(ValueError, match=mentioning("splits", "numbers")):
             jax.jit(hvd.alltoall)(x, jnp.asarray([2, 2]))
-        with pytest.raises(ValueError, match="not an even multiple of the number of workers"):
+        with pytest.raises(ValueError, match=mentioning("multiple", "workers")):
             jax.jit(hvd.alltoall)(x[:3])
         with pytest.raises(ValueError, match="rank-zero tensor"):
             jax.jit(hvd.allgather)(x[0])
         with pytest.raises(ValueError, match="rank-zero tensor"):
             jax.vmap(hvd.allgather)(x)
-        with pytest.raises(ValueError, match="Call it outside of jit, or deal rows evenly"):
+        with pytest.raises(ValueError, match=mentioning("jit", "rows")):
             jax.vmap(lambda x: hvd.alltoall(x, [1, 1])[0])(x.reshape(2, 2))
-        with pytest.raises(ValueError, match="called before training, outside of jit"):
+        with pytest.raises(ValueError, match=mentioning("training", "jit")):
             jax.jit(hvd.broadcast_parameters)({"a": x})
-        with pytest.raises(ValueError, match="nothing is done while a program is being traced"):
+        with pytest.raises(ValueError, match=mentioning("traced")):
             jax.jit(lambda x: hvd.poll(hvd.allreduce_async(x)))(x)
         assert hvd.synchronize(4711) is None
         assert hvd.allreduce(x, op=hvd.Sum).tolist() == (x * 2).tolist()
@@ -248,9 +249,7 @@ def test_a_program_that_was_made_for_other_ranks_says_so() -> None:
         if hasattr(jax, "made_earlier"):  # nothing but the processes' own memory tells
             gather, reduce = jax.made_earlier
             with (
-                pytest.raises(
-                    ValueError, match=r"made for rank \d of 2, but this is rank 0 of 1\. Call"
-                ),
+                pytest.raises(ValueError, match=mentioning("rank 0 of 1")),
                 hvd.plain_errors(),
             ):
                 jax.block_until_ready(gather(jnp.ones(1)))

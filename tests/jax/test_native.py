@@ -14,6 +14,7 @@ import pytest
 from farandole.cli.machine import visible_gpus
 from tests.job.launch.test_ssh import run
 from tests.kits.hosts import hosts
+from tests.kits.messages import mentioning
 
 pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")
@@ -86,7 +87,7 @@ def test_without_jax_distributed_programs_are_plain_ones() -> None:
     try:
         assert not native.active()
         assert hvd.spmd(lambda x: hvd.allreduce(x) * 2)(jnp.ones(2)).tolist() == [2.0, 2.0]
-        with pytest.raises(ValueError, match="there are no process sets"):
+        with pytest.raises(ValueError, match=mentioning("process sets")):
             native.inside(
                 native.Collective(native.Kind.ALLREDUCE, process_set=hvd.ProcessSet([0])),
                 [jnp.ones(1)],
@@ -103,7 +104,5 @@ def test_with_tls_nothing_goes_to_other_hosts_in_clear(monkeypatch: pytest.Monke
 
     for name, value in (("settings", Settings(tls=True)), ("size", 2), ("local_size", 1)):
         monkeypatch.setattr(native.context, name, lambda value=value: value)
-    with pytest.raises(
-        SettingsError, match=r"--tls .*JAX does not encrypt what it sends to other hosts"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("--tls", "hosts")):
         hvd.init_distributed()

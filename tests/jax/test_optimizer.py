@@ -4,13 +4,13 @@ optimizer.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
@@ -259,9 +259,7 @@ def test_replicas_that_have_become_different_are_found() -> None:
         import farandole.jax as hvd
 
         local = trained(rank, 2, optax.sgd(0.1))
-        with pytest.raises(
-            ValueError, match=r"have become different: \['embedding'\] is not the same on rank 0"
-        ):
+        with pytest.raises(ValueError, match=mentioning("'embedding'", "rank 0")):
             hvd.check_replicas(local)
         hvd.check_replicas(trained(rank, 2, hvd.DistributedOptimizer(optax.sgd(0.1))))
         hvd.check_replicas(hvd.broadcast_parameters(local, root_rank=1))
@@ -274,15 +272,15 @@ def test_replicas_that_have_become_different_are_found() -> None:
     [
         (
             {"gradient_predivide_factor": 2.0, "op": 1},
-            "gradient_predivide_factor not supported with op != Average",
+            ("gradient_predivide_factor", "Average"),
         ),
-        ({"gradient_predivide_factor": -1.0}, "gradient_predivide_factor must be > 0"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0"),
-        ({"op": 3}, "only supports Average, Sum and Adasum"),
+        ({"gradient_predivide_factor": -1.0}, ("gradient_predivide_factor", "0")),
+        ({"backward_passes_per_step": 0}, ("backward_passes_per_step", "0")),
+        ({"op": 3}, ("Average", "Sum", "Adasum")),
     ],
 )
-def test_arguments_that_cannot_be(options: dict[str, Any], text: str) -> None:
+def test_arguments_that_cannot_be(options: dict[str, Any], text: str | tuple[str, ...]) -> None:
     import farandole.jax as hvd
 
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=mentioning(text)):
         hvd.DistributedOptimizer(optax.sgd(0.1), **options)

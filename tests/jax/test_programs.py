@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 pytest.importorskip("jax", reason="jax is not installed")
@@ -206,12 +207,14 @@ def test_errors_in_programs_are_told_and_all_goes_on() -> None:
         assert f"rank {rank}, allreduce(name='grads'): Mismatched ALLREDUCE tensor shapes" in text
         assert type(caught.value).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
         with (
-            pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"),
+            pytest.raises(
+                hvd.HorovodInternalError, match=mentioning("Mismatched ALLREDUCE", "shapes")
+            ),
             hvd.plain_errors(),
         ):
             jax.block_until_ready(named(x))
         with (
-            pytest.raises(ValueError, match=r"ranks have \[2, 3\] rows, but inside"),
+            pytest.raises(ValueError, match=mentioning("[2, 3]", "rows")),
             hvd.plain_errors(),
         ):
             jax.block_until_ready(jax.jit(lambda x: hvd.allgather(x))(x))
@@ -284,7 +287,7 @@ def test_gradients_that_differ_between_ranks_are_named() -> None:
         step = jax.jit(hvd.value_and_grad(loss))
         w = {"kernel": jnp.ones((2, 3 + rank)), "bias": jnp.ones(2)}
         with (
-            pytest.raises(ValueError, match="all ranks must exchange the same arrays") as caught,
+            pytest.raises(ValueError, match=mentioning("arrays")) as caught,
             hvd.plain_errors(),
         ):
             jax.block_until_ready(step(w, jnp.ones(3 + rank)))
@@ -328,10 +331,10 @@ def test_barriers_join_and_sets() -> None:
                 jax.grad(lambda x: (hvd.broadcast(x, 2, process_set=pair) * (rank + 1)).sum())
             )(x)
             assert slope.tolist() == ([2.0, 2.0] if rank == 2 else [0.0, 0.0])
-            with pytest.raises(ValueError, match="invalid root rank 1"):
+            with pytest.raises(ValueError, match=mentioning("rank 1", "root rank")):
                 hvd.broadcast(x, 1, process_set=pair)
         else:
-            with pytest.raises(ValueError, match="Rank 1 is not a member"):
+            with pytest.raises(ValueError, match=mentioning("Rank 1", "member")):
                 jax.jit(lambda x: hvd.allgather(x, process_set=pair))(x)
         step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
         for _ in range(rank):
@@ -376,10 +379,7 @@ jax.jit(hvd.allreduce)(jax.device_put(jnp.ones(4), places))
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL
     )
-    assert (
-        "collectives of Farandole: their programs are of one device. Start a rank for each"
-        in done.stderr
-    )
+    assert mentions(done.stderr, "Farandole", "collectives")
 
 
 def test_before_init_it_says_so() -> None:
@@ -389,5 +389,5 @@ def test_before_init_it_says_so() -> None:
     import farandole.jax as hvd
 
     for function in (hvd.allreduce, jax.jit(lambda x: hvd.allreduce(x)), hvd.allgather):
-        with pytest.raises(Exception, match=r"has not been initialized; use hvd\.init"):
+        with pytest.raises(Exception, match=mentioning("hvd.init")):
             jax.block_until_ready(function(jnp.ones(2)))

@@ -21,6 +21,7 @@ from tests.jax.test_optimizer import (
     parameters,
     trained,
 )
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 STEPS = 5
@@ -156,17 +157,13 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
             [1.5] * 2,
         )
         assert int(state.step) == 1
-        with pytest.raises(
-            ValueError, match=r"exchanges weights, and update\(\) was not given them"
-        ):
+        with pytest.raises(ValueError, match=mentioning("update()", "weights")):
             optimizer.update(updates, state)
-        with pytest.raises(
-            ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"
-        ):
+        with pytest.raises(ValueError, match=mentioning("'local_sgd:epoch'", "weights")):
             hvd.DistributedOptimizer(optax.identity(), strategy="local_sgd:epoch")
         for fails in (hvd.distributed_gradients, lambda: hvd.value_and_grad(loss)):
             with pytest.raises(
-                ValueError, match=r"strategy='easgd:8,beta=0\.9' exchanges weights, .*use .*Distr"
+                ValueError, match=mentioning("strategy='easgd:8,beta=0.9'", "weights")
             ):
                 fails()
 

@@ -13,6 +13,7 @@ from farandole.job.report import keys
 from farandole.job.worker import _store_of_first, environment, identify
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreClient, StoreServer
+from tests.kits.messages import mentions
 
 
 def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +82,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_hand() -> None:
     done = run_worker()
     assert done.returncode == 2
-    assert "started by a launcher" in done.stderr
+    assert mentions(done.stderr, "launcher")
 
 
 def test_the_driver_is_gone() -> None:
@@ -96,7 +97,7 @@ def test_the_driver_is_gone() -> None:
         FARANDOLE_LOCAL_RANK="3",
     )
     assert done.returncode == 1
-    assert f"rank 3 cannot join its job: no job's store answers at {store.address}" in done.stderr
+    assert mentions(done.stderr, "rank 3", store.address)
     assert "Traceback" not in done.stderr
 
 
@@ -111,7 +112,7 @@ def test_another_jobs_store() -> None:
             FARANDOLE_LOCAL_RANK="0",
         )
         assert done.returncode == 1
-        assert "rank 0 cannot join its job" in done.stderr
+        assert mentions(done.stderr, "rank 0")
     finally:
         store.close()
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.keras.backends import BACKENDS, QUICK, on
 from tests.keras.test_training import close, equal
+from tests.kits.messages import mentioning
 
 
 # a variable of Keras on all of them
@@ -161,9 +162,7 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         found["said"] = messages
         plain = keras.models.load_model(f"{folder}/{backend}-0.h5")
         plain.optimizer = hvd.DistributedOptimizer(plain.optimizer)
-        with pytest.raises(
-            ValueError, match="built for no variables at all, though the model has 4"
-        ):
+        with pytest.raises(ValueError, match=mentioning("4", "variables", "model")):
             hvd.broadcast_global_variables(0, plain)
         plain = copy.copy(optimizer)
         found["copy"] = gradients_of(plain) is None, type(plain).__name__

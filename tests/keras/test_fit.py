@@ -12,6 +12,7 @@ import pytest
 
 from tests.keras.backends import BACKENDS, QUICK, on
 from tests.keras.test_training import close, equal
+from tests.kits.messages import mentions
 
 
 def test_metrics_are_those_of_all_samples(backend: str) -> None:
@@ -64,7 +65,7 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
     assert sorted(mine) == sorted(alone)
     for name, values in alone.items():
         np.testing.assert_allclose(mine[name], values, rtol=1e-4, err_msg=name)
-    assert any("different numbers of steps in an epoch (2, 3)" in each for each in said)
+    assert any(mentions(each, "(2, 3)", "numbers") for each in said)
 
 
 def test_counts_are_those_of_all_samples(backend: str) -> None:
@@ -739,7 +740,7 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
     zero, one = on(backend, 2, train)
     equal(zero[0], one[0])
     equal(zero[1], one[1])
-    assert any("different numbers of steps in an epoch (4, 2)" in each for each in zero[2])
+    assert any(mentions(each, "(4, 2)", "numbers") for each in zero[2])
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -996,7 +997,7 @@ def test_xla_is_left_out_of_training_alone() -> None:
     assert one == ([], True)
     assert zero[1] is True
     assert len(zero[0]) == 1
-    assert "the training step is not compiled by XLA" in zero[0][0]
+    assert mentions(zero[0][0], "XLA", "training")
 
 
 def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.keras.backends import on
+from tests.kits.messages import mentioning
 
 
 def test_seeds_and_files(backend: str, tmp_path: Path) -> None:
@@ -33,9 +34,9 @@ def test_seeds_and_files(backend: str, tmp_path: Path) -> None:
         hvd.save(model, path)
         found = float(keras.ops.convert_to_numpy(hvd.load_model(path).weights[0]).max())
         hvd.barrier()  # all have read it, before it is written anew
-        with pytest.raises((OSError, RuntimeError), match=r"No such file or directory: .*nowhere"):
+        with pytest.raises((OSError, RuntimeError), match=mentioning("No such file", "nowhere")):
             hvd.save(model, tmp_path / "nowhere" / "last.h5")
-        with pytest.raises(ValueError, match=r"last' must end with \.keras, \.h5 or \.hdf5"):
+        with pytest.raises(ValueError, match=mentioning(".keras", ".h5", ".hdf5")):
             hvd.save(model, tmp_path / "last")
         return drawn, found
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.keras.backends import BACKENDS, on
 from tests.keras.test_training import close, equal
+from tests.kits.messages import mentioning, mentions
 
 pytest.importorskip("keras", reason="keras is not installed")
 
@@ -43,7 +44,7 @@ def test_stages_are_as_equal_as_they_can_be() -> None:
         )
         assert (dearest, len(found)) == (expected, stages), (costs, found)
         assert all(costs[begin] > 0 for begin in found[1:])
-    with pytest.raises(ValueError, match="stages=3, but only 2 of the 4 layers have weights"):
+    with pytest.raises(ValueError, match=mentioning("stages=3", "2", "4", "layers")):
         balanced([1, 0, 1, 0], 3)
 
 
@@ -425,9 +426,7 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
             == "ValueError: Pipeline.fit: epochs must be the same on all ranks: rank 0 has 1, and"
             " rank 1 2"
         )
-        assert (
-            "stage 1 came to the end of its batches, and stage 0 to a batch to train on" in batches
-        )
+        assert mentions(batches, "stage 1", "stage 0")
         assert batches.startswith(("PeerLostError", "ValueError")[rank])
 
 
@@ -538,7 +537,7 @@ def test_jax_is_told_what_to_use() -> None:
         return ""
 
     for said in on("jax", 2, make):
-        assert "runs on Keras's backends torch and tensorflow, and this is jax" in said
+        assert mentions(said, "Keras", "torch")
         assert "hvd.DistributedOptimizer" in said
 
 

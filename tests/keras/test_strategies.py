@@ -11,6 +11,7 @@ import pytest
 
 from tests.keras.backends import QUICK, on
 from tests.keras.test_training import close, equal
+from tests.kits.messages import mentioning
 
 
 def test_local_sgd_is_its_model(backend: str) -> None:
@@ -134,7 +135,7 @@ def _own_loop(rank: int) -> None:
     assert ends[0] == ends[1]
     with pytest.raises(
         ValueError,
-        match=r"checkpoint is of strategy 'local_sgd:2,outer=nesterov.*has 'local_sgd:2'",
+        match=mentioning("local_sgd:2", "outer=nesterov", "'local_sgd:2'"),
     ):
         begun(LocalSGD(2))[0].load_state_dict(optimizer.state_dict())
 
@@ -190,7 +191,7 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
             assert np.array_equal(epoch[0][:-1], epoch[1][:-1]), "exchanged at the end of the epoch"
             assert not np.array_equal(epoch[0][-1], epoch[1][-1]), "left to each rank"
         _own_loop(rank)
-        with pytest.raises(ValueError, match="cannot be used with a LossScaleOptimizer"):
+        with pytest.raises(ValueError, match=mentioning("LossScaleOptimizer")):
             hvd.DistributedOptimizer(
                 keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
                 strategy="local_sgd:2",
@@ -201,18 +202,16 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
             model.compile(
                 hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="bmuf:2"), p.loss()
             )
-            with pytest.raises(
-                ValueError, match=r"strategy='bmuf:2.*' cannot be used with a LossScaleOptimizer"
-            ):
+            with pytest.raises(ValueError, match=mentioning("LossScaleOptimizer")):
                 model.fit(x, y, batch_size=4, verbose=0)
         finally:
             keras.config.set_dtype_policy("float32")
         with pytest.raises(
-            ValueError, match=r"use_ema=True overwrites .* strategy='ssp:3,every=1' would add up"
+            ValueError, match=mentioning("use_ema=True", "strategy='ssp:3,every=1'")
         ):
             hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ssp")
         hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ps")
-        with pytest.raises(ValueError, match=r"op=Sum is of gradients, but with strategy='diloco"):
+        with pytest.raises(ValueError, match=mentioning("op=Sum", "gradients")):
             hvd.DistributedOptimizer("sgd", op=hvd.Sum, strategy="diloco")
 
     on(QUICK, 2, train)

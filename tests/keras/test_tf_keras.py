@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.strategies import LocalSGD
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 pytest.importorskip("tf_keras", reason="tf_keras is not installed")
@@ -124,12 +125,10 @@ def test_local_sgd_is_its_model() -> None:
         _gossips(rank)
         with pytest.raises(
             ValueError,
-            match=r"checkpoint is of strategy 'local_sgd:3,outer=nesterov.*has 'local_sgd:1'",
+            match=mentioning("local_sgd:3", "'local_sgd:1'"),
         ):
             optimizer.load_state_dict(kept["outer"])
-        with pytest.raises(
-            ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"
-        ):
+        with pytest.raises(ValueError, match=mentioning("'local_sgd:2'", "LossScaleOptimizer")):
             hvd.DistributedOptimizer(
                 tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()),
                 strategy="local_sgd:2",
@@ -364,11 +363,11 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
         again = type(optimizer).from_config(optimizer.get_config())
         assert again.get_config() == optimizer.get_config()
         assert isinstance(optimizer, tf_keras.optimizers.legacy.SGD)
-        with pytest.raises(ValueError, match="is distributed already"):
+        with pytest.raises(ValueError, match=mentioning("distributed")):
             hvd.DistributedOptimizer(optimizer)
-        with pytest.raises(ValueError, match="Adasum is not supported yet with Keras"):
+        with pytest.raises(ValueError, match=mentioning("Adasum", "Keras")):
             hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), op=hvd.Adasum)
-        with pytest.raises(ValueError, match="op currently only supports Average and Sum"):
+        with pytest.raises(ValueError, match=mentioning("Average", "Sum")):
             hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), op=hvd.Min)
 
     job(2, body)
@@ -553,7 +552,7 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
         assert logs.pop("f1_score").tolist() == [0.5, 0.5]
         assert logs == {"loss": 1.5, "lr": rank + 0.5, "a": 3.0}
         model = make(rank)
-        with pytest.raises(ValueError, match="Model must be built first"):
+        with pytest.raises(ValueError, match=mentioning("Model", "built")):
             hvd.elastic.TensorFlowKerasState(tf_keras.Sequential([tf_keras.layers.Dense(1)]))
         model.build((None, 3))
         state = hvd.elastic.TensorFlowKerasState(model, tf_keras.optimizers.Adam(), epoch=rank)
@@ -752,7 +751,7 @@ def test_a_file_without_the_state_of_its_optimizer_is_told(tmp_path: Path) -> No
         model.save(file)
         with said() as messages:
             load_model(file)
-            assert "model.keras has no state of its optimizer" in messages[0]
+            assert mentions(messages[0], "model.keras", "optimizer")
 
     job(1, body)
 
@@ -775,7 +774,7 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
         model = make(rank)
         model.compile(hvd.DistributedOptimizer(adam(0.05)), "mse")
         best = BestModelCheckpoint(monitor="loss")
-        with pytest.raises(ValueError, match="has no filepath"):
+        with pytest.raises(ValueError, match=mentioning("filepath")):
             best.on_train_begin()
         best.filepath = file
         words, targets = data(rank, 2)
@@ -863,7 +862,7 @@ def test_layers_of_a_rank_of_its_own() -> None:
         from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
 
         model = make(0)
-        with pytest.raises(ValueError, match="All local layers must be of"):
+        with pytest.raises(ValueError, match=mentioning("layers")):
             PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=["dense"])
         optimizer = PartialDistributedOptimizer(
             tf_keras.optimizers.SGD(0.1), local_layers=model.layers[-1]
@@ -923,7 +922,7 @@ def test_values_now_and_in_a_graph() -> None:
 
         expected = [[1.5, 1.5], [3.0, 3.0], [2.0, 2.0], [1.0, 2.0, 2.0], [1.5]]
         assert found() == expected
-        with pytest.raises(RuntimeError, match="does not support eager execution"):
+        with pytest.raises(RuntimeError, match=mentioning("eager")):
             keras_2.broadcast_global_variables(0)
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             backend.set_session(session)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.kits.heard import heard
+from tests.kits.messages import mentions
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
@@ -89,13 +90,10 @@ def test_mistakes() -> None:
         other_rate,
         data,
     )
-    assert "began to train with different weights" in start[0]
+    assert mentions(start[0], "weights")
     assert "in 4 of 4 parameters" in start[0]
     assert "hvd.broadcast_parameters(net.collect_params(), root_rank=0)" in start[0]
     assert "in 1 of 4 parameters, first in " in drift[0]
-    assert (
-        "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint"
-        in drift[0]
-    )
+    assert mentions(drift[0], "step 4", "step 8")
     assert "learning_rate is 0.1 on rank 0, 0.2 on rank 1" in other_rate[0]
-    assert "computed the same gradients" in data[0]
+    assert mentions(data[0], "gradients")

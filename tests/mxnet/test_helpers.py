@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
@@ -32,7 +33,7 @@ def test_seeds_and_files(tmp_path: Path) -> None:
         net.load_parameters(str(tmp_path / "net"))
         trainer.load_states(str(tmp_path / "states"))
         found = mx.nd.load(str(tmp_path / "arrays"))["rank"].asnumpy().tolist()
-        with pytest.raises((OSError, RuntimeError), match=r"No such file or directory: .*nowhere"):
+        with pytest.raises((OSError, RuntimeError), match=mentioning("No such file", "nowhere")):
             hvd.save(net, tmp_path / "nowhere" / "net")
         return drawn, found
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from farandole.net.handshake import new_secret
+from tests.kits.messages import mentioning, mentions
 from tests.pool import Died, spread
 from tests.run_job import job
 
@@ -237,7 +238,9 @@ def test_a_mismatch_is_raised_to_whoever_reads_on_all_ranks_and_the_job_goes_on(
         for each in group:
             with pytest.raises(hvd.HorovodInternalError):
                 each.asnumpy()
-        with pytest.raises(hvd.HorovodInternalError, match="Mismatched BROADCAST root ranks"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=mentioning("Mismatched BROADCAST", "root ranks")
+        ):
             hvd.broadcast(mx.nd.ones((2,)), rank, name="root").wait_to_read()
         with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
             hvd.allgather(mx.nd.ones((2, 3 + rank)), name="rows")
@@ -255,44 +258,42 @@ def test_what_is_wrong_on_one_rank_is_raised_there_at_once() -> None:
         x = mx.nd.ones((4,))
         first = hvd.allreduce(x, name="a") if rank == 0 else None
         if rank == 0:
-            with pytest.raises(
-                hvd.HorovodInternalError, match="with the same name as another tensor"
-            ):
+            with pytest.raises(hvd.HorovodInternalError, match=mentioning("name", "tensor")):
                 hvd.allreduce(x, name="a")
             for call, error, text in (
                 (
                     lambda: hvd.allreduce(np.ones(3)),
                     TypeError,
-                    "an mxnet NDArray is needed, not ndarray",
+                    ("NDArray", "ndarray"),
                 ),
-                (lambda: hvd.allreduce(x.tostype("row_sparse")), ValueError, "Densify it first"),
+                (lambda: hvd.allreduce(x.tostype("row_sparse")), ValueError, "Densify"),
                 (
                     lambda: hvd.allreduce(x, average=True, op=hvd.Sum),
                     ValueError,
-                    "The op parameter supersedes",
+                    ("op", "parameter"),
                 ),
-                (lambda: hvd.allreduce(x, op=17), ValueError, "is not a reduction"),
+                (lambda: hvd.allreduce(x, op=17), ValueError, "reduction"),
                 (
                     lambda: hvd.reducescatter(x, op=hvd.Max),
                     ValueError,
-                    "only supports AVERAGE and SUM",
+                    ("AVERAGE", "SUM"),
                 ),
                 (lambda: hvd.broadcast(x, 5), ValueError, "root"),
-                (lambda: hvd.alltoall(x, splits=[1, 1]), ValueError, "[Ss]plits"),
+                (lambda: hvd.alltoall(x, splits=[1, 1]), ValueError, "splits"),
                 (
                     lambda: hvd.alltoall(x, splits=[9, 1]),
                     ValueError,
-                    "Sum of splits entries is greater",
+                    ("Sum", "splits"),
                 ),
-                (lambda: hvd.broadcast_parameters([x]), ValueError, "invalid params of type"),
-                (lambda: hvd.broadcast_parameters({}, prefix=3), ValueError, "must be a string"),
+                (lambda: hvd.broadcast_parameters([x]), ValueError, ("params", "type")),
+                (lambda: hvd.broadcast_parameters({}, prefix=3), ValueError, "string"),
                 (
                     lambda: hvd.DistributedTrainer({}, "sgd", prefix=3),
                     ValueError,
-                    "must be a string",
+                    "string",
                 ),
             ):
-                with pytest.raises(error, match=text):
+                with pytest.raises(error, match=mentioning(text)):
                     call()
         else:
             first = hvd.allreduce(x, name="a")
@@ -315,7 +316,7 @@ def test_trainers_of_different_models_are_told_and_go_on() -> None:
             loss.backward()
             trainer.step(1)
 
-        with pytest.raises(ValueError, match="all ranks must exchange the same arrays") as caught:
+        with pytest.raises(ValueError, match=mentioning("arrays")) as caught:
             step(2 + rank)
         step(2)
         return str(caught.value)
@@ -328,7 +329,7 @@ def test_trainers_of_different_models_are_told_and_go_on() -> None:
 def test_before_init_and_after_shutdown() -> None:
     import farandole.mxnet as hvd
 
-    with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
+    with pytest.raises(ValueError, match=mentioning("hvd.init")):
         hvd.allreduce(mx.nd.ones((1,)))
     hvd.init()
     assert (hvd.rank(), hvd.size(), hvd.allreduce(mx.nd.ones((2,)) * 3).asnumpy().tolist()) == (
@@ -337,7 +338,7 @@ def test_before_init_and_after_shutdown() -> None:
         [3, 3],
     )
     hvd.shutdown()
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match=mentioning("initialized")):
         hvd.broadcast_parameters({})
 
 
@@ -349,7 +350,7 @@ def test_what_is_in_flight_at_shutdown_fails_when_it_is_read() -> None:
         hvd.barrier()
         hvd.shutdown()
         if lonely is not None:
-            with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
+            with pytest.raises(hvd.HorovodInternalError, match=mentioning("shut down")):
                 lonely.asnumpy()
 
     job(2, fn)
@@ -444,8 +445,8 @@ def test_a_killed_rank_is_the_cause_and_not_the_one_that_reads() -> None:
         "step(mx.nd.ones((2,))).asnumpy()",
         fails=True,
     )
-    assert "Rank 1 on localhost died of signal 9 (SIGKILL)" in said
-    assert "Rank 0 failed only in consequence." in said
+    assert mentions(said, "Rank 1", "signal 9", "SIGKILL")
+    assert mentions(said, "Rank 0", "consequence")
 
 
 def test_a_program_may_end_with_something_in_flight() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
@@ -318,7 +319,7 @@ def test_what_only_some_ranks_computed_is_updated_on_all() -> None:
     one, two = job(2, fn)
     assert all(np.array_equal(a, b) for a, b in zip(one[0] + one[1], two[0] + two[1], strict=True))
     for said in (one[2], two[2]):
-        assert "has not been updated by backward since last `step`" in said
+        assert mentions(said, "`step`", "backward")
 
 
 @pytest.mark.parametrize("factor", [0.001, 3.0, 1e6])
@@ -393,7 +394,7 @@ def test_gradients_that_no_backward_has_computed_are_told() -> None:
             parameter.grad()[:] = rank + 1
         with pytest.warns(
             UserWarning,
-            match=r"set all gradients to 0: no rank's backward\(\) .* hvd.grouped_allreduce_",
+            match=mentioning("0", "backward()", "hvd.grouped_allreduce_"),
         ):
             trainer.allreduce_grads()
 
@@ -407,10 +408,10 @@ def test_parameters_with_sparse_values_are_told_with_the_cure() -> None:
         used = mx.gluon.ParameterDict()
         used.get("table", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse", init="ones")
         used.initialize()
-        text = r"parameter 'table' has stype='row_sparse', .* make it without stype= and"
-        with pytest.raises(ValueError, match=text):
+        text = ("'table'", "stype='row_sparse'")
+        with pytest.raises(ValueError, match=mentioning(text)):
             hvd.broadcast_parameters(used)
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=mentioning(text)):
             hvd.DistributedTrainer(used, "sgd")
 
     job(2, fn)
@@ -421,10 +422,10 @@ def test_what_is_no_optimizer_is_told_with_the_cure() -> None:
 
     trainer = mx.gluon.Trainer(network().collect_params(), "sgd")
     for wrong, text in (
-        ("sgd", r"not str: mx.optimizer.create\('sgd'\)"),
-        (trainer, r"not Trainer: .*hvd.DistributedTrainer\(params, "),
+        ("sgd", "mx.optimizer.create('sgd')"),
+        (trainer, ("Trainer", "hvd.DistributedTrainer")),
     ):
-        with pytest.raises(TypeError, match=text):
+        with pytest.raises(TypeError, match=mentioning(text)):
             hvd.DistributedOptimizer(wrong)
 
 
@@ -494,7 +495,7 @@ def test_a_distributed_optimizer_is_unwrapped_by_the_trainer() -> None:
 
         net, (name, options) = network(), OPTIMIZERS["momentum"]
         optimizer = hvd.DistributedOptimizer(mx.optimizer.create(name, **options))
-        with pytest.warns(UserWarning, match="We have unwrapped it for you"):
+        with pytest.warns(UserWarning, match=mentioning("unwrapped")):
             trainer = hvd.DistributedTrainer(net.collect_params(), optimizer)
         assert trainer.learning_rate == 0.05
         trainer.set_learning_rate(0.05)
@@ -523,7 +524,7 @@ def test_a_distributed_optimizer_is_its_optimizer_in_all_but_the_update() -> Non
         again = pickle.loads(pickle.dumps(optimizer))
         assert isinstance(again, hvd.DistributedOptimizer)
         assert (again.learning_rate, again.rescale_grad) == (0.25, 0.125)
-        with pytest.raises(ValueError, match="is distributed already"):
+        with pytest.raises(ValueError, match=mentioning("distributed")):
             hvd.DistributedOptimizer(optimizer)
 
     job(2, fn)
@@ -577,14 +578,12 @@ def test_ranks_that_exchange_weights() -> None:
                 both = hvd.allgather(mx.nd.array(weight[None]))
                 assert np.array_equal(both[0].asnumpy(), both[1].asnumpy())
             told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
-        with pytest.raises(
-            ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"
-        ):
+        with pytest.raises(ValueError, match=mentioning("gradients")):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
         exact = {"multi_precision": True}
         with pytest.raises(
             ValueError,
-            match=r"steps from float32 copies of weight and 0 others, which would undo it",
+            match=mentioning("float32", "0", "steps"),
         ):
             half_steps(
                 rank,

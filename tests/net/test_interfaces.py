@@ -21,6 +21,7 @@ from farandole.net.interfaces import (
     parted,
     split,
 )
+from tests.kits.messages import mentioning
 
 LOOPBACK = Interface("lo", "127.0.0.1", 8, loopback=True)
 OFFICE = Interface("eth0", "10.1.2.3", 24, 1000)
@@ -41,9 +42,7 @@ def test_a_loopback_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(socket, "create_server", absent)
-    with pytest.raises(
-        SettingsError, match=r"have the address 127\.0\.0\.1, .*: ip address add 127.0.0.1/8 dev lo"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("127.0.0.1/8", "address")):
         listening("127.0.0.1")
     with pytest.raises(OSError, match="Cannot assign"):
         listening("10.1.2.3")
@@ -147,9 +146,7 @@ def test_a_name_of_this_host_as_debian_has_it(
 
 
 def test_an_interface_that_is_not_here() -> None:
-    with pytest.raises(
-        SettingsError, match=r"no interface 'eth3' that is up and has an address \(it has lo, eth0"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("'eth3'", "eth0")):
         chosen(ALL, "eth3")
 
 

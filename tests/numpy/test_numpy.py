@@ -4,7 +4,6 @@ cannot be.
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 REDUCED = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
@@ -144,24 +144,17 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         ]
         assert hvd.poll(handle) is None
         for name in ("m", None):
-            with pytest.raises(
-                RuntimeError, match=r"has 2 tensors on rank 0 and 3 tensors on rank 1\."
-            ):
+            with pytest.raises(RuntimeError, match=mentioning("2", "rank 0", "3", "rank 1")):
                 hvd.grouped_allreduce([value] * (2 + rank), name=name)
-        roots = (
-            r"GATHER root ranks: One rank specified root rank 0, but another rank specified root"
-            r" rank 1\."
-        )
+        roots = ("GATHER", "rank 0", "rank 1")
         for name in ("m", None):
-            with pytest.raises(RuntimeError, match=roots):
+            with pytest.raises(RuntimeError, match=mentioning(roots)):
                 hvd.gather(value[:rank], rank, name)
         for call in (
             (lambda: hvd.gather(value, 0, "r")),
             (lambda: hvd.alltoall(value, [1, 3], "gather.r")),
         )[rank:][:1]:
-            with pytest.raises(
-                RuntimeError, match="One rank did an GATHER, but another rank did an ALLTOALL"
-            ):
+            with pytest.raises(RuntimeError, match=mentioning("GATHER", "ALLTOALL")):
                 call()
         large = np.array([2**62 + rank, -(2**63) + rank, 2**63 - 1, 7 * rank], np.int64)
         groups = hvd.grouped_allreduce([large, large[:1]])
@@ -220,62 +213,64 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         (
             lambda: hvd.allreduce(np.ones(2, dtype=">f4")),
             ValueError,
-            "Use array.astype(array.dtype.newbyteorder('='))",
+            "array.astype(array.dtype.newbyteorder('='))",
         ),
         (
             lambda: hvd.allgather(np.ones(2, dtype=">u2")),
             ValueError,
-            "its bytes are not in this machine's order",
+            ("bytes", "order"),
         ),
         (
             lambda: hvd.allreduce(np.ones(2, dtype=complex)),
             ValueError,
-            "Tensor type complex128 is not supported. Use",
+            "complex128",
         ),
         (
             lambda: hvd.allreduce(np.array(["a"], dtype=object)),
             ValueError,
-            "Tensor type object is not supported",
+            "type object",
         ),
-        (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, "not MaskedArray: use np.asarray(value)"),
-        (lambda: hvd.allreduce([1.0]), TypeError, "a numpy array is needed, not list"),
+        (lambda: hvd.allreduce(np.ma.ones(2)), TypeError, ("MaskedArray", "np.asarray(value)")),
+        (lambda: hvd.allreduce([1.0]), TypeError, ("numpy", "list")),
         (
             lambda: hvd.allreduce_(np.broadcast_to(1.0, (3,))),
             ValueError,
-            "the array is read-only, so that it cannot",
+            "read-only",
         ),
         (
             lambda: hvd.grouped_allreduce_([np.broadcast_to(1.0, 3)]),
             ValueError,
-            "the array is read-only",
+            "read-only",
         ),
         (
             lambda: hvd.broadcast_(np.float64(1), 0),
             ValueError,
-            "the array is a float64, not an array",
+            ("array", "float64"),
         ),
         (
             lambda: hvd.allgather(np.float64(1)),
             hvd.HorovodInternalError,
-            "tried to ALLGATHER a rank-zero tensor",
+            ("ALLGATHER", "rank-zero"),
         ),
-        (lambda: hvd.allreduce(np.ones(2), op=9), ValueError, "op=9 is not a reduction"),
+        (lambda: hvd.allreduce(np.ones(2), op=9), ValueError, ("op=9", "reduction")),
         (
             lambda: hvd.allreduce(np.ones(2), prescale_factor="2"),
             TypeError,
-            "prescale_factor='2' must be a number",
+            "prescale_factor='2'",
         ),  # type: ignore[arg-type]
         (
             lambda: hvd.reducescatter(np.ones(2), postscale_factor=2j),
             TypeError,
-            "postscale_factor=2j must be a number",
+            "postscale_factor=2j",
         ),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_is_said_with_its_cure(call: Any, error: type[Exception], text: str) -> None:
+def test_what_cannot_be_is_said_with_its_cure(
+    call: Any, error: type[Exception], text: str | tuple[str, ...]
+) -> None:
     hvd.init()
     try:
-        with pytest.raises(error, match=re.escape(text)):
+        with pytest.raises(error, match=mentioning(text)):
             call()
         assert hvd.allreduce(np.ones(1)).tolist() == [1.0]
     finally:
@@ -295,7 +290,9 @@ def test_factors_may_be_numbers_of_numpy() -> None:
 
 def test_ranks_that_differ_are_told_and_go_on() -> None:
     def check(rank: int) -> None:
-        with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=mentioning("Mismatched ALLREDUCE", "shapes")
+        ):
             hvd.allreduce(np.ones(2 + rank), name="x")
         assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
 

@@ -19,6 +19,7 @@ import pytest
 from farandole.errors import JobFailedError, SettingsError
 from farandole.spark import HorovodRunner
 from tests.job.launch.tools import read_pids
+from tests.kits.messages import mentioning, mentions
 from tests.spark import tools
 
 KILLS = int(os.environ.get("FARANDOLE_SPARK_KILLS", "3"))  # one of each kind
@@ -92,14 +93,14 @@ class TestOfTheFunction:
             raise ValueError("boom")
 
         words = (
-            r"boom[^$]*\nHorovod detected that one or more processes exited .*\nProcess name:"
+            r"boom[^$]*\nHorovod .*\nProcess name:"
             r" 0\nExit code: 1$"
         )
         with pytest.raises(RuntimeError, match=words):
             horovod.spark.run(train, num_proc=1, verbose=0)
 
     def test_exit(self) -> None:
-        with pytest.raises(JobFailedError, match="exited with code 3") as caught:
+        with pytest.raises(JobFailedError, match=mentioning("code 3")) as caught:
             run(lambda: sys.exit(3) if rank() == 1 else time.sleep(1000))
         assert (caught.value.rank, caught.value.exit_code) == (1, 3)
 
@@ -111,18 +112,16 @@ class TestOfTheFunction:
                 ctypes.string_at(0)
             time.sleep(1000)
 
-        with pytest.raises(JobFailedError, match=r"Rank 1 .* \(SIGSEGV\): a crash in native code"):
+        with pytest.raises(JobFailedError, match=mentioning("Rank 1", "SIGSEGV")):
             run(train)
 
     def test_what_cannot_be_pickled(self) -> None:
         lock = threading.Lock()
-        with pytest.raises(
-            SettingsError, match=r"variable 'lock' is a _thread.lock, which cannot be pickled"
-        ):
+        with pytest.raises(SettingsError, match=mentioning("'lock'", "_thread.lock")):
             run(lambda: lock.acquire())
 
     def test_a_result_that_cannot_be_pickled(self) -> None:
-        with pytest.raises(JobFailedError, match=r"^Rank 0 .*the result of .* is a generator"):
+        with pytest.raises(JobFailedError, match=mentioning("Rank 0", "generator")):
             run(lambda: {"x": (i for i in range(3))})
 
     def test_only_the_result_of_rank_0_has_to_be(self) -> None:
@@ -131,7 +130,7 @@ class TestOfTheFunction:
     def test_a_module_that_is_not_there(self) -> None:
         with pytest.raises(
             JobFailedError,
-            match=r"Rank \d on \S+ failed: ModuleNotFoundError: No module named 'nowhe",
+            match=mentioning("ModuleNotFoundError", "module"),
         ):
             run(lambda: __import__("nowhere"))
 
@@ -154,10 +153,7 @@ class TestOfTheCluster:
         with pytest.raises(SettingsError) as caught:
             HorovodRunner(np=3).run(print)
         text = str(caught.value)
-        assert (
-            "np=3 ranks need 3 task slots at the same time; local-cluster[2,1,1024] has 2 task"
-            " slots on 2" in text
-        )
+        assert mentions(text, "np=3", "[2,1,1024]")
         assert "Use np=2 or less" in text
         assert "spark.executor.cores" in text
 

@@ -10,6 +10,7 @@ import pytest
 
 from farandole.errors import JobFailedError, SettingsError
 from farandole.spark import HorovodRunner
+from tests.kits.messages import mentioning
 from tests.spark import tools
 
 
@@ -36,23 +37,15 @@ def made(spark: Any) -> dict[str, Any]:
     }
 
 
-SAYS = {
-    "frame": r"a Spark DataFrame, .* collect what is small before the job \(df.toPandas\(\)\)",
-    "rdd": r"a Spark RDD, .* collect what is small before the job \(rdd.collect\(\)\)",
-    "session": (
-        "a SparkSession, the driver's Spark session, and ranks have none: do what needs Spark"
-        " before"
-    ),
-    "context": (
-        "a SparkContext, the driver's Spark session, and ranks have none: do what needs Spark"
-        " before"
-    ),
-    "accumulator": (
-        "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers"
-    ),
-    "udf": r"a Spark UDF, .* use the Python function that it was made from \(its attribute .func\)",
-    "column": "a Spark Column, ",
-    "transformer": "an object of Spark's JVM, which cannot leave the driver",
+VALUES = {
+    "frame": ("Spark DataFrame", "df.toPandas()"),
+    "rdd": ("Spark RDD", "rdd.collect()"),
+    "session": ("SparkSession", "driver"),
+    "context": ("SparkContext", "driver"),
+    "accumulator": ("Spark accumulator", "driver"),
+    "udf": ("Spark UDF", ".func"),
+    "column": ("Spark Column",),
+    "transformer": ("Spark's JVM", "driver"),
 }
 
 
@@ -60,11 +53,11 @@ def test_what_lives_in_the_drivers_session_is_refused_by_name(spark: Any) -> Non
     objects = made(spark)
     for np in (-1, 2):
         for name, value in objects.items():
-            with pytest.raises(SettingsError, match=f"the variable 'value' is {SAYS[name]}"):
+            with pytest.raises(SettingsError, match=mentioning("'value'", *VALUES[name])):
                 HorovodRunner(np=np).run(taking(value))
-    with pytest.raises(SettingsError, match="the argument 'data' is a Spark DataFrame"):
+    with pytest.raises(SettingsError, match=mentioning("'data'", "Spark", "DataFrame")):
         HorovodRunner(np=-1).run(print, data=objects["frame"])
-    with pytest.raises(SettingsError, match=r"the argument 'data' \(there: rows\) is a Spark RDD"):
+    with pytest.raises(SettingsError, match=mentioning("'data'", "Spark", "RDD")):
         HorovodRunner(np=-1).run(print, data=Holder(objects["rdd"]))
 
 
@@ -117,8 +110,6 @@ def test_a_rank_starts_no_spark_of_its_own(spark: Any) -> None:
     for np, train in ((2, by_session), (-1, by_context)):
         with (
             tools.Clean(spark),
-            pytest.raises(
-                JobFailedError, match=r"RuntimeError: a rank has no Spark session: .*after it"
-            ),
+            pytest.raises(JobFailedError, match=mentioning("RuntimeError", "Spark")),
         ):
             HorovodRunner(np=np).run(train)

@@ -13,6 +13,7 @@ from farandole.base.types import DType
 from farandole.errors import RequestError
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.flat_layout import LARGE, flat_layout, separate, write_back
+from tests.kits.messages import mentioning
 
 shapes = st.lists(st.integers(0, 40), max_size=2).map(tuple)
 lists = st.lists(
@@ -56,11 +57,8 @@ def test_lists_that_differ_have_other_digests() -> None:
     assert known == flat_layout(arrays, ["a", "b"], None, True).digest
     assert known != flat_layout(arrays, ["a", "c"], None, False).digest
     assert known != flat_layout(arrays[::-1], ["a", "b"], None, False).digest
-    for dtype, cure in (
-        ("complex64", "Keep its real and imaginary parts"),
-        ("uint32", "Cast it first"),
-    ):
-        with pytest.raises(RequestError, match=rf"array 'b' has type {dtype}, .*\. {cure}"):
+    for dtype, cure in (("complex64", ("real", "imaginary")), ("uint32", "Cast")):
+        with pytest.raises(RequestError, match=mentioning("'b'", dtype, cure)):
             flat_layout([arrays[0], arrays[1].astype(dtype)], ["a", "b"], None, False)
 
 

@@ -10,6 +10,7 @@ import pytest
 from farandole.base.types import DType, ReduceOp
 from farandole.core.api.compression import CastCompressor, NoneCompressor
 from farandole.strategies.options import LINEAR, GradientOptions, gradient_options, predivided
+from tests.kits.messages import mentioning
 
 
 def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
@@ -21,7 +22,9 @@ def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, -2.0, float("nan")])
 def test_a_factor_that_is_not_positive(factor: float) -> None:
-    with pytest.raises(ValueError, match=f"gradient_predivide_factor must be > 0, not {factor}"):
+    with pytest.raises(
+        ValueError, match=mentioning("gradient_predivide_factor", "> 0", str(factor))
+    ):
         predivided(ReduceOp.AVERAGE, factor)
 
 
@@ -31,7 +34,7 @@ def test_a_factor_that_is_not_positive(factor: float) -> None:
 def test_only_averages_are_predivided(op: int, name: str) -> None:
     with pytest.raises(
         ValueError,
-        match=rf"not supported with op != Average .*=2\.0, op={name}\).*use op=hvd.Average",
+        match=mentioning("=2.0", f"op={name}", "op=hvd.Average"),
     ):
         predivided(op, 2.0)
 
@@ -55,43 +58,42 @@ def test_arguments_under_the_names_of_horovod() -> None:
     )
     assert (options.groups, options.sparse_as_dense, options.scale_local) == (3, True, False)
     assert options.of_reduced()[:3] == (ReduceOp.AVERAGE, 1.0, 1.0)
-    with pytest.warns(DeprecationWarning, match="`num_groups` has been replaced by `groups`"):
+    with pytest.warns(DeprecationWarning, match=mentioning("`num_groups`", "`groups`")):
         assert gradient_options(num_groups=2).groups == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"op": 77}, "op=77 is not a reduction; use Average, Sum, "),
-        ({"op": ReduceOp.MIN}, r"only supports Average, Sum and Adasum \(got op=Min\)"),
+        ({"op": 77}, ("op=77", "Average", "Sum")),
+        ({"op": ReduceOp.MIN}, ("Average", "Sum", "Adasum", "op=Min")),
         (
             {"op": ReduceOp.ADASUM, "ops": LINEAR},
-            r"op currently only supports Average and Sum \(got op=Adasum\)",
+            ("Average", "Sum", "op=Adasum"),
         ),
         (
             {"op": ReduceOp.ADASUM, "average_aggregated_gradients": True},
-            "Adasum does not support average_agg",
+            ("Adasum", "average_aggregated_gradients"),
         ),
         (
             {"groups": -1},
-            (
-                r"groups should be a non-negative integer or a list of list of tf.Variable\. \(got"
-                r" -1\)"
-            ),
+            (("tf.Variable", "-1")),
         ),
-        ({"groups": True}, r"\(got True\)"),
+        ({"groups": True}, "True"),
         (
             {"groups": ["a"], "tensor": "torch.Tensor"},
-            r"list of list of torch.Tensor\. \(got a list of str\)",
+            ("torch.Tensor", "str"),
         ),
         (
             {"backward_passes_per_step": 0},
-            "backward_passes_per_step must be > 0, not 0: 1 exchanges",
+            ("backward_passes_per_step", "0", "1"),
         ),
     ],
 )
-def test_arguments_that_make_no_sense(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_arguments_that_make_no_sense(
+    arguments: dict[str, Any], text: str | tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match=mentioning(text)):
         gradient_options(**arguments)
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 MODES = ["eager", "function", "unknown shapes", "session"]
@@ -218,9 +219,7 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         assert mean[[5, 2, 8], 0].tolist() == [2**62, -(2**63) + 1, -2], (
             "the sum alone does not fit"
         )
-        with pytest.raises(
-            Exception, match=r"tensor of shape \[3, 1\], but .* tensor of shape \[4, 1\]"
-        ):
+        with pytest.raises(Exception, match=mentioning("[3, 1]", "[4, 1]")):
             run(
                 mode,
                 lambda x, i: (
@@ -235,7 +234,7 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         for number in (None, 10):
             unknown = hvd.ProcessSet([0, 1])
             unknown.process_set_id = number
-            with pytest.raises(ValueError, match="has not been registered"):
+            with pytest.raises(ValueError, match=mentioning("registered")):
                 run(mode, lambda x, of=unknown: hvd.allreduce(x, process_set=of), x)
         alone = hvd.add_process_set([0])
         if rank == 0:
@@ -280,13 +279,9 @@ def test_static_shapes_are_those_that_are_known() -> None:
             hvd.alltoall,
             lambda one: hvd.grouped_allreduce([one]),
         ):
-            with pytest.raises(
-                TypeError, match=r"a RaggedTensor cannot be exchanged, .* pass its .to_tensor\(\)"
-            ):
+            with pytest.raises(TypeError, match=mentioning("RaggedTensor")):
                 call(ragged)
-            with pytest.raises(
-                TypeError, match=r"a SparseTensor cannot be exchanged, .* tf.sparse.to_dense"
-            ):
+            with pytest.raises(TypeError, match=mentioning("SparseTensor", "tf.sparse.to_dense")):
                 call(sparse)
 
     job(2, body)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import farandole.tensorflow as hvd
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.gradients import reduce_gradients, reducer_for
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 MODES = ["eager", "function", "session"]
@@ -166,10 +167,10 @@ def test_ranks_with_other_gradients_are_told() -> None:
                 loss = variables[0] + tf.reduce_sum(variables[1])
             return hvd.DistributedGradientTape(tape).gradient(loss, variables)
 
-        text = "odd.* has shape .* on rank 0 and .* on rank 1"
-        with pytest.raises(ValueError, match=text):
+        text = ("odd", "shape", "rank 0", "rank 1")
+        with pytest.raises(ValueError, match=mentioning(text)):
             step()
-        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=mentioning(text)):
             tf.function(step, autograph=False)()
         assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum).numpy() == 2.0
 

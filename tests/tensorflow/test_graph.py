@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -92,25 +93,25 @@ def test_a_while_loop_and_a_branch() -> None:
 def test_errors_reach_every_rank_and_the_next_call_works() -> None:
     def body(rank: int) -> None:
         function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum), autograph=False)
-        text = "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape"
+        text = ("Mismatched ALLREDUCE", "shapes")
         for _ in range(3):
-            with pytest.raises(tf.errors.UnknownError, match=text):
+            with pytest.raises(tf.errors.UnknownError, match=mentioning(text)):
                 function(tf.ones([2 + rank]))
             assert function(tf.ones([2])).numpy().tolist() == [2.0, 2.0]
-            with pytest.raises(hvd.HorovodInternalError, match=text):
+            with pytest.raises(hvd.HorovodInternalError, match=mentioning(text)):
                 hvd.allreduce(tf.ones([2 + rank]))
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             place = tf.compat.v1.placeholder(tf.float32)
             total = hvd.allreduce(place, op=hvd.Sum)
             for _ in range(2):
-                with pytest.raises(tf.errors.UnknownError, match=text):
+                with pytest.raises(tf.errors.UnknownError, match=mentioning(text)):
                     session.run(total, {place: np.ones(2 + rank)})
                 assert session.run(total, {place: np.ones(2)}).tolist() == [2.0, 2.0]
-        with pytest.raises(tf.errors.InvalidArgumentError, match="alltoall expects"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=mentioning("alltoall")):
             tf.function(lambda x: hvd.alltoall(x, tf.ones([2, 2], tf.int32)), autograph=False)(
                 tf.ones([2])
             )
-        with pytest.raises(ValueError, match="Tensor type object is not supported"):
+        with pytest.raises(ValueError, match=mentioning("type object")):
             hvd.allreduce(tf.constant("text"))
 
     job(2, body)
@@ -149,9 +150,7 @@ def test_a_step_that_fails_elsewhere_does_not_wait_for_its_collectives(session: 
 def test_xla_is_told_apart_before_it_fails() -> None:
     def body(rank: int) -> None:
         for call in (hvd.allreduce, hvd.allgather, lambda x: hvd.size_op()):
-            with pytest.raises(
-                NotImplementedError, match=r"cannot be compiled by XLA.*jit_compile=True"
-            ):
+            with pytest.raises(NotImplementedError, match=mentioning("XLA", "jit_compile=True")):
                 tf.function(call, jit_compile=True, autograph=False)(tf.ones([2]))
         inner = tf.function(lambda x: x * 2.0, jit_compile=True, autograph=False)
         outer = tf.function(lambda x: inner(hvd.allreduce(inner(x), op=hvd.Sum)), autograph=False)

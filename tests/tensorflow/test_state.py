@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.errors import HostsUpdatedInterrupt
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 v1 = tf.compat.v1
@@ -53,9 +54,9 @@ def test_variables_of_any_type_are_broadcast() -> None:
         hvd.broadcast_variables(layer.variables, root_rank=1)
         kernels = hvd.allgather_object(np.asarray(layer.kernel).tolist())
         assert kernels[0] == kernels[1]
-        with pytest.raises(ValueError, match="all ranks must have the same variables"):
+        with pytest.raises(ValueError, match=mentioning("variables")):
             hvd.broadcast_variables(variables[: rank + 1], root_rank=0)
-        with pytest.raises(RuntimeError, match="does not support eager execution"):
+        with pytest.raises(RuntimeError, match=mentioning("eager")):
             hvd.broadcast_global_variables(0)
 
     job(2, body)
@@ -132,7 +133,7 @@ def test_a_state_of_a_session() -> None:
             weight.load([7.0], session)
             state.restore()
             assert session.run(weight).tolist() == [1.0]
-        with tf.Graph().as_default(), pytest.raises(ValueError, match="no default session"):
+        with tf.Graph().as_default(), pytest.raises(ValueError, match=mentioning("session")):
             hvd.elastic.TensorFlowState([])
 
     job(2, body)
@@ -141,7 +142,7 @@ def test_a_state_of_a_session() -> None:
 def test_a_state_of_a_keras_model() -> None:
     def body(rank: int) -> None:
         model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-        with pytest.raises(ValueError, match="Model must be built first"):
+        with pytest.raises(ValueError, match=mentioning("Model", "built")):
             hvd.elastic.TensorFlowKerasState(model)
         model.build((None, 2))
         state = hvd.elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD(0.1), batch=rank)

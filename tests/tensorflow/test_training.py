@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 STEPS, BATCH, WORDS = 4, 8, 11
@@ -204,17 +205,11 @@ def test_options_of_tapes() -> None:
         for function in (matrices, tf.function(matrices, autograph=False)):
             found = [each.numpy().tolist() for each in function()]
             assert found == [[[3.0, 0.0], [0.0, 6.0]], [0.0, 0.0], [[[4.5]], [[18.0]]]]
-        with pytest.raises(
-            ValueError, match="gradient_predivide_factor not supported with op != Average"
-        ):
+        with pytest.raises(ValueError, match=mentioning("gradient_predivide_factor", "Average")):
             gradient(gradient_predivide_factor=2.0, op=hvd.Sum)
-        with pytest.raises(
-            ValueError, match="groups should be a non-negative integer or a list of list"
-        ):
+        with pytest.raises(ValueError, match=mentioning("groups", "integer")):
             gradient(groups="all")
-        with pytest.raises(
-            ValueError, match=r"All local layers must be of tf.keras.layers.Layer type."
-        ):
+        with pytest.raises(ValueError, match=mentioning("tf.keras.layers.Layer")):
             gradient(hvd.PartialDistributedGradientTape, local_layers=[3])
 
     job(2, body, dynamic_process_sets=True)
@@ -404,18 +399,16 @@ def test_an_optimizer_of_keras_steps_with_variables_of_tensorflow() -> None:
 def test_what_optimizers_refuse() -> None:
     def body(rank: int) -> None:
         plain = v1.train.GradientDescentOptimizer(1.0)
-        with pytest.raises(
-            ValueError, match="Adasum does not support average_aggregated_gradients == True"
-        ):
+        with pytest.raises(ValueError, match=mentioning("Adasum", "average_aggregated_gradients")):
             hvd.DistributedOptimizer(plain, op=hvd.Adasum, average_aggregated_gradients=True)
-        with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
+        with pytest.raises(ValueError, match=mentioning("Adasum", "Keras")):
             hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
-        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+        with pytest.raises(ValueError, match=mentioning("backward_passes_per_step", "0")):
             hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
         several = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
         table = tf.Variable([[1.0], [2.0]])
         with pytest.raises(
-            ValueError, match="IndexedSlices are not supported when `backward_passes_per_step` > 1"
+            ValueError, match=mentioning("IndexedSlices", "`backward_passes_per_step`", "1")
         ):
             several.minimize(lambda: tf.reduce_sum(tf.gather(table, [0])), var_list=[table])
         optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
 import pytest
 
 from tests.core.collectives.test_adasum import tree
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part
 
@@ -43,14 +43,14 @@ def test_every_form(n: int, dtype: str) -> None:
         assert torch.allclose(scaled.double(), 2 * one[3].double(), rtol=1e-2)
         for bad in (torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.bool)):
             with pytest.raises(
-                hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"
+                hvd.HorovodInternalError, match=mentioning("Adasum", "floating point")
             ):
                 hvd.allreduce(bad, op=hvd.Adasum)
             with pytest.raises(
-                hvd.HorovodInternalError, match="Adasum is defined for floating point numbers"
+                hvd.HorovodInternalError, match=mentioning("Adasum", "floating point")
             ):
                 hvd.grouped_allreduce([mine[0], bad], op=hvd.Adasum)
-        with pytest.raises(hvd.HorovodInternalError, match="only supports AVERAGE and SUM"):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("AVERAGE", "SUM")):
             hvd.reducescatter(mine[0], op=hvd.Adasum)
         if rank:
             hvd.join()
@@ -136,9 +136,7 @@ def test_sets_unused_parameters_and_what_is_refused() -> None:
             compression=hvd.Compression.fp16,
         )
         with (
-            pytest.raises(
-                AssertionError, match=re.escape("Skipping synchronization is not supported")
-            ),
+            pytest.raises(AssertionError, match=mentioning("synchronization")),
             optimizer.skip_synchronize(),
         ):
             optimizer.step()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -185,7 +186,7 @@ def test_what_backward_has_saved_is_not_overwritten_without_a_word() -> None:
             x = torch.ones(2, requires_grad=True)
             saved = x.exp()
             change(saved)
-            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            with pytest.raises(RuntimeError, match=mentioning("inplace")):
                 saved.sum().backward()
             loss = (x * 3).sum()
             change(loss)
@@ -236,14 +237,14 @@ def test_gather_gives_all_rows_to_one_rank_and_their_gradients_back() -> None:
             )
             with pytest.raises(
                 hvd.HorovodInternalError,
-                match=r"gather received invalid root rank 1 for .*\[0, 2\]",
+                match=mentioning("rank 1", "[0, 2]"),
             ):
                 hvd.gather(torch.tensor([rank]), 1, process_set=pair)
         with pytest.raises(
-            hvd.HorovodInternalError, match=r"gather received invalid root rank 3 .* 0 to 2"
+            hvd.HorovodInternalError, match=mentioning("rank 3", "0", "2", "root rank")
         ):
             hvd.gather(torch.ones(2), 3)
-        with pytest.raises(hvd.HorovodInternalError, match="a rank-zero tensor"):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("rank-zero", "tensor")):
             hvd.gather(torch.tensor(1.0))
 
     job(3, fn, dynamic_process_sets=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kits.messages import mentioning
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
@@ -32,12 +34,12 @@ def test_nccl_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mpi_is_not_what_this_job_runs_on() -> None:
     import farandole.torch as hvd
 
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match=mentioning("initialized")):
         hvd.mpi_threads_supported()
     hvd.init()
     try:
         assert (hvd.gloo_enabled(), hvd.mpi_enabled()) == (True, False)
-        with pytest.raises(ValueError, match="Horovod MPI is not enabled"):
+        with pytest.raises(ValueError, match=mentioning("Horovod", "MPI")):
             hvd.mpi_threads_supported()
     finally:
         hvd.shutdown()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.torch.test_optimizer import data, loss_of, net, part
 
@@ -299,7 +300,7 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
         for spec in ("topk:0.25", "sign:0.9", "net:sign:0.9"):
             with pytest.raises(
                 ValueError,
-                match=rf"codec='{spec}' is one object for several optimizers.*name '{spec}",
+                match=mentioning(f"codec='{spec}'", f"name '{spec}"),
             ):
                 steps(spec)
 
@@ -357,13 +358,11 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
         def distributed(**options: Any) -> Any:
             return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
-        with pytest.raises(ValueError, match=r"there is no codec .inT8. .*did you mean .int8."):
+        with pytest.raises(ValueError, match=mentioning("inT8", "int8")):
             distributed(codec="inT8")
-        with pytest.raises(ValueError, match="codec='int8' and compression do the same"):
+        with pytest.raises(ValueError, match=mentioning("codec='int8'")):
             distributed(codec="int8", compression=hvd.Compression.fp16)
-        with pytest.raises(
-            ValueError, match="codec='int8' compresses sums and averages, and op is Adasum"
-        ):
+        with pytest.raises(ValueError, match=mentioning("codec='int8'", "Adasum")):
             distributed(codec="int8", op=hvd.Adasum)
         distributed(codec="int8", op=hvd.Sum)
         optimizer = distributed(codec="int8" if rank else "")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests import pool
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job, stored
 from tests.torch.pretend import Pretend, pretending
 from tests.torch.test_optimizer import (
@@ -142,7 +143,7 @@ def test_tensors_in_all_states(way: str) -> None:
         rows = hvd.allgather(parameter.reshape(1, 2))
         (total.sum() + rows.sum()).backward()
         assert parameter.grad.tolist() == [3.0, 3.0]
-        with pytest.raises(hvd.HorovodInternalError, match="Adasum is defined for floating point"):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("Adasum", "floating point")):
             hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
         apart = torch.tensor([1.0, 0.0]) if rank else torch.tensor([0.0, 1.0])
         assert hvd.allreduce(apart, op=hvd.Adasum).tolist() == [1.0, 1.0]
@@ -239,14 +240,11 @@ def test_ranks_that_mean_different_devices_are_told() -> None:
 
         mine = torch.ones(2, dtype=torch.float64 if rank else torch.float32)
         pretend._counts = lambda tensor: rank == 0
-        text = (
-            "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device GPU, but"
-            " another rank "
-        )
-        with pytest.raises(hvd.HorovodInternalError, match=text + "specified device CPU"):
+        text = mentioning("Mismatched ALLREDUCE", "device GPU", "device CPU")
+        with pytest.raises(hvd.HorovodInternalError, match=text):
             hvd.allreduce(torch.ones(2), name="x")
         pretend._counts = ALL
-        with pytest.raises(hvd.HorovodInternalError, match="Mismatched data types"):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("Mismatched", "data types")):
             hvd.allreduce(mine, name="y")
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
 
@@ -295,7 +293,7 @@ def test_what_cannot_be_marked_is_not_submitted() -> None:
             raise RequestError(CAPTURED)
 
         pretend.record_event = refuse  # type: ignore[method-assign]
-        with pytest.raises(hvd.HorovodInternalError, match="cannot be captured in a CUDA graph"):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("CUDA graph")):
             hvd.allreduce(torch.ones(1), name="x")
         del pretend.record_event
         assert hvd.allreduce(torch.ones(1), name="x").item() == 1.0
@@ -465,9 +463,7 @@ def test_it_is_said_when_ranks_have_their_parameters_on_different_devices() -> N
         pretend._counts = lambda tensor: rank == 0
         model = net()
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
-        with pytest.raises(
-            ValueError, match=r"all ranks must optimize the same parameters .*'GPU'"
-        ):
+        with pytest.raises(ValueError, match=mentioning("'GPU'", "parameters")):
             loss_of(model, *data()).backward()
         del optimizer
 
@@ -629,7 +625,7 @@ def test_a_device_that_fails_on_one_rank_fails_everywhere() -> None:
         return str(caught.value)
 
     for said in device_job(2, check):
-        assert "rank 1 failed inside a collective: ZeroDivisionError" in said
+        assert mentions(said, "rank 1", "ZeroDivisionError")
 
 
 def test_ranks_that_cannot_be_connected_are_told_what_to_do() -> None:
@@ -645,10 +641,7 @@ def test_ranks_that_cannot_be_connected_are_told_what_to_do() -> None:
         return str(caught.value)
 
     for said in device_job(2, check):
-        assert (
-            "GPUs could not be connected by Gloo: unhandled system error. --nccl=off"
-            " (FARANDOLE_NCCL=off)" in said
-        )
+        assert mentions(said, "GPUs", "--nccl=off", "FARANDOLE_NCCL=off")
 
 
 # Parts.
@@ -759,7 +752,7 @@ def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatc
     cuda.record_event()
     assert said == ["3 records"], "what was marked is marked"
     capturing = True
-    with pytest.raises(RequestError, match="cannot be captured"):
+    with pytest.raises(RequestError, match=mentioning("captured")):
         cuda.record_event()
 
 

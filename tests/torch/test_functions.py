@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -254,10 +254,10 @@ def test_layouts() -> None:
         assert hvd.allreduce(expanded).tolist() == [0.5] * 3
         with pytest.raises(
             TypeError,
-            match=r"inside a transform of torch.func .* outside of the transformed function",
+            match=mentioning("torch.func", "function"),
         ):
             torch.func.vmap(hvd.allreduce)(torch.ones(3, 2))
-        with pytest.raises(ValueError, match="A tensor on the meta device has no elements"):
+        with pytest.raises(ValueError, match=mentioning("tensor", "meta device")):
             hvd.allreduce(torch.ones(3, device="meta"))
 
     job(2, check)
@@ -366,92 +366,91 @@ def test_average_the_old_way() -> None:
         (
             lambda hvd: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum),
             ValueError,
-            "The op parameter supersedes average. Please provide only one of them.",
+            ("op", "average"),
         ),
-        (lambda hvd: hvd.allreduce(torch.ones(1), op=17), ValueError, "op=17 is not a reduction"),
+        (lambda hvd: hvd.allreduce(torch.ones(1), op=17), ValueError, ("op=17", "reduction")),
         (
             lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.int64), op=hvd.Adasum),
             ValueError,
-            "Adasum is defined for floating point numbers, not for int64; use Sum or Average.",
+            ("Adasum", "int64", "Sum", "Average"),
         ),
         (
             lambda hvd: hvd.allreduce(torch.ones(1, dtype=torch.complex64)),
             ValueError,
-            "Tensor type torch.ComplexFloatTensor is not supported.",
+            ("torch.ComplexFloatTensor", "type"),
         ),
         (
             lambda hvd: hvd.allreduce(torch.eye(2).to_sparse()),
             ValueError,
-            "torch.sparse_coo is not supported",
+            "torch.sparse_coo",
         ),
-        (lambda hvd: hvd.allreduce_([1.0]), TypeError, "a torch.Tensor is needed, not list"),
-        (lambda hvd: hvd.allreduce(np.ones(1)), TypeError, "a torch.Tensor is needed, not ndarray"),
+        (lambda hvd: hvd.allreduce_([1.0]), TypeError, ("torch.Tensor", "list")),
+        (lambda hvd: hvd.allreduce(np.ones(1)), TypeError, ("torch.Tensor", "ndarray")),
         (
             lambda hvd: hvd.broadcast(torch.ones(1), 2),
             ValueError,
-            "broadcast received invalid root rank 2 for provided process set",
+            ("rank 2", "broadcast"),
         ),
         (
             lambda hvd: hvd.broadcast(torch.ones(1), hvd.size() / 2),
             TypeError,
-            "root_rank=1.0 must be a rank",
+            "root_rank=1.0",
         ),
-        (lambda hvd: hvd.broadcast_object(1, None), TypeError, "root_rank=None must be a rank"),
+        (lambda hvd: hvd.broadcast_object(1, None), TypeError, "root_rank=None"),
         (
             lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2, 2, dtype=torch.int32)),
             ValueError,
-            "alltoall expects a 1D splits tensor",
+            ("alltoall", "1D"),
         ),
         (
             lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2)),
             ValueError,
-            "alltoall expects splits to contain 32-bit integer elements.",
+            ("alltoall", "32-bit"),
         ),
         (
             lambda hvd: hvd.alltoall(torch.ones(4), [3, 3]),
             ValueError,
-            "Sum of splits entries is greater than the first dimension of tensor.",
+            ("Sum", "splits"),
         ),
         (
             lambda hvd: hvd.alltoall(torch.ones(4), [4]),
             ValueError,
-            "Number of entries in splits does not equal number of workers.",
+            ("splits", "number"),
         ),
         (
             lambda hvd: hvd.alltoall(torch.ones(3)),
             ValueError,
-            (
-                "splits not provided, but first dimension of tensor is not an even multiple of the"
-                " number of workers."
-            ),
+            (("splits", "tensor")),
         ),
         (
             lambda hvd: hvd.reducescatter(torch.ones(4), op=hvd.Min),
             ValueError,
-            "Reducescatter currently only supports AVERAGE and SUM.",
+            ("AVERAGE", "SUM"),
         ),
         (
             lambda hvd: hvd.allgather(torch.tensor(1.0)),
             ValueError,
-            "Process-set rank zero tried to ALLGATHER a rank-zero tensor.",
+            ("ALLGATHER", "rank-zero"),
         ),
         (
             lambda hvd: hvd.allreduce(torch.ones(2 + hvd.rank()), name="s"),
             RuntimeError,
-            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape",
+            ("Mismatched ALLREDUCE", "shapes"),
         ),
         (
             lambda hvd: hvd.grouped_allreduce([torch.ones(1), torch.ones(2 + hvd.rank())]),
             RuntimeError,
-            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape",
+            ("Mismatched ALLREDUCE", "shapes"),
         ),
     ],
 )
-def test_errors_leave_the_job_usable(call: Any, error: type[Exception], text: str) -> None:
+def test_errors_leave_the_job_usable(
+    call: Any, error: type[Exception], text: str | tuple[str, ...]
+) -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd
 
-        with pytest.raises(error, match=re.escape(text)):
+        with pytest.raises(error, match=mentioning(text)):
             call(hvd)
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
 
@@ -467,7 +466,7 @@ def test_a_name_in_use() -> None:
             handle = hvd.allreduce_async(tensor, name="twice", op=hvd.Sum)
             with pytest.raises(
                 hvd.HorovodInternalError,
-                match="Requested to allreduce, allgather, or broadcast a te",
+                match=mentioning("allreduce", "allgather", "broadcast"),
             ):
                 hvd.allreduce(tensor, name="twice")
             hvd.barrier()
@@ -488,9 +487,7 @@ def test_before_init_and_after_shutdown() -> None:
         lambda: hvd.allreduce(torch.ones(1)),
         lambda: hvd.broadcast_object(1),
     ):
-        with pytest.raises(
-            ValueError, match=r"Farandole has not been initialized; use hvd\.init\(\)\."
-        ):
+        with pytest.raises(ValueError, match=mentioning("Farandole", "hvd.init()")):
             call()
     for _ in range(2):
         hvd.init()

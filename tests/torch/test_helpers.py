@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -30,16 +31,14 @@ def test_print_and_seeds_on_two_ranks() -> None:
             hvd.print("on one", ranks=[1])
             hvd.print("everywhere", ranks="all", end=".")
         for wrong in ([0, 2], "none"):
-            with pytest.raises(
-                ValueError, match=r"this job has ranks 0 to 1; give some of them, or 'all'"
-            ):
+            with pytest.raises(ValueError, match=mentioning("ranks 0", "1", "'all'")):
                 hvd.print(ranks=wrong)
         mine = hvd.seed_everything(7)
         alike = torch.nn.Linear(2, 2).weight.tolist(), np.random.random(), random.random()
         own = torch.randn(3, generator=mine).tolist()
         again = torch.randn(3, generator=hvd.seed_everything(7)).tolist()
         for seed in (-1, 1 << 32, True, 1.5):
-            with pytest.raises(ValueError, match=r"must be a whole number from 0 to 4294967295"):
+            with pytest.raises(ValueError, match=mentioning("0", "4294967295")):
                 hvd.seed_everything(seed)  # type: ignore[arg-type]
         return text.getvalue(), alike, own, again
 
@@ -62,7 +61,7 @@ def test_rank_0_saves_whole_or_not_at_all(tmp_path: Path) -> None:
         broken = {"weights": torch.zeros(9), "lock": (part for part in [])}
         with pytest.raises(Exception, match=r"pickle|serialize") as caught:
             hvd.save(broken, path)
-        with pytest.raises((OSError, RuntimeError), match=r"No such file or directory: .*nowhere"):
+        with pytest.raises((OSError, RuntimeError), match=mentioning("No such file", "nowhere")):
             hvd.save({}, tmp_path / "nowhere" / "last.pt")
         return (
             found,
@@ -74,10 +73,7 @@ def test_rank_0_saves_whole_or_not_at_all(tmp_path: Path) -> None:
     one, other = job(2, check)
     assert [one[0], other[0]] == [0, 0]
     assert other[1] == "RuntimeError"
-    assert (
-        f"rank 0 could not save '{path}', and what was there before is untouched: {one[1]}"
-        in other[2]
-    )
+    assert mentions(other[2], "rank 0", f"'{path}'", str(one[1]))
     assert one[3] == other[3] == [1.0, 1.0, 1.0]
     assert [each.name for each in tmp_path.iterdir()] == ["last.pt"]
 
@@ -107,7 +103,7 @@ def test_a_loader_is_distributed_in_one_call(shuffle: bool) -> None:
             "timeout",
         )
         assert all(getattr(mine, name) == getattr(loader, name) for name in kept)
-        with pytest.raises(ValueError, match="call distribute once"):
+        with pytest.raises(ValueError, match=mentioning("distribute")):
             hvd.distribute(mine)
         return len(mine), [list(mine) for _ in range(2)]
 
@@ -136,7 +132,7 @@ def test_batches_of_a_batch_sampler_that_only_counts_stay_batches(random: bool) 
         epochs = [torch.cat(list(mine)).tolist() for _ in range(8)]
         assert all(len(epoch) == 3 for epoch in epochs)
         assert (len({*map(tuple, epochs)}) > 1) == random
-        with pytest.raises(ValueError, match="call distribute once"):
+        with pytest.raises(ValueError, match=mentioning("distribute")):
             hvd.distribute(mine)
     finally:
         hvd.shutdown()
@@ -179,17 +175,17 @@ DATA = list(range(4))
         (
             lambda: DATA,
             TypeError,
-            r"takes a torch\.utils\.data\.DataLoader, not list: .*DistributedSampler",
+            "torch.utils.data.DataLoader",
         ),
         (
             lambda: torch.utils.data.DataLoader(Stream()),
             TypeError,
-            r"Stream is an IterableDataset.*islice",
+            ("Stream", "IterableDataset", "islice"),
         ),
         (
             lambda: torch.utils.data.DataLoader(DATA, batch_sampler=[[0, 1]]),
             ValueError,
-            r"batch_sampler=list, which",
+            "batch_sampler=list",
         ),
         (
             lambda: torch.utils.data.DataLoader(
@@ -199,32 +195,34 @@ DATA = list(range(4))
                 ),
             ),
             ValueError,
-            r"sampler=SubsetRandomSampler, and only its author knows",
+            "sampler=SubsetRandomSampler",
         ),
         (
             lambda: torch.utils.data.DataLoader(DATA, batch_size=None),
             ValueError,
-            r"batch_size=None, so there are no",
+            "batch_size=None",
         ),
         (
             lambda: torch.utils.data.DataLoader(
                 DATA, sampler=torch.utils.data.SubsetRandomSampler([1])
             ),
             ValueError,
-            r"sampler=SubsetRandomSampler, and only its author knows",
+            "sampler=SubsetRandomSampler",
         ),
         (
             lambda: torch.utils.data.DataLoader(
                 DATA, sampler=torch.utils.data.RandomSampler(DATA, True)
             ),
             ValueError,
-            r"replacement=True and num_samples=None: distribute deals each sample once",
+            ("replacement=True", "num_samples=None"),
         ),
     ],
     ids=str,
 )
-def test_loaders_that_cannot_be_dealt(loader: Any, error: type[Exception], text: str) -> None:
+def test_loaders_that_cannot_be_dealt(
+    loader: Any, error: type[Exception], text: str | tuple[str, ...]
+) -> None:
     import farandole.torch as hvd
 
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=mentioning(text)):
         hvd.distribute(loader())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from tests.kits.heard import listening
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.torch.test_optimizer import data, loss_of, net, part, values
 
@@ -33,10 +33,7 @@ def wrap_alone(**options: Any) -> Any:
         (
             {"named_parameters": lambda model: model.parameters()},
             ValueError,
-            (
-                "named_parameters should be a sequence of tuples (name, parameter), usually"
-                " produced by"
-            ),
+            ("named_parameters"),
         ),
         (
             {
@@ -45,73 +42,70 @@ def wrap_alone(**options: Any) -> Any:
                 ]
             },
             ValueError,
-            "Parameter names in named_parameters must be unique. Found duplicates: a",
+            ("named_parameters", "duplicates", "a"),
         ),
         (
             {"named_parameters": lambda model: list(model.named_parameters())[:-1]},
             ValueError,
-            (
-                "named_parameters was specified, but one or more model parameters were not named."
-                " Of the optimizer's parameters these have no name: number "
-            ),
+            (("named_parameters", "number")),
         ),
         (
             {"groups": -1},
             ValueError,
-            "groups should be a non-negative integer or a list of list of torch.Tensor.",
+            ("groups", "torch.Tensor"),
         ),
         (
             {"groups": "all"},
             ValueError,
-            "groups should be a non-negative integer or a list of list of torch.Tensor.",
+            ("groups", "torch.Tensor"),
         ),
-        ({"groups": [[1, 2]]}, ValueError, "groups must consist of torch.Tensor."),
+        ({"groups": [[1, 2]]}, ValueError, ("groups", "torch.Tensor")),
         (
             {"groups": lambda model: [[model.side.bias], [model.side.bias]]},
             ValueError,
-            "A parameter can only appear once in groups.",
+            ("groups", "parameter"),
         ),
         (
             {"gradient_predivide_factor": 2.0, "op": 1},
             ValueError,
-            "gradient_predivide_factor not supported with op != Average",
+            ("gradient_predivide_factor", "Average"),
         ),
-        ({"gradient_predivide_factor": -1.0}, ValueError, "gradient_predivide_factor must be > 0"),
-        ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
+        ({"gradient_predivide_factor": -1.0}, ValueError, ("gradient_predivide_factor", "0")),
+        ({"backward_passes_per_step": 0}, ValueError, ("backward_passes_per_step", "0")),
         (
             {"backward_passes_per_step": 2.5},
             ValueError,
-            "backward_passes_per_step must be a whole number, not 2.5",
+            ("backward_passes_per_step", "2.5", "number"),
         ),
         (
             {"backward_passes_per_step": "2"},
             ValueError,
-            "backward_passes_per_step must be a whole number, not '2'",
+            ("backward_passes_per_step", "'2'"),
         ),
-        ({"op": 3}, ValueError, "only supports Average, Sum and Adasum"),
+        ({"op": 3}, ValueError, ("Average", "Sum", "Adasum")),
         (
             {"op": lambda model: torch.distributed.ReduceOp.SUM},
             ValueError,
-            "op=<RedOpType.SUM: 0> is not",
+            ("RedOpType.SUM", "0"),
         ),
         (
             {"compression": "fp16"},
             ValueError,
-            "compression='fp16' is no compressor: use hvd.Compression.fp16",
+            ("compression='fp16'", "hvd.Compression.fp16"),
         ),
-        ({"process_set": [0, 1]}, TypeError, "process_set=[0, 1] is not a ProcessSet"),
+        ({"process_set": [0, 1]}, TypeError, ("process_set=[0, 1]", "ProcessSet")),
         (
             {"op": 2, "gradient_predivide_factor": 2.0},
             ValueError,
-            "gradient_predivide_factor not supported with op != Average",
+            ("gradient_predivide_factor", "Average"),
         ),
     ],
     ids=str,
 )
 def test_arguments_that_cannot_be(
-    options: dict[str, Any], error: type[Exception], text: str
+    options: dict[str, Any], error: type[Exception], text: str | tuple[str, ...]
 ) -> None:
-    with pytest.raises(error, match=re.escape(text)):
+    with pytest.raises(error, match=mentioning(text)):
         wrap_alone(**options)
 
 
@@ -133,9 +127,7 @@ def test_two_optimizers_of_one_parameter_that_add_up() -> None:
             return weight.grad.item()
 
         for ops in ((hvd.Sum, hvd.Sum), (hvd.Average, hvd.Sum), (hvd.Sum, hvd.Average)):
-            with pytest.raises(
-                ValueError, match=r"\[1\] belongs to another DistributedOptimizer already, and"
-            ):
+            with pytest.raises(ValueError, match=mentioning("[1]", "DistributedOptimizer")):
                 gradient(*ops)
         weight, found = torch.nn.Parameter(torch.zeros(1)), []
         for _ in range(2):
@@ -159,25 +151,23 @@ def test_two_optimizers_of_one_parameter_that_add_up() -> None:
 def test_what_is_no_optimizer(optimizer: Any, found: str) -> None:
     import farandole.torch as hvd
 
-    with pytest.raises(
-        TypeError, match=rf"DistributedOptimizer takes an optimizer, like .*, not {found}$"
-    ):
+    with pytest.raises(TypeError, match=mentioning("DistributedOptimizer", found)):
         hvd.DistributedOptimizer(optimizer)
 
 
 def test_num_groups_is_deprecated_and_passes_are_checked_later_too() -> None:
     with pytest.warns(DeprecationWarning, match="num_groups"):
         optimizer = wrap_alone(num_groups=2)
-    with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+    with pytest.raises(ValueError, match=mentioning("backward_passes_per_step", "0")):
         optimizer.set_backward_passes_per_step(-1)
 
 
 def test_wrapping_twice_and_wrapping_without_init() -> None:
     import farandole.torch as hvd
 
-    with pytest.raises(ValueError, match="distributed already"):
+    with pytest.raises(ValueError, match=mentioning("distributed")):
         hvd.DistributedOptimizer(wrap_alone())
-    with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
+    with pytest.raises(ValueError, match=mentioning("hvd.init")):
         hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1))
 
 
@@ -189,24 +179,21 @@ def test_too_many_passes_and_dropped_gradients() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         batch = part(rank, 2, *data())
         loss_of(model, *batch).backward()
-        text = (
-            r"Gradients were computed more than backward_passes_per_step times .* got a gradient in"
-            r" pass 2 of a step"
-        )
-        with pytest.raises(AssertionError, match=text):
+        text = ("backward_passes_per_step", "2", "gradient")
+        with pytest.raises(AssertionError, match=mentioning(text)):
             loss_of(model, *batch).backward()
         # after a step that was skipped; it is the optimizer's that counts
         model.zero_grad(set_to_none=False)
         with pytest.raises(
             AssertionError,
-            match=r"skipped.*SAM.*optimizer\.zero_grad\(\) that begins.*to_none=False",
+            match=mentioning("SAM", "optimizer.zero_grad()", "set_to_none=False"),
         ):
             loss_of(model, *batch).backward()
         optimizer.zero_grad()  # all was reduced: nothing races
         optimizer.set_backward_passes_per_step(2)
         loss_of(model, *batch).backward()
         with pytest.raises(
-            AssertionError, match=r"optimizer\.zero_grad\(\) was called after loss\.backward\(\)"
+            AssertionError, match=mentioning("optimizer.zero_grad()", "loss.backward()")
         ):
             optimizer.zero_grad()
         loss_of(model, *batch).backward()
@@ -248,9 +235,7 @@ def test_two_threads_that_go_backward_at_once() -> None:
         thread = threading.Thread(target=backward, args=(nets[0], True))
         thread.start()
         assert began.wait(60)
-        with pytest.raises(
-            AssertionError, match=r"Two threads are in backward .* at once.*Add up the losses"
-        ):
+        with pytest.raises(AssertionError, match=mentioning("threads", "backward")):
             backward(nets[1], False)
         other_ended.set()
         thread.join()
@@ -273,15 +258,11 @@ def test_ranks_with_different_parameters_are_told() -> None:
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(layer.parameters(), lr=0.1), named_parameters=layer.named_parameters()
         )
-        with pytest.raises(
-            ValueError, match="all ranks must optimize the same parameters"
-        ) as caught:
+        with pytest.raises(ValueError, match=mentioning("parameters")) as caught:
             layer(torch.ones(1, 3)).sum().backward()
         more = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(1 + rank))
         other = hvd.DistributedOptimizer(torch.optim.SGD(more.parameters(), lr=0.1))
-        with pytest.raises(
-            ValueError, match="of parameters rank 0 has 2, rank 1 has 4; only rank 1 has"
-        ):
+        with pytest.raises(ValueError, match=mentioning("rank 0", "2", "rank 1", "4")):
             other.step()
         hvd.allreduce(torch.ones(2))  # the engine goes on
         optimizer.zero_grad()
@@ -299,9 +280,7 @@ def test_a_type_that_cannot_travel() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        with pytest.raises(
-            ValueError, match=r"Tensor type torch.ComplexHalfTensor is not supported. \(parameter"
-        ):
+        with pytest.raises(ValueError, match=mentioning("torch.ComplexHalfTensor", "type")):
             hvd.DistributedOptimizer(
                 torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex32))], lr=0.1)
             )

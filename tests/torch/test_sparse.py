@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -47,11 +48,9 @@ def test_sparse_tensors_are_added_up() -> None:
         mean = hvd.sparse_allreduce_async(large, "large", hvd.Average)().to_dense()
         assert mean.tolist() == [2**62, 0, -(2**63) + 1], "the sum alone does not fit"
         wide = torch.sparse_coo_tensor([[2]], [1.0], (3 + rank,), check_invariants=True)
-        with pytest.raises(
-            hvd.HorovodInternalError, match=r"tensor of shape \[3\], but .* tensor of shape \[4\]\."
-        ):
+        with pytest.raises(hvd.HorovodInternalError, match=mentioning("[3]", "[4]")):
             hvd.sparse_allreduce_async(wide, "wide", hvd.Sum)()
-        with pytest.raises(ValueError, match="not defined for sparse tensors"):
+        with pytest.raises(ValueError, match=mentioning("sparse tensors")):
             hvd.sparse_allreduce_async(mine, "s", hvd.Max)
 
     job(2, fn)
@@ -248,7 +247,7 @@ def test_rows_while_a_rank_has_joined() -> None:
 
     first, second = job(2, train)
     assert first == ["", ""]
-    assert "Allgather is not supported with Join" in second[0]
+    assert mentions(second[0], "Allgather", "Join")
     assert "sparse_as_dense=True" in second[0]
     assert second[1] == ""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -68,30 +69,25 @@ SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        *[
-            (params, "invalid params of type: ")
-            for params in (3, "weight", torch.ones(2), None, SEQUENCE)
-        ],
+        *[(params, ("params", "type")) for params in (3, "weight", torch.ones(2), None, SEQUENCE)],
         (
             {"epoch": 3, "model": SEQUENCE.state_dict()},
-            "'model' is a OrderedDict, not a tensor, so nothing of it",
+            ("'model'", "OrderedDict"),
         ),
-        ([("a", torch.ones(1)), ("model", SEQUENCE)], "'model' is a Sequential, not a tensor"),
-        (SEQUENCE.children(), "'0' is a Linear, not a tensor"),
+        ([("a", torch.ones(1)), ("model", SEQUENCE)], ("'model'", "Sequential")),
+        (SEQUENCE.children(), ("'0'", "Linear")),
     ],
     ids=["int", "str", "tensor", "none", "module", "checkpoint", "pairs", "children"],
 )
-def test_parameters_that_are_none(params: Any, text: str) -> None:
+def test_parameters_that_are_none(params: Any, text: str | tuple[str, ...]) -> None:
     import farandole.torch as hvd
 
     hvd.init()
     try:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=mentioning(text)):
             hvd.broadcast_parameters(params, 0)
         hvd.broadcast_parameters({"layer._extra_state": {}, "layer.w": torch.ones(1)}, 0)
-        with pytest.raises(
-            TypeError, match=r"broadcast_optimizer_state takes an optimizer, like .*, not a dict"
-        ):
+        with pytest.raises(TypeError, match=mentioning("broadcast_optimizer_state")):
             hvd.broadcast_optimizer_state({"state": {}}, 0)
     finally:
         hvd.shutdown()

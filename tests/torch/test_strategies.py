@@ -12,6 +12,7 @@ import pytest
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.gossip.synchronous import Gossip
 from farandole.strategies.modes.local_sgd import LocalSGD
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values
 
@@ -124,9 +125,7 @@ def test_parameters_that_overlap_are_refused() -> None:
                 lambda it: (it, it[3:5]),
                 lambda it: (it[:3], it[:6:2]),
             ):
-                with pytest.raises(
-                    ValueError, match=r"'part[01]' and 'part[01]' have a part of their memory"
-                ):
+                with pytest.raises(ValueError, match=mentioning("'part0'", "'part1'")):
                     run(strategy, *cut(torch.zeros(6)))
         for strategy in ("allreduce", "local_sgd:1", "gossip"):
             memory = torch.zeros(6)
@@ -170,9 +169,7 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
                 )
                 with pytest.raises(
                     ValueError,
-                    match=(
-                        r"the checkpoint is of strategy 'local_sgd:2,outer=nesterov.*'local_sgd:2'"
-                    ),
+                    match=(mentioning("outer=nesterov", "'local_sgd:2'")),
                 ):
                     other.load_state_dict(loaded["optimizer"])
             steps_of(rank, 2, model, optimizer, 3, 7)
@@ -245,9 +242,7 @@ def test_a_state_of_another_model_is_refused(strategy: str) -> None:
 
         two_steps(*found[0])
         found[1][1].load_state_dict(found[0][1].state_dict())
-        with pytest.raises(
-            ValueError, match=r"has the shape \(1, 4\) for 'weight', which has \(3, 4\) here: load"
-        ):
+        with pytest.raises(ValueError, match=mentioning("(1, 4)", "'weight'", "(3, 4)")):
             two_steps(*found[1])
 
     job(2, fn, store=True)
@@ -442,7 +437,9 @@ def test_parameters_frozen_before_an_exchange_take_part() -> None:
             optimizer = hvd.DistributedOptimizer(
                 torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy
             )
-            with pytest.raises((ValueError, hvd.HorovodInternalError), match=r"one.*two|two.*one"):
+            with pytest.raises(
+                (ValueError, hvd.HorovodInternalError), match=mentioning("one", "two")
+            ):
                 optimizer.step()
 
     job(2, fn, store=True)
@@ -460,12 +457,12 @@ def test_the_strategy_of_the_job_and_that_of_the_program() -> None:
         adasum = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy="adasum")
         assert adasum.op == hvd.Average
         for options, text in [
-            ({"op": hvd.Sum}, r"op=Sum is of gradients, but with strategy='gossip:ring,every=1'"),
-            ({"op": hvd.Adasum}, "op=Adasum is of gradients"),
-            ({"compression": hvd.Compression.fp16}, "compression=fp16 is of gradients"),
-            ({"strategy": "none"}, "there is no strategy 'none'"),
+            ({"op": hvd.Sum}, ("op=Sum", "strategy='gossip:ring,every=1'")),
+            ({"op": hvd.Adasum}, ("op=Adasum", "gradients")),
+            ({"compression": hvd.Compression.fp16}, ("compression=fp16", "gradients")),
+            ({"strategy": "none"}, ("'none'", "strategy")),
         ]:
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match=mentioning(text)):
                 hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), **options)
 
     job(2, fn, strategy="gossip:ring")
@@ -688,9 +685,7 @@ def test_mixed_weights_gradients_and_adasum_are_an_error() -> None:
             OPTIMIZERS["sgd"](model.parameters()), strategy=strategy
         )
         who = f"(0 has '{kinds[0]}'|2 has 'adasum')"  # whoever looks first says it for all
-        text = (
-            f"all ranks must use the same strategy, but rank {who}, and rank [12] reduces gradients"
-        )
+        text = rf"strategy.* rank {who}, .*rank [12] .*gradients"
         with pytest.raises((hvd.HorovodInternalError, ValueError), match=text):
             steps_of(rank, 3, model, optimizer, 0, 4)
 

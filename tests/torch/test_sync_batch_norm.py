@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -223,11 +224,9 @@ def test_sets_frozen_inputs_and_what_is_refused() -> None:
             )
         whole = hvd.SyncBatchNorm(3)
         for bad in (torch.ones(3), torch.ones(())):
-            with pytest.raises(
-                ValueError, match=f"expected at least 2D input \\(got {bad.dim()}D input\\)"
-            ):
+            with pytest.raises(ValueError, match=mentioning("2D", f"{bad.dim()}D")):
                 whole(bad)
-        with pytest.raises(ValueError, match="expected an input with 3 channels"):
+        with pytest.raises(ValueError, match=mentioning("3 channels")):
             whole(torch.ones(2, 4))
         whole.eval()
         if rank == 0:  # nobody is asked

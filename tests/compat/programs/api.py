@@ -29,10 +29,7 @@ if __name__ == "__main__":
         horovod.run(lambda: 1 / 0, num_proc=2)
     except RuntimeError as error:
         assert "ZeroDivisionError" in str(error)
-        assert (
-            "Horovod detected that one or more processes exited with non-zero status, thus causing"
-            in str(error)
-        )
+        assert "Horovod detected that" in str(error)
     else:
         raise AssertionError("a failed rank was not told of")
     print("ran")

@@ -15,7 +15,7 @@ assert (mine.size(), mine.rank()) == (1, 0)
 try:
     hvd.allreduce(torch.ones(1), name="stranger", process_set=odd if mine is even else even)
 except hvd.HorovodInternalError as error:
-    assert "is not a member of the provided process set" in str(error)
+    assert "provided process set" in str(error)
 else:
     raise AssertionError("a stranger was let in")
 try:

@@ -9,6 +9,7 @@ import pytest
 
 from farandole.base.types import DType
 from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 
@@ -66,22 +67,19 @@ def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_
         error, text = (
             (TypeError, "generator")
             if rank == 1
-            else (ValueError, "rank 1 gave an object .* a generator: Type")
+            else (ValueError, ("rank 1", "generator", "TypeError"))
         )
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=mentioning(text)):
             broadcast_object(given, root_rank=1)
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=mentioning(text)):
             allgather_object(given)
         given = Unreadable() if rank == 1 else None
-        text = (
-            r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled"
-            r" on rank 0: ValueError"
-        )
-        with pytest.raises(ValueError, match=text):
+        text = ("broadcast_object", "rank 1", "rank 0", "ValueError")
+        with pytest.raises(ValueError, match=mentioning(text)):
             broadcast_object(given, root_rank=1)
         with pytest.raises(
             ValueError,
-            match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'",
+            match=mentioning("rank 1", "ValueError", "'no'"),
         ):
             allgather_object(given)
         assert allgather_object(rank) == [0, 1, 2]

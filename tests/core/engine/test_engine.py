@@ -18,6 +18,7 @@ from farandole.core.engine.subscribers import Subscribers
 from farandole.core.observe.stall import StallCheck
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, ShutDownError
 from farandole.job.config import Settings
+from tests.kits.messages import mentioning, mentions
 from tests.kits.worlds import until
 from tests.pool import procs, ranks
 
@@ -80,13 +81,11 @@ def test_ranks_that_call_different_collectives_are_told_on_all_of_them(
     def body(engine: Engine) -> None:
         one = np.ones(3, np.float32)
         verbs = ["allreduce", "allgather", "broadcast"]
-        for serial, text in ((0, r"\(name: w; every rank"), (7, r"\(The calls have no name")):
+        for serial, text in ((0, "name: w"), (7, "number")):
             label = "noname" if serial else "w"
             for turn in range(2):  # with requests in full, and by number
                 verb = verbs[(engine.rank + turn) % 3 if serial else engine.rank]
-                with pytest.raises(
-                    MismatchError, match=f"did an [A-Z]*, but another rank did an [A-Z]*. {text}"
-                ):
+                with pytest.raises(MismatchError, match=mentioning(text)):
                     engine.run(
                         [
                             entry(
@@ -200,7 +199,9 @@ def test_a_mismatch_is_an_error_on_all_ranks_and_the_engine_lives(n: int) -> Non
     def body(engine: Engine) -> None:
         for turn in range(3):
             odd = np.ones(3 if engine.rank == n - 1 else 4, np.float32)
-            with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+            with pytest.raises(
+                HorovodInternalError, match=mentioning("Mismatched ALLREDUCE", "shapes")
+            ):
                 engine.run([entry("odd", odd)])
             good = np.ones(3, np.float32)
             engine.run([entry("odd", good)])
@@ -213,7 +214,7 @@ def test_a_name_in_use_is_refused_and_nothing_of_the_group_is_queued() -> None:
     def body(engine: Engine) -> None:
         if engine.rank == 0:
             first = engine.submit([entry("a", np.ones(2, np.float32))])
-            with pytest.raises(HorovodInternalError, match="same name as another tensor"):
+            with pytest.raises(HorovodInternalError, match=mentioning("name", "tensor")):
                 engine.submit(
                     [entry("b", np.ones(2, np.float32)), entry("a", np.ones(2, np.float32))]
                 )
@@ -265,7 +266,7 @@ def test_one_rank_leaves_and_the_others_are_told() -> None:
         if engine.rank == 0:
             engine.shutdown()
             return "left"
-        with pytest.raises(ShutDownError, match="Farandole has been shut down") as caught:
+        with pytest.raises(ShutDownError, match=mentioning("Farandole", "shut down")) as caught:
             engine.run([entry("a", np.ones(2, np.float32))])
         with pytest.raises(ShutDownError):
             engine.submit([entry("b", np.ones(2, np.float32))])
@@ -273,10 +274,7 @@ def test_one_rank_leaves_and_the_others_are_told() -> None:
         return str(caught.value)
 
     texts = ranks(3, body)
-    assert all(
-        "Rank 0 shut down or ended while rank" in text and "waited for a" in text
-        for text in texts[1:]
-    )
+    assert all(mentions(text, "Rank 0") and "waited for a" in text for text in texts[1:])
 
 
 def test_shutdown_fails_what_is_in_flight_here() -> None:
@@ -323,7 +321,7 @@ def test_a_stalled_rank_ends_the_job_after_the_limit() -> None:
                 release.wait(60)
                 return -1
             with pytest.raises(
-                PeerLostError, match=r"rank 1 stayed away from grad for more than 0\.8 s"
+                PeerLostError, match=mentioning("rank 1", "grad", "0.8 s")
             ) as caught:
                 engine.run([entry("grad", np.ones(2, np.float32))])
             return caught.value.rank
@@ -380,7 +378,7 @@ def test_only_what_an_observer_overrides_is_called() -> None:
     assert heard.agreed == heard.settled == ()
     heard.remove(half)
     assert heard.running == ()
-    with pytest.raises(ValueError, match="does not observe this engine"):
+    with pytest.raises(ValueError, match=mentioning("engine")):
         heard.remove(half)
 
 
@@ -418,9 +416,7 @@ def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(
         engine.shutdown()
         return str(caught.value)
 
-    assert all(
-        "rank 1 failed inside a collective: MemoryError: no room" in text for text in ranks(2, body)
-    )
+    assert all(mentions(text, "rank 1", "MemoryError") for text in ranks(2, body))
 
 
 @pytest.mark.parametrize("present", [False, True])

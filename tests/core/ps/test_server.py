@@ -20,6 +20,7 @@ from farandole.core.ps.dial import dial
 from farandole.core.ps.server import CentreServer
 from farandole.errors import AuthenticationError, PeerLostError
 from farandole.net.handshake import hang_up, new_secret
+from tests.kits.messages import mentioning
 from tests.pool import threads
 
 SHAPES = [(3, 4), (), (0,), (1100, 1000)]
@@ -212,9 +213,7 @@ def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
 
             if rank:
                 turns[rank - 1].wait(60)
-            with pytest.raises(
-                ValueError, match=r"rank 2 has w1 of shape \(4,\) .* where rank 0 has w1 of shape"
-            ):
+            with pytest.raises(ValueError, match=mentioning("rank 2", "w1", "(4,)", "rank 0")):
                 both()
 
         ranks.run(3, fn)
@@ -242,7 +241,7 @@ def test_a_lost_rank_ends_the_wait_of_the_others(
                 centre.push(pushed, [np.ones(1)])
                 servers.close(failed=True)
             else:
-                with pytest.raises(PeerLostError, match="rank 1 hung up") as lost:
+                with pytest.raises(PeerLostError, match=mentioning("rank 1")) as lost:
                     trained_until_lost(centre, pushed)
                 assert lost.value.rank == 1
 
@@ -511,14 +510,12 @@ def test_arrays_that_are_not_those_of_the_beginning_are_refused() -> None:
         centre = group_of(servers, 1, Rule(), zeros)
         with pytest.raises(
             ValueError,
-            match=r"^test: 3 weights and statistics were given .* hold 2; .* new optimizer$",
+            match=mentioning("3", "2", "weights", "optimizer"),
         ):
             centre.push([*zeros, np.zeros(1)], [*zeros, np.zeros(1)])
-        with pytest.raises(
-            ValueError, match="array 1 has 3 numbers where the parameter servers hold 2"
-        ):
+        with pytest.raises(ValueError, match=mentioning("array 1", "3", "2", "numbers")):
             centre.push(zeros, [np.zeros(1), np.zeros(3)])
-        with pytest.raises(ValueError, match="1 weights and statistics"):
+        with pytest.raises(ValueError, match=mentioning("1", "weights")):
             centre.pull(zeros[:1])
         into = [np.ones(1), np.ones(2)]
         centre.push(zeros, into)

@@ -18,6 +18,7 @@ from farandole.core.ps.client import CentreClient, Servers
 from farandole.core.ps.clocks import Rule
 from farandole.errors import AuthenticationError, PeerLostError
 from tests.core.ps.test_server import group_of, serving
+from tests.kits.messages import mentioning, mentions
 
 
 @pytest.mark.parametrize("where", ["answer", "sending", "receiving"])
@@ -64,16 +65,13 @@ def test_a_stopped_server_without_replica_is_lost_in_the_end(
             lock,
             pytest.raises(
                 PeerLostError,
-                match=r"^parameter server 0 on .* was lost \(it did nothing for \d+ s",
+                match=mentioning("server 0", "parameter server"),
             ),
         ):
             centre.push(large, [np.ones(1 << 21)])
         goes_on.set()
         servers.close(failed=True)
-    assert any(
-        "does nothing, and lets in no connection" in text and "--replicas 2" in text
-        for text in told
-    )
+    assert any(mentions(text, "connection") and "--replicas 2" in text for text in told)
 
 
 @contextlib.contextmanager
@@ -195,9 +193,7 @@ def test_pushing_to_an_abandoned_centre_is_an_error() -> None:
                 moved.set()
             else:
                 assert moved.wait(60.0)
-            with pytest.raises(
-                ValueError, match=r"rank 0 has frozen or left out w0 .* and rank 1 has gone on"
-            ):
+            with pytest.raises(ValueError, match=mentioning("rank 0", "w0", "rank 1")):
                 push_on(centre, first)
 
         def push_on(centre: CentreClient, first: list[Any]) -> None:

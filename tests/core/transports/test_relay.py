@@ -20,6 +20,7 @@ from tests import pool
 from tests.core.transports import relay
 from tests.core.transports.double_store import ThreadStore
 from tests.core.transports.relay import Attack, Relay
+from tests.kits.messages import mentioning
 from tests.kits.transport import until, wait_forever
 
 DATA, BOARD, MORE = 0, 1, 2  # in the order in which a rank dials
@@ -149,7 +150,7 @@ def test_a_rank_whose_words_to_the_store_were_changed_is_told(tls: bool) -> None
     client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=60.0)
     try:
         middle.arm(0)
-        with pytest.raises(WireError, match="brought bytes that it did not send"):
+        with pytest.raises(WireError, match=mentioning("bytes")):
             client.get("function", 5.0)
     finally:
         client.close()
@@ -178,7 +179,7 @@ def test_frames_in_another_order_or_left_out_are_told() -> None:
         receiver = Session(other, b"b" * 32, b"a" * 32)
         one.sendall(frames[0] + frames[2] + frames[1])
         assert receiver.receive(100) == b"first"
-        with pytest.raises(WireError, match="changed, injected, repeated or left out"):
+        with pytest.raises(WireError, match=mentioning("changed", "repeated")):
             receiver.receive(100)
 
 

@@ -24,6 +24,7 @@ from farandole.net.handshake import MAC, NONCE, authenticate, new_secret
 from tests import pool
 from tests.core.transports.double_store import ThreadStore
 from tests.kits.link import LinkKit
+from tests.kits.messages import mentioning
 from tests.kits.process import ProcessKit
 from tests.kits.transport import TransportKit, check_sum, fresh_scope, rounds, until, wait_forever
 
@@ -72,7 +73,7 @@ def test_another_number_of_connections_is_told() -> None:
     store.set("tcp/w/0", b"127.0.0.1|1;4")
     with pytest.raises(
         SettingsError,
-        match=r"rank 1 was started with --tcp-streams 1 .*, rank 0 with 4: set the same",
+        match=mentioning("rank 1", "--tcp-streams 1", "rank 0", "4"),
     ):
         tcp.connect(1, 2, new_secret(), "w", store, 60.0)
 
@@ -90,7 +91,7 @@ def test_missing_ranks_are_named() -> None:
     def body(link: Any) -> None:
         raise AssertionError("connected to ranks that are not there")
 
-    with pytest.raises(RendezvousError, match=r"ranks 1, 3 did not arrive within 2 s"):
+    with pytest.raises(RendezvousError, match=mentioning("ranks 1, 3", "2 s")):
         pool.threads(4, lambda rank: connect(rank) if rank in (0, 2) else _nobody(), body)
 
 
@@ -142,7 +143,7 @@ def test_a_rank_that_is_there_but_cannot_be_reached_is_told_before_the_start_tim
         store.set("tcp/w/0", f"127.0.0.1|{full.getsockname()[1]}".encode())
         with pytest.raises(
             RendezvousError,
-            match=r"^rank 1 does not reach rank 0 \(127\.0\.0\.1\): nothing answers",
+            match=mentioning("rank 1", "rank 0", "127.0.0.1"),
         ):
             tcp.connect(1, 2, new_secret(), "w", store, 600.0)
 
@@ -158,9 +159,7 @@ def test_a_rank_that_can_let_nobody_in_says_so(monkeypatch: pytest.MonkeyPatch) 
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    with pytest.raises(
-        RendezvousError, match="rank 0 cannot let other ranks in: no thread can be started"
-    ):
+    with pytest.raises(RendezvousError, match=mentioning("rank 0", "thread")):
         pool.threads(
             2,
             lambda rank: tcp.connect(rank, 2, secret, "w", store, 3.0 if rank else 600.0),
@@ -371,9 +370,11 @@ def fuzzed() -> Iterator[_Besieged]:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("rubbish", "brought bytes that it did not send"), ("unknown", "a notice of the kind b'z'")],
+    [("rubbish", "bytes"), ("unknown", ("notice", "b'z'"))],
 )
-def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said: str) -> None:
+def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(
+    kind: str, said: str | tuple[str, ...]
+) -> None:
     store, secret = ThreadStore(), new_secret()
     ready = threading.Barrier(2)
 
@@ -384,11 +385,11 @@ def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said:
         elif link.rank == 0:
             link.board._send_to_all(b"z", b"?")
         if link.rank == 0:
-            with pytest.raises(PeerLostError, match=said):  # rank 1 says why
+            with pytest.raises(PeerLostError, match=mentioning(said)):  # rank 1 says why
                 wait_forever(link.board)
             ready.wait(60)
             return
-        with pytest.raises(WireError, match=said) as caught:
+        with pytest.raises(WireError, match=mentioning(said)) as caught:
             wait_forever(link.board)
         assert caught.value.rank == 0
         ready.wait(60)
@@ -401,9 +402,7 @@ def test_ranks_that_exchange_other_lengths_are_told() -> None:
 
     def body(link: Any) -> None:
         mine, theirs = np.zeros(100 + link.rank, np.uint8), np.zeros(100 + link.rank, np.uint8)
-        with pytest.raises(
-            (WireError, PeerLostError), match=r"rank \d sent 10\d bytes where 10\d were expected"
-        ):
+        with pytest.raises((WireError, PeerLostError), match=r"rank \d .*10\d bytes .*10\d"):
             exchange(link, mine, theirs)
 
     def exchange(link: Any, mine: Any, theirs: Any) -> None:

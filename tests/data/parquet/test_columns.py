@@ -21,6 +21,7 @@ from farandole.data.parquet.arrays import values
 from farandole.data.parquet.columns import Column
 from farandole.data.parquet.location import RowLocation
 from farandole.errors import DataError
+from tests.kits.messages import mentioning
 
 VECTOR = pa.struct(
     {
@@ -535,7 +536,7 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
     written(tmp_path, pa.array([*lists, [1, 2]]), "b.parquet", row_group_size=10)
     written(tmp_path, pa.array(lists), "a.parquet", row_group_size=10)
     for memory in (1 << 28, 1 << 10):
-        with pytest.raises(DataError, match=r"b\.parquet, row 100, column 'x': a list of 2"):
+        with pytest.raises(DataError, match=mentioning("b.parquet", "row 100", "'x'", "2")):
             all_ranks(from_parquet(str(tmp_path)), 2, memory)
     written(
         tmp_path,
@@ -559,7 +560,7 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
     images = [npy([row]) for row in range(100)]
     written(tmp_path, pa.array([*images[:70], b"?", *images]), "d.parquet", row_group_size=10)
     for size in (1, 3):
-        with pytest.raises(DataError, match=r"d\.parquet, row 70, column 'x': decode failed"):
+        with pytest.raises(DataError, match=mentioning("d.parquet", "row 70", "'x'")):
             all_ranks(from_parquet(str(tmp_path / "d.parquet"), decode={"x": load}), size, 1 << 10)
 
 
@@ -596,7 +597,7 @@ def test_an_error_of_the_interpreter_in_decode_is_tried_again(tmp_path: Path) ->
 
     assert read(tmp_path, pa.array([b"0", b"1"]), decode={"x": decode}).tolist() == [[48], [49]]
     with pytest.raises(
-        DataError, match="row 0, column 'x': decode failed on 1 bytes: SystemError: AST"
+        DataError, match=mentioning("row 0", "'x'", "1 bytes", "SystemError", "AST")
     ):
         read(tmp_path, pa.array([b"2"]), decode={"x": decode})
 
@@ -619,9 +620,7 @@ def test_a_folder_of_a_table_may_hold_files_that_do_not_count(
         tmp_path,
         f"{tmp_path}/",
     ):
-        with pytest.raises(
-            DataError, match=rf"of the {kind} table .*/table: .* from_spark\(.*\('{kind.lower()}'\)"
-        ):
+        with pytest.raises(DataError, match=mentioning(kind, "from_spark", f"'{kind.lower()}'")):
             from_parquet(path)
     # which are those that the log names
     assert from_parquet(file).rows == from_parquet([file]).rows == 2
@@ -635,40 +634,36 @@ def test_a_folder_of_an_iceberg_table(tmp_path: Path) -> None:
     (tmp_path / "table" / "metadata" / "v1.metadata.json").touch()
     for path in (tmp_path / "table", part.parent, part, tmp_path):
         with pytest.raises(
-            DataError, match=r"of the Iceberg table .*/table: .* from_spark\(.*\('iceberg'\)"
+            DataError, match=mentioning("Iceberg", "/table", "from_spark", "'iceberg'")
         ):
             from_parquet(path)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="missing cannot be read as Parquet"):
+    with pytest.raises(DataError, match=mentioning("Parquet")):
         from_parquet(str(tmp_path / "missing"))
-    with pytest.raises(DataError, match="holds no Parquet files"):
+    with pytest.raises(DataError, match=mentioning("Parquet")):
         from_parquet(str(tmp_path))
-    with pytest.raises(DataError, match="names no file"):
+    with pytest.raises(DataError, match=mentioning("file")):
         from_parquet([])
     written(tmp_path, pa.array([1, 2]), "a.parquet")
     written(tmp_path, pa.array(["1", "2"]), "b.parquet")
     with pytest.raises(
         DataError,
-        match=r"b\.parquet, column 'x': its type is string, but int64 in .*a\.parquet: write",
+        match=mentioning("b.parquet", "'x'", "string", "int64", "a.parquet"),
     ):
         from_parquet(str(tmp_path))
     with pytest.raises(
-        DataError, match=r"a\.parquet, column 'x': its type is int64, but string in .*b\.parquet"
+        DataError, match=mentioning("a.parquet", "'x'", "int64", "string", "b.parquet")
     ):
         # the first one decides
         from_parquet([str(tmp_path / "b.parquet"), str(tmp_path / "a.parquet")])
     pq.write_table(pa.table({"y": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(
-        DataError, match=r"b\.parquet, column 'x': it is missing, while .*a\.parquet has it"
-    ):
+    with pytest.raises(DataError, match=mentioning("b.parquet", "'x'", "a.parquet")):
         from_parquet(str(tmp_path))
     pq.write_table(pa.table({"x": [3], "y": [1]}), tmp_path / "b.parquet")
     for options in ({}, {"labels": "x"}):
-        with pytest.raises(
-            DataError, match=r"b\.parquet, column 'y': .*a\.parquet does not have it: say which col"
-        ):
+        with pytest.raises(DataError, match=mentioning("b.parquet", "'y'", "a.parquet")):
             from_parquet(str(tmp_path), **options)
     assert (
         from_parquet(str(tmp_path), columns=["x"]).rows
@@ -676,18 +671,16 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         == 3
     )
     (tmp_path / "b.parquet").write_bytes(b"no such thing")
-    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*b\.parquet"):
+    with pytest.raises(DataError, match=mentioning("Parquet", "b.parquet")):
         from_parquet(str(tmp_path))
     data = from_parquet(str(tmp_path / "a.parquet"))
     written(tmp_path, pa.array([1, 2, 3]), "a.parquet")
     with pytest.raises(
         DataError,
-        match=(
-            r"a\.parquet has changed since the handle was made: it was \d+ bytes of 20.*, and is \d"
-        ),
+        match=(mentioning("a.parquet", "handle", "bytes")),
     ):
         list(data.numpy(1, rank=0, size=1))
-    with pytest.raises(DataError, match="has no rows"):
+    with pytest.raises(DataError, match=mentioning("rows")):
         from_parquet(
             written(tmp_path, pa.array([], pa.int64()), "none.parquet") + "/none.parquet"
         ).numpy(1)
@@ -699,7 +692,7 @@ def test_columns_that_have_one_name(tmp_path: Path) -> None:
     pq.write_table(twice, tmp_path / "b.parquet")
     # Arrow refuses the first file of a folder, but not others
     for path in (tmp_path, tmp_path / "b.parquet"):
-        with pytest.raises(DataError, match=r"b\.parquet, column 'x': 2 columns have this name"):
+        with pytest.raises(DataError, match=mentioning("b.parquet", "'x'", "2")):
             from_parquet(str(path))
 
 
@@ -708,7 +701,7 @@ def test_a_column_and_a_key_in_the_path_of_one_name(tmp_path: Path) -> None:
     written(tmp_path / "x=2024", pa.array(["January"]))
     with pytest.raises(
         DataError,
-        match=r"part\.parquet, column 'x': its type is string in the file, and the folder x=",
+        match=mentioning("part.parquet", "'x'"),
     ):
         from_parquet(str(tmp_path))
 
@@ -738,7 +731,7 @@ def test_a_file_system_of_fsspec() -> None:
         assert sorted(rows) == list(range(100))
         with system.open("/farandole-test/a.parquet", "wb") as file:
             pq.write_table(pa.table({"x": range(100, 200)}), file, row_group_size=10)
-        with pytest.raises(DataError, match=r"a\.parquet has changed since the handle was made"):
+        with pytest.raises(DataError, match=mentioning("a.parquet", "handle")):
             list(data.numpy(7, rank=0, size=1))
     finally:
         system.rm("/farandole-test", recursive=True)
@@ -746,6 +739,6 @@ def test_a_file_system_of_fsspec() -> None:
 
 def test_a_frame_of_pandas_is_no_dataframe_of_spark() -> None:
     with pytest.raises(
-        TypeError, match=r"this is a pandas\..*DataFrame: give spark\.createDataFrame\(it\)"
+        TypeError, match=mentioning("pandas", "DataFrame", "spark.createDataFrame(it)")
     ):
         from_spark(pd.DataFrame({"x": [1]}))

@@ -19,6 +19,7 @@ import pytest
 
 from farandole.data import ParquetData, from_parquet
 from farandole.errors import DataError, SettingsError
+from tests.kits.messages import mentioning, mentions
 
 ROWS = 1003
 SMALL = 1 << 13  # bytes: several lanes, of row groups that do not fit into memory together
@@ -134,7 +135,7 @@ def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(
     for reader, theirs in ((two[0], {**state, "seed": 5}), (other, state)):
         with pytest.raises(
             DataError,
-            match=r"the state belongs to another order: .*; use the files, seed=, shuffle=, mem",
+            match=mentioning("order", "seed=", "shuffle="),
         ):
             reader.load_state_dict(theirs)
 
@@ -230,7 +231,7 @@ def test_a_weight_that_is_no_number_is_told(tmp_path: Path, wrong: float) -> Non
     for memory in (100, 1 << 20):
         with pytest.raises(
             DataError,
-            match=r"0\.parquet, row 77, column 'w': the weight of this row is -?(nan|inf): a w",
+            match=mentioning("0.parquet", "row 77", "'w'"),
         ):
             list(data.numpy(10, rank=0, size=1, memory=memory))
     assert (
@@ -255,7 +256,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
             [batch["id"].tolist() for batch in data.numpy(2, rank=rank, size=3)]
             for rank in range(3)
         ]
-    assert "2 rows are left for 3 ranks" in caplog.text
+    assert mentions(caplog.text, "2 rows", "3")
     assert [len(batches) for batches in found] == [1, 1, 1]
     assert {5, 6} == {row for batches in found for batch in batches for row in batch}
     weights = [
@@ -266,7 +267,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert weights == [[3.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
     with pytest.raises(
         DataError,
-        match=r"2 rows of .* are fewer than a batch of 2 on each of 3 ranks, and even='drop'",
+        match=mentioning("2 rows", "3", "even='drop'"),
     ):
         list(data.numpy(2, even="drop", rank=0, size=3))
 
@@ -310,17 +311,13 @@ def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle
     os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     assert part.stat().st_size == before.st_size
     for each in (reader, pickle.loads(there).numpy(10)):
-        with pytest.raises(
-            DataError, match=r"part\.parquet has changed since the handle was made: it was"
-        ):
+        with pytest.raises(DataError, match=mentioning("part.parquet", "handle")):
             list(each)
     part.write_bytes(b"no such thing")
-    with pytest.raises(DataError, match=r"part\.parquet has changed since .*, and is 13 bytes of"):
+    with pytest.raises(DataError, match=mentioning("part.parquet", "13 bytes")):
         list(reader)
     part.unlink()
-    with pytest.raises(
-        DataError, match=r"part\.parquet has changed since .*, and is none\. Make the handle"
-    ):
+    with pytest.raises(DataError, match=mentioning("part.parquet", "none")):
         list(data.numpy(10, rank=0, size=1))
 
 
@@ -337,9 +334,7 @@ def test_a_file_that_is_written_anew_in_place_while_it_is_read(
     )
     next(batches)
     pq.write_table(pa.table({"id": range(7)}), part)
-    with pytest.raises(
-        DataError, match=r"part\.parquet has changed since the handle was made: it was"
-    ):
+    with pytest.raises(DataError, match=mentioning("part.parquet", "handle")):
         list(batches)
 
 
@@ -379,23 +374,25 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
     [
         (
             {"even": "odd"},
-            "even='odd' is not a way to deal rows; choose one of exact, pad, drop, weights",
+            ("even='odd'", "rows"),
         ),
-        ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
-        ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number, at least 1"),
-        ({"threads": "2"}, "threads='2' must be a whole number, at least 0"),
-        ({"seed": None}, "seed=None must be a whole number"),
-        ({"memory": -5}, "memory=-5 must be a whole number, at least 0"),
-        ({"memory": "1 GB"}, "memory='1 GB' must be a whole number, at least 0"),
-        ({"memory": 0.5}, "memory=0.5 must be a whole number, at least 0"),
-        ({"shuffle": "no"}, "shuffle='no' must be True or False"),
-        ({"shuffle": None}, "shuffle=None must be True or False"),
-        ({"rank": 1}, "rank=1 and size=None come together"),
-        ({"rank": 2, "size": 2}, "rank=2 and size=2 come together, and rank is from 0 to size - 1"),
+        ({"batch_size": 0}, ("batch_size=0", "1", "number")),
+        ({"batch_size": 2.5}, ("batch_size=2.5", "1", "number")),
+        ({"threads": "2"}, ("threads='2'", "0", "number")),
+        ({"seed": None}, ("seed=None", "number")),
+        ({"memory": -5}, ("memory=-5", "0", "number")),
+        ({"memory": "1 GB"}, ("memory='1 GB'", "0", "number")),
+        ({"memory": 0.5}, ("memory=0.5", "number")),
+        ({"shuffle": "no"}, "shuffle='no'"),
+        ({"shuffle": None}, "shuffle=None"),
+        ({"rank": 1}, ("rank=1", "size=None")),
+        ({"rank": 2, "size": 2}, ("rank=2", "size=2", "0", "1")),
     ],
 )
-def test_options_that_cannot_be(data: ParquetData, options: Any, text: str) -> None:
-    with pytest.raises(SettingsError, match=text):
+def test_options_that_cannot_be(
+    data: ParquetData, options: Any, text: str | tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError, match=mentioning(text)):
         data.numpy(**{"batch_size": 2, **options})
 
 
@@ -409,18 +406,20 @@ def test_whole_numbers_of_numpy_are_those_of_python(data: ParquetData) -> None:
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ({"position": 1.5}, "position=1.5 must be a whole number, at least 0"),
-        ({"position": -3}, "position=-3 must be a whole number, at least 0"),
+        ({"position": 1.5}, ("position=1.5", "0", "number")),
+        ({"position": -3}, ("position=-3", "0", "number")),
         (
             {"position": ROWS},
-            f"position={ROWS} of the state is not below the {ROWS} rows of an epoch",
+            (f"position={ROWS}", f"{ROWS} rows"),
         ),
-        ({"epoch": -1}, "epoch=-1 must be a whole number, at least 0"),
+        ({"epoch": -1}, ("epoch=-1", "0", "number")),
     ],
 )
-def test_a_state_that_cannot_be(data: ParquetData, told: dict[str, Any], text: str) -> None:
+def test_a_state_that_cannot_be(
+    data: ParquetData, told: dict[str, Any], text: str | tuple[str, ...]
+) -> None:
     reader = data.numpy(10)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=mentioning(text)):
         reader.load_state_dict({**reader.state_dict(), **told})
 
 

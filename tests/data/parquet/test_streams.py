@@ -14,6 +14,7 @@ import pytest
 from farandole.data import from_parquet
 from farandole.errors import DataError
 from farandole.inference import predict_parquet
+from tests.kits.messages import mentioning, mentions
 
 PREFIX = "file:///where/it%20was/out"
 
@@ -67,7 +68,7 @@ def test_only_files_that_the_log_names_are_read(
         data = from_parquet(folder)
     assert [column.name for column in data.columns] == ["x", "p q"]
     assert data.rows == 4
-    assert "2 of 6 files are left out, as Spark does" in caplog.text
+    assert mentions(caplog.text, "2", "6", "Spark")
     assert rows(folder) == [0, 1, 2, 3]
     assert rows(folder / "p q=1") == [1, 3]
     write(folder.parent, "other.parquet", [8])
@@ -84,7 +85,7 @@ def test_a_log_that_does_not_tell(folder: Path) -> None:
     (folder / "p q=1" / "part-3.parquet").rename(folder / "part.parquet")
     with pytest.raises(
         DataError,
-        match=r"names /where/it was/out/p q=1/part-3\.parquet, which is not in .*moved: a fi",
+        match=mentioning("/where/it was/out/p q=1/part-3.parquet"),
     ):
         from_parquet(folder)
     assert rows(folder / "p q=0") == [0, 2]
@@ -93,13 +94,13 @@ def test_a_log_that_does_not_tell(folder: Path) -> None:
     (folder / "_spark_metadata" / "3").unlink()
     with pytest.raises(
         DataError,
-        match=r"batches are missing of 1 to 4, so it .* Give from_spark\(spark.read.parquet",
+        match=mentioning("1", "4", "from_spark", "spark.read.parquet"),
     ):
         from_parquet(folder)
     (folder / "_spark_metadata" / "3").write_text("v2")
-    with pytest.raises(DataError, match=r"metadata/3: its version is 'v2', and not 'v1'"):
+    with pytest.raises(DataError, match=mentioning("metadata/3", "'v2'", "'v1'")):
         from_parquet(folder)
     (folder / "_spark_metadata" / "1.compact").unlink()
     (folder / "_spark_metadata" / "0").unlink()
-    with pytest.raises(DataError, match=r"batches are missing of 0 to 4"):
+    with pytest.raises(DataError, match=mentioning("0", "4", "batches")):
         from_parquet(folder)

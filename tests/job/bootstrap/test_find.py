@@ -14,6 +14,7 @@ from farandole.job.config.rank_variables import ORIGIN
 from farandole.job.config.torchrun import torch_variables
 from farandole.job.context import environment
 from farandole.job.plugins import registry
+from tests.kits.messages import mentioning
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -284,5 +285,5 @@ class TestSlurmsLists:
 
     def test_of_tasks(self) -> None:
         assert slurm.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-        with pytest.raises(SettingsError, match="'two' cannot be read"):
+        with pytest.raises(SettingsError, match=mentioning("'two'")):
             slurm.tasks_per_node("two")

@@ -19,6 +19,7 @@ from farandole.net import interfaces
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreClient, reach
 from farandole.net.store.exchange import redeem
+from tests.kits.messages import mentioning
 
 
 class Unreached:
@@ -41,9 +42,7 @@ class Unreached:
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    with pytest.raises(
-        RendezvousError, match=r"ranks 1, 2 did not reach init\(\) within 0\.2 s"
-    ) as caught:
+    with pytest.raises(RendezvousError, match=mentioning("ranks 1, 2", "init()", "0.2")) as caught:
         peer_hosted_store.join(
             Unreached(), Placement(size=3, local_size=3), Settings(start_timeout=0.2)
         )  # type: ignore[arg-type]
@@ -59,9 +58,7 @@ def test_with_tls_the_cluster_carries_a_token_only() -> None:
         client = redeem(reach([address], token, 10.0), 1)
         assert (client.address, client.secret) == (host.server.address, host._secret)
         client.close()
-        with pytest.raises(
-            AuthenticationError, match="somebody else has used this job's invitation"
-        ):
+        with pytest.raises(AuthenticationError, match=mentioning("invitation")):
             redeem(reach([address], token, 10.0), 1)
     finally:
         host.hang_up()
@@ -76,7 +73,7 @@ def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
             return f"127.0.0.1:1,{new_secret(tls=not tls)}"
 
     with pytest.raises(
-        SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"
+        SettingsError, match=mentioning(f"FARANDOLE_TLS={int(tls)}", "rank 1", "rank 0")
     ):
         peer_hosted_store.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
@@ -94,9 +91,7 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
             return host.contact()
 
     try:
-        with pytest.raises(
-            SettingsError, match=r"rank 1 was started as one of 3 ranks, rank 0 as one of 2: "
-        ):
+        with pytest.raises(SettingsError, match=mentioning("rank 1", "3", "rank 0", "2")):
             peer_hosted_store.join(Other(), Placement(rank=1, size=3), Settings(start_timeout=5.0))  # type: ignore[arg-type]
     finally:
         host.hang_up()

@@ -15,6 +15,7 @@ import pytest
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
 from farandole.job.bootstrap import pmi
 from farandole.job.config import Placement
+from tests.kits.messages import mentioning
 
 
 class Manager:
@@ -129,18 +130,18 @@ def manager_that_says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[byt
         (
             b"cmd=response_to_init rc=-1\n",
             WireError,
-            "answers 'init' with 'cmd=response_to_init rc=-1'",
+            ("'init'", "'cmd=response_to_init rc=-1'"),
         ),
-        (b"cmd=who_are_you\n", WireError, "answers 'init' with 'cmd=who_are_you'"),
-        (b"", HorovodInternalError, "process manager hung up .* only one may call init"),
+        (b"cmd=who_are_you\n", WireError, ("'init'", "'cmd=who_are_you'")),
+        (b"", HorovodInternalError, ("process manager", "init")),
     ],
     ids=["refusal", "another", "end"],
 )
 def test_an_answer_of_another_kind(
-    answer: bytes, error: type, says: str, manager_that_says
+    answer: bytes, error: type, says: str | tuple[str, ...], manager_that_says
 ) -> None:
     manager_that_says(answer)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=mentioning(says)):
         pmi.broadcast(Placement(size=2), lambda: "x", 10.0)
 
 
@@ -150,7 +151,7 @@ def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         ours,
         theirs,
-        pytest.raises(RendezvousError, match=r"not all 4 ranks reached init\(\) within 0\.1 s"),
+        pytest.raises(RendezvousError, match=mentioning("4", "init()", "0.1")),
     ):
         pmi.broadcast(Placement(rank=2, size=4), lambda: "x", 0.1)
 
@@ -158,7 +159,7 @@ def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
 ENDS = """
 from farandole.job.bootstrap import pmi
 pmi.abort_at_exit()
-raise RuntimeError("why the job ends")
+raise RuntimeError("job ends")
 """
 
 
@@ -182,7 +183,7 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
         ours.settimeout(0.5)
         with pytest.raises(TimeoutError):
             ours.recv(100)
-        assert "why the job ends" in process.stderr.read()
+        assert "job ends" in process.stderr.read()
         ours.settimeout(60)
         assert ours.recv(100) == b"cmd=abort exitcode=1\n"
 

@@ -21,6 +21,7 @@ from farandole.core.transports.inproc import World
 from farandole.errors import NotInitializedError, SettingsError
 from farandole.job import context
 from farandole.job.context import observers
+from tests.kits.messages import mentioning
 
 
 @pytest.fixture(autouse=True)
@@ -68,28 +69,24 @@ def test_a_timeline_that_is_started_and_stopped(
         told = (tmp_path / f"t{turn}.json").read_text()
         assert f"a{turn}" in told
         assert "outside" not in told
-    with pytest.raises(SettingsError, match="No such file or directory"):
+    with pytest.raises(SettingsError, match=mentioning("No such file")):
         context.start_timeline("/nowhere/t.json")
     run("still alive")
 
 
 def test_the_timelines_calls_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
-        with pytest.raises(
-            NotInitializedError, match=r"^Farandole has not been initialized; use hvd\.init\(\)\.$"
-        ):
+        with pytest.raises(NotInitializedError, match=mentioning("Farandole", "hvd.init()")):
             call()
     context.init()
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
-        with pytest.raises(
-            ValueError, match=r"^Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage\.$"
-        ):
+        with pytest.raises(ValueError, match=mentioning("HOROVOD_TIMELINE=DYNAMIC", "timeline")):
             call()
 
 
 def test_a_timeline_that_cannot_be_written_stops_init(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_TIMELINE", "/nowhere/t.json")
-    with pytest.raises(SettingsError, match=r"cannot be written to '/nowhere/t\.json'"):
+    with pytest.raises(SettingsError, match=mentioning("'/nowhere/t.json'")):
         context.init()
     assert not context.is_initialized()
     monkeypatch.delenv("HOROVOD_TIMELINE")

@@ -11,6 +11,7 @@ from farandole.base.types import Buffer, DType, Kind, Request
 from farandole.core.engine import Entry
 from farandole.errors import MismatchError, NotInitializedError, RequestError, ShutDownError
 from farandole.job import context
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 
@@ -110,7 +111,7 @@ def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> No
     assert nobody == []
     assert all("rank 2 is unlike rank 1" in told for told in (one[0], *two))
     assert one[1] == 2
-    assert "Rank 2 shut down or ended while rank 1 waited for x" in one[2]
+    assert mentions(one[2], "Rank 2", "rank 1")
 
 
 def test_ids_are_used_again() -> None:
@@ -131,27 +132,19 @@ def test_ids_are_used_again() -> None:
 def test_what_is_refused() -> None:
     def fn(rank: int) -> None:
         made = context.add_process_set([0, 1])
-        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+        with pytest.raises(ValueError, match=mentioning("duplicate", "process set")):
             context.add_process_set([1, 0])
         for bad in ([], [0, 0], [0, 3], [-1, 0]):
-            with pytest.raises(
-                ValueError, match="a process set needs at least one rank, each once, from 0 to 2"
-            ):
+            with pytest.raises(ValueError, match=mentioning("0", "2", "process set")):
                 context.add_process_set(bad)
-        with pytest.raises(
-            ValueError, match="Process set does not exist or has not been registered"
-        ):
+        with pytest.raises(ValueError, match=mentioning("Process set", "registered")):
             context.ProcessSet([0]).size()
-        with pytest.raises(
-            RequestError, match="Process set provided does not exist, or has not been registered"
-        ):
+        with pytest.raises(RequestError, match=mentioning("Process set", "registered")):
             context.engine(context.ProcessSet([0]))
         if rank == 2:
-            with pytest.raises(ValueError, match="Process is not part of provided process set"):
+            with pytest.raises(ValueError, match=mentioning("Process", "process set")):
                 made.rank()
-            with pytest.raises(
-                RequestError, match="Rank 2 is not a member of the provided process set"
-            ):
+            with pytest.raises(RequestError, match=mentioning("Rank 2", "member")):
                 context.engine(made)
 
     job(3, fn, dynamic_process_sets=True)
@@ -159,9 +152,7 @@ def test_what_is_refused() -> None:
 
 def test_ranks_that_mean_different_sets_are_told() -> None:
     def fn(rank: int) -> float:
-        with pytest.raises(
-            ValueError, match="all ranks must add the same process sets in the same order"
-        ):
+        with pytest.raises(ValueError, match=mentioning("process sets", "order")):
             context.add_process_set([0] if rank else [1])
         return total(context.global_process_set, 1.0)
 
@@ -170,7 +161,7 @@ def test_ranks_that_mean_different_sets_are_told() -> None:
 
 def test_sets_are_fixed_unless_asked_for() -> None:
     def fn(rank: int) -> None:
-        with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding"):
+        with pytest.raises(ValueError, match=mentioning("HOROVOD_DYNAMIC_PROCESS_SETS=1")):
             context.add_process_set([0])
 
     job(2, fn)
@@ -181,9 +172,7 @@ def test_without_init_and_with_nonsense() -> None:
         context.add_process_set([0])
     with pytest.raises(NotInitializedError):
         context.global_process_set.size()
-    with pytest.raises(
-        ValueError, match="either with a list of process ranks or with an mpi4py communicator"
-    ):
+    with pytest.raises(ValueError, match=mentioning("list", "mpi4py")):
         context.ProcessSet(3)
     assert (
         str(context.ProcessSet([1, 0]))
@@ -204,7 +193,7 @@ def test_a_set_does_not_outlive_the_stay_that_it_was_registered_in() -> None:
 def test_static_sets_and_reinit_on_one_rank() -> None:
     for _ in range(3):
         mine = context.ProcessSet([0])
-        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+        with pytest.raises(ValueError, match=mentioning("duplicate", "process set")):
             context.init(process_sets=[mine])  # the same ranks as the set of all
         # or the next init() would do nothing, and register nothing
         assert not context.is_initialized()
@@ -216,7 +205,7 @@ def test_static_sets_and_reinit_on_one_rank() -> None:
 
 @pytest.mark.parametrize("given", [[[0]], "static"])
 def test_sets_that_are_none_are_told_before_the_job_is_joined(given: object) -> None:
-    with pytest.raises(ValueError, match="is no ProcessSet"):
+    with pytest.raises(ValueError, match=mentioning("ProcessSet")):
         context.init(process_sets=given)
     assert not context.is_initialized()
 

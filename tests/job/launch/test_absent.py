@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.messages import mentions
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
@@ -63,13 +65,10 @@ def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path
         late=False,
     )
     assert ended.returncode == 1
-    assert "waiting for remainder of ranks for more than 0.5 seconds" in ended.stderr
+    assert mentions(ended.stderr, "0.5", "seconds")
     assert "[0]<stderr>:1: [grad.weight]" in ended.stderr
     assert "[0]<stderr>:1!: [grad.weight]" in ended.stderr
-    assert (
-        "farandole: Rank 0 on localhost failed: StalledError: rank 1 stayed away from grad.weight"
-        " for more than 3 s" in ended.stderr
-    )
+    assert mentions(ended.stderr, "Rank 0", "StalledError", "rank 1", "grad.weight", "3 s")
     assert "rank 1 is at" in ended.stderr
 
 

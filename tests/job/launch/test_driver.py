@@ -15,6 +15,7 @@ import pytest
 from farandole.job.launch import reaper
 from tests.job.launch import tools
 from tests.job.launch.tools import Marked, read_pids, wait_until
+from tests.kits.messages import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -90,10 +91,7 @@ client.set("message/log/0", b"all is well")
         done = jobs.run("run", "-np", "2", PY, "-c", code)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
-        assert (
-            "'outcome/99' was set in the job's store to what cannot be that, and is ignored"
-            in done.stderr
-        )
+        assert mentions(done.stderr, "'outcome/99'", "store")
         assert "all is well" in done.stdout + done.stderr
 
     def test_the_secret_is_in_no_command_line(self, jobs: Marked) -> None:
@@ -155,7 +153,7 @@ time.sleep(1000)
         done = jobs.run("run", "-np", "3", PY, "-c", code)
         assert done.returncode == 1
         assert done.stderr.count("Traceback") == done.stderr.count("ValueError: boom") == 1
-        assert "Rank 1 on localhost exited with code 1" in done.stderr
+        assert mentions(done.stderr, "Rank 1", "code 1")
 
     def test_before_init_its_traceback_stands_once_too(self, jobs: Marked, tmp_path: Path) -> None:
         """However long the rank takes to end. A child of a rank is no rank: its failure is the
@@ -182,7 +180,7 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         """It was taken for our own reader that has gone, and nothing was said."""
         done = jobs.run("run", "-np", "2", "bash", "-c", "kill -PIPE $$")
         assert done.returncode == 128 + signal.SIGPIPE
-        assert "died of signal 13 (SIGPIPE): it wrote to a pipe" in done.stderr
+        assert mentions(done.stderr, "signal 13", "SIGPIPE")
 
     def test_its_own_code(self, jobs: Marked) -> None:
         done = jobs.run("run", "-np", "2", PY, "-c", "import sys; sys.exit(7)")
@@ -193,10 +191,8 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         code = "if [ $HOROVOD_RANK = 1 ]; then echo last words >&2; kill -SEGV $$; fi; sleep 1000"
         done = jobs.run("run", "-np", "2", "bash", "-c", code)
         assert done.returncode == 128 + signal.SIGSEGV
-        assert (
-            "Rank 1 on localhost died of signal 11 (SIGSEGV): a crash in native code" in done.stderr
-        )
-        assert "Its last lines on stderr:\nlast words" in done.stderr
+        assert mentions(done.stderr, "Rank 1", "signal 11", "SIGSEGV")
+        assert "stderr:\nlast words" in done.stderr
 
     def test_kill_9(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
         process = jobs.start("run", "-np", "3", PY, str(sleeper), str(tmp_path))
@@ -206,10 +202,7 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         done = jobs.finish(process)
         assert time.monotonic() - began < tools.LIMIT
         assert done.returncode == 137
-        assert (
-            "Rank 2 on localhost died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory"
-            in done.stderr
-        )
+        assert mentions(done.stderr, "Rank 2", "signal 9", "SIGKILL")
 
     def test_others_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
         code = f"""
@@ -226,7 +219,7 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
         done = jobs.run("run", "-np", "2", PY, str(script))
         assert done.returncode == 1
         assert done.stderr.count("SyntaxError") == 1
-        assert "failed in the same way" in done.stderr
+        assert mentions(done.stderr, "same way")
 
     @pytest.mark.parametrize(
         ("command", "code", "text"),
@@ -430,10 +423,7 @@ def test_too_few_open_files(jobs: Marked) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert (
-        "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs"
-        in done.stderr
-    )
+    assert mentions(done.stderr, "8", "RLIMIT_NOFILE", "2", "open files")
     assert len(done.stderr.splitlines()) == 1
     assert "`ulimit -n 1024`" in done.stderr
 
@@ -458,7 +448,7 @@ def test_only_some_ranks_are_shown(jobs: Marked) -> None:
     code = "if [ $HOROVOD_RANK = 2 ]; then echo last words >&2; exit 3; fi; echo hello"
     done = jobs.run("run", "-np", "3", "--show-ranks", "0-1", "bash", "-c", code)
     assert "[2]<" not in done.stdout + done.stderr
-    assert "Its last lines on stderr:\nlast words" in done.stderr
+    assert "stderr:\nlast words" in done.stderr
 
 
 def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) -> None:

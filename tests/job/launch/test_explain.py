@@ -15,6 +15,7 @@ import farandole
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
 from farandole.job.launch.explain import Event, describe, exit_status, explain, with_lines
 from farandole.job.report.outcome import SILENT, Outcome
+from tests.kits.messages import mentions
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 VICTIM = Outcome(
@@ -161,10 +162,7 @@ class TestExplain:
         verdict = explain([Event(3, outcome=VICTIM), Event(1, code=-9)], HOSTS)
         assert verdict is not None
         assert (verdict.rank, verdict.exit_code) == (1, 137)
-        assert (
-            "died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory killer"
-            in verdict.message
-        )
+        assert mentions(verdict.message, "signal 9", "SIGKILL")
 
     def test_a_code_and_the_last_lines(self) -> None:
         verdict = explain([Event(0, code=3)], HOSTS, {0: "usage: train.py\nerror: no data\n"})
@@ -234,7 +232,7 @@ class TestExplain:
         verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))
         assert verdict is not None
         assert verdict.message.count("SyntaxError") == 1
-        assert "Ranks 0, 2-3 failed in the same way." in verdict.message
+        assert mentions(verdict.message, "Ranks 0, 2-3", "same way")
 
     def test_the_same_error_at_other_lines(self) -> None:
         def event(rank: int, line: int) -> Event:
@@ -260,7 +258,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.patience == 3.0
         assert verdict.rank == 1, "the one that was lost"
-        assert "waited in vain for rank 1 on alpha" in verdict.message
+        assert mentions(verdict.message, "rank 1 on alpha")
         assert "(exec, before which hvd.shutdown() leaves the job)" in verdict.message
 
     def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
@@ -488,7 +486,7 @@ def test_codes_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         "killer, or because it used up the 3600 seconds of processor time that it may have (`ulimit"
         " -t`)"
     )
-    assert "a shell says so" in describe(137)
+    assert mentions(describe(137), "shell")
     assert describe(-signal.SIGALRM).endswith(
         "(SIGALRM): its own alarm (signal.alarm, a timeout), which its program does not handle"
     )

@@ -13,6 +13,7 @@ from farandole import cli
 from farandole.errors import SettingsError
 from farandole.job.launch.job import check_ranks, ranks_of
 from farandole.job.launch.limits import check_open_files, check_proc, crowding, cure
+from tests.kits.messages import mentioning, mentions
 
 
 def test_many_ranks_on_few_cores() -> None:
@@ -27,9 +28,7 @@ def test_many_ranks_on_few_cores() -> None:
 
 def test_more_ranks_than_open_files() -> None:
     check_open_files(2, logs=True)
-    with pytest.raises(
-        SettingsError, match=r"a job of 10000000 ranks needs 800000\d\d: .*`ulimit -n 800000\d\d`"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("10000000", "ulimit")):
         check_open_files(10_000_000, logs=True)
 
 
@@ -48,12 +47,10 @@ def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
 def test_processes_that_cannot_be_found(tmp_path: Path) -> None:
     """Jobs ended well and were said to have died of SIGTERM, or left their daemons running."""
     check_proc()
-    with pytest.raises(SettingsError, match=rf"{tmp_path} is not mounted .*mount -t proc"):
+    with pytest.raises(SettingsError, match=mentioning(str(tmp_path), "mount -t proc")):
         check_proc(str(tmp_path))
     (tmp_path / "self").symlink_to("4711")
-    with pytest.raises(
-        SettingsError, match=r"knows this process by the number 4711 .*--mount-proc"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("4711", "--mount-proc")):
         check_proc(str(tmp_path))
 
 
@@ -66,23 +63,23 @@ def test_ranks_to_show() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: ranks_of("x", 2), "--show-ranks='x' cannot be read: it must be like 0 or 0,2-3"),
+        (lambda: ranks_of("x", 2), ("--show-ranks='x'", "0,2-3")),
         (lambda: ranks_of("", 2), "--show-ranks=''"),
-        (lambda: ranks_of("1-0", 2), "--show-ranks='1-0' cannot be read"),
-        (lambda: ranks_of("-1", 2), "--show-ranks='-1' cannot be read"),
-        (lambda: ranks_of("\u00b2", 2), "--show-ranks='\u00b2' cannot be read"),
+        (lambda: ranks_of("1-0", 2), "--show-ranks='1-0'"),
+        (lambda: ranks_of("-1", 2), "--show-ranks='-1'"),
+        (lambda: ranks_of("\u00b2", 2), "--show-ranks='²'"),
         (
             lambda: ranks_of("0-999999999999", 2),
-            "show_ranks: 999999999999 is no rank of a job of 2",
+            ("show_ranks", "999999999999", "2"),
         ),
-        (lambda: ranks_of("1-2", 2), "show_ranks: 2 is no rank of a job of 2 (0 to 1)"),
-        (lambda: check_ranks("0", 2), "show_ranks='0' must be a list of ranks"),
-        (lambda: check_ranks(0, 2), "show_ranks=0 must be a list"),
-        (lambda: check_ranks([True], 2), "True is no rank"),
+        (lambda: ranks_of("1-2", 2), ("show_ranks", "2", "0", "1")),
+        (lambda: check_ranks("0", 2), "show_ranks='0'"),
+        (lambda: check_ranks(0, 2), "show_ranks=0"),
+        (lambda: check_ranks([True], 2), "True"),
     ],
 )
-def test_ranks_that_are_none(call: Any, text: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(text)):
+def test_ranks_that_are_none(call: Any, text: str | tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError, match=mentioning(text)):
         call()
 
 
@@ -99,11 +96,8 @@ def test_a_job_without_threads_is_told_the_limit(
         "farandole: the thread 'farandole-store' cannot be started: this user has as many"
     )
     assert "`ulimit -u`" in said
-    assert "raise that, or start fewer ranks" in said
+    assert mentions(said, "fewer ranks")
     assert "ulimit -v" not in said
     monkeypatch.setattr(resource, "getrlimit", lambda _: (120 << 20, 120 << 20))
     assert cli.main(["run", "-np", "2", "true"]) == 2
-    assert (
-        "its stack finds no room in the 120 MiB that a process may map here (`ulimit -v`), or this"
-        " user has" in (capfd.readouterr().err)
-    )
+    assert mentions(capfd.readouterr().err, "120 MiB", "`ulimit -v`")

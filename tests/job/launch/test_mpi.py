@@ -13,6 +13,7 @@ from farandole.errors import SettingsError
 from farandole.job.config import Placement
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.launchers import mpi
+from tests.kits.messages import mentioning, mentions
 
 OPEN_MPI, HYDRA = "mpirun (Open MPI) 5.0.11\n", "HYDRA build details:\n Version: 5.0"
 INTEL = "Intel(R) MPI Library for Linux"
@@ -68,7 +69,7 @@ def test_an_encrypted_job_runs_and_its_failure_is_explained(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "Rank 1 on " in done.stderr
     assert "ValueError: no more data" in done.stderr
-    assert "Rank 0 failed only in consequence." in done.stderr
+    assert mentions(done.stderr, "Rank 0", "consequence")
 
 
 def test_the_ranks_may_call_mpi_which_a_program_for_horovod_leaves_to_it(tmp_path: Path) -> None:
@@ -139,8 +140,8 @@ def test_an_mpirun_that_fails_says_why(ends: list[str], tmp_path: Path) -> None:
         "-np", "2", "--launcher", "mpi", "true", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     )
     assert done.returncode != 0
-    assert f"{mpirun} has ended with exit code {1 if ends == ['false'] else 3}" in done.stderr
-    assert ends == ["false"] or "there are not enough slots" in done.stderr
+    assert mentions(done.stderr, str(mpirun), f"code {1 if ends == ['false'] else 3}")
+    assert ends == ["false"] or mentions(done.stderr, "slots")
     assert "Traceback" not in done.stderr
 
 
@@ -152,7 +153,7 @@ def test_an_mpirun_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(
         SettingsError,
-        match=r"mpirun --version fails \(exit code 3\).*: Unable to get the user home",
+        match=mentioning("--version", "code 3"),
     ):
         mpi.MpiLauncher().allocate(JobRequest(2))
 
@@ -195,17 +196,13 @@ class TestOptions:
             mpi.options("LAM 7", JobRequest(4), {})
 
     def test_more_ranks_than_places(self) -> None:
-        with pytest.raises(
-            SettingsError, match=r"more processes \(4\) than there are available slots \(3\)"
-        ):
+        with pytest.raises(SettingsError, match=mentioning("(4)", "slots", "(3)")):
             mpi.MpiLauncher().allocate(JobRequest(4, hosts="a:2,b:1"))
 
 
 def test_an_ipv6_address_is_none_of_mpiruns_hosts() -> None:
     request = JobRequest(3, hosts="a:2,[fd00::1]:1")
-    with pytest.raises(
-        SettingsError, match=r"mpirun takes no IPv6 address \(fd00::1\) in -H: give the host's name"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("IPv6", "fd00::1")):
         mpi.MpiLauncher().allocate(request)
 
 

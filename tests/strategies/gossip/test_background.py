@@ -15,6 +15,7 @@ from farandole.strategies.gossip.synchronous import GRAPHS
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 from tests.strategies.modes.test_parameter_servers import ORDER
@@ -269,9 +270,7 @@ def test_pairs_with_other_weights_of_the_same_size_are_told() -> None:
         step()
         del weights[rank], names[rank]
         kept.moved([1 - rank])
-        with pytest.raises(
-            ValueError, match=r"but rank 0 has others than rank 1, of the same sizes\. Add, freeze"
-        ):
+        with pytest.raises(ValueError, match=mentioning("rank 0", "rank 1")):
             go_on()
         assert weights[0].tolist() == [2.0 - rank] * 3
 
@@ -295,28 +294,24 @@ def test_specs(spec: str, full: str) -> None:
 
 def test_how_far_a_pair_goes_is_an_argument() -> None:
     assert AsyncGossip.parse("ring,gamma=0.25").spec == "gossip_async:ring,every=1,gamma=0.25"
-    with pytest.raises(
-        ValueError, match=r"gossip_async: gamma='2' must be more than 0 and at most 1"
-    ):
+    with pytest.raises(ValueError, match=mentioning("gossip_async", "gamma='2'", "0", "1")):
         AsyncGossip(gamma="2")
 
 
 def test_what_makes_no_sense() -> None:
     for spec, text in [
-        ("gossip_async:star", "gossip_async: graph='star' must be ring, torus"),
-        ("gossip_async:every=0", "every='0' must be a whole number"),
+        ("gossip_async:star", ("gossip_async", "graph='star'", "ring", "torus")),
+        ("gossip_async:every=0", "every='0'"),
         (
             "gossip_async:ring,torus",
-            "must be a first argument, then others by name, like gossip_async:ring,every=4",
+            "gossip_async:ring,every=4",
         ),
-        ("gossip_async:damp=2", "damp='2' must be 0 or 1"),
+        ("gossip_async:damp=2", "damp='2'"),
     ]:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=mentioning(text)):
             strategy_of(spec)
     for codec in ("sign", "int8"):
-        with pytest.raises(
-            SettingsError, match=rf"codec='{codec}' .* take gossip, which goes with a codec"
-        ):
+        with pytest.raises(SettingsError, match=mentioning(f"codec='{codec}'", "gossip")):
             gradient_options(strategy="gossip_async", codec=codec)
 
     def fn(rank: int) -> None:
@@ -324,20 +319,20 @@ def test_what_makes_no_sense() -> None:
             (
                 AsyncGossip(every=1 + rank),
                 [np.ones(2)],
-                rf"rank {rank} has 'gossip_async:exponential,every={1 + rank}'",
+                (f"rank {rank}", f"'gossip_async:exponential,every={1 + rank}'"),
             ),
             (
                 AsyncGossip(),
                 [np.ones(2 + rank)],
-                r"'weight 0' has shape \[2\] on rank 0 and \[3\] on rank 1",
+                ("'weight 0'", "[2] on rank 0", "[3] on rank 1"),
             ),
         ]:
             exchange = WeightExchange("DistributedOptimizer", GradientOptions(), strategy)
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match=mentioning(text)):
                 exchange(weights, exchange.slots(weights), 1)
 
     job(2, fn, store=True)
-    with pytest.raises(ValueError, match="average in the background need the store of a job"):
+    with pytest.raises(ValueError, match=mentioning("store")):
         job(2, _exchange)
 
 

@@ -19,6 +19,7 @@ from farandole.strategies.gossip.copies import Copies
 from farandole.strategies.gossip.synchronous import GRAPHS, Gossip
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange, WeightExchange
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -283,7 +284,7 @@ def test_a_message_that_was_lost_is_sent_anew() -> None:
         slots = exchange.slots(weights)
         exchange(weights, slots, 1)
         if rank:
-            with pytest.raises(JoinedError, match="its neighbours need its weights"):
+            with pytest.raises(JoinedError, match=mentioning("neighbours", "weights")):
                 exchange(weights, slots, 2)
         farandole.numpy.join()
         before = weights[0].copy()
@@ -318,10 +319,7 @@ def test_other_weights_of_the_same_size_are_an_error(codec: str) -> None:
 
     for rank, text in enumerate(job(2, fn)):
         left = ("second", "first")[rank]
-        assert (
-            f"rank {1 - rank} sent others than rank {rank} has: {left}. Add, freeze and unfreeze"
-            in text
-        )
+        assert mentions(text, f"rank {1 - rank}", f"rank {rank}", left)
 
 
 def test_messages_of_other_weights_are_refused() -> None:
@@ -330,13 +328,13 @@ def test_messages_of_other_weights_are_refused() -> None:
     message = Copies(codec, 0).message(weights, own, ["w"], 1)  # type: ignore[arg-type]
     assert own[0].tolist() == [1.0] * 9
     for wrong in (message[:-1], message[:10], message[:0], np.concatenate([message, message[:1]])):
-        with pytest.raises(ValueError, match="bytes does not fit"):
+        with pytest.raises(ValueError, match=mentioning("bytes")):
             Copies(codec, 1).read(0, wrong, weights)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="bytes does not fit"):
+    with pytest.raises(ValueError, match=mentioning("bytes")):
         Copies(codec, 1).read(0, message, [np.zeros(8)])  # type: ignore[arg-type]
     later = Copies(codec, 0)  # type: ignore[arg-type]
     later.message(weights, own, ["w"], 1)
-    with pytest.raises(ValueError, match="bytes does not fit"):
+    with pytest.raises(ValueError, match=mentioning("bytes")):
         Copies(codec, 1).read(0, later.message(weights, own, ["w"], 1), weights)  # type: ignore[arg-type]
 
 
@@ -362,5 +360,5 @@ def test_how_far_ranks_go() -> None:
     assert Gossip("ring", gamma="0.25").spec == "gossip:ring,every=1,gamma=0.25"
     assert Gossip.parse("ring,gamma=1").gamma == 1.0
     for wrong in (0, 1.5, "x", "nan"):
-        with pytest.raises(ValueError, match=r"gamma=.* must be more than 0 and at most 1"):
+        with pytest.raises(ValueError, match=mentioning("0", "1")):
             Gossip(gamma=wrong)

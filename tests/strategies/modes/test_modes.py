@@ -21,6 +21,7 @@ from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.references import NoReference
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
+from tests.kits.messages import mentioning
 from tests.run_job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -299,23 +300,21 @@ class Apart:
 def test_codecs_and_strategies_that_do_not_go_together() -> None:
     with pytest.raises(
         ValueError,
-        match=r"codec='int8' has nothing to compress with strategy='apart'.*of their own"
-        r".*take local_sgd, bmuf, diloco, easgd, gossip, ps, ps_async or ssp$",
+        match=mentioning("codec='int8'", "strategy='apart'", "local_sgd", "ps_async"),
     ):
         gradient_options(strategy=Apart(), codec="int8")
     for codec in ("sign", "net:int8"):
         for strategy, what in (
-            ("ps", "pushes by itself"),
-            ("gossip", "sends to its neighbours alone"),
+            ("ps", "pushes"),
+            ("gossip", "neighbours"),
         ):
-            with pytest.raises(
-                ValueError, match=rf"codec='{codec}' adds up what all ranks have.*each {what}.*int8"
-            ):
+            with pytest.raises(ValueError, match=mentioning(f"codec='{codec}'", what, "int8")):
                 gradient_options(strategy=strategy, codec=codec)
     for codec in ("sign", "sign:0.9", "net:sign"):  # nothing makes a step of votes smaller
         for strategy in ("local_sgd:4", "local_sgd:epoch", "easgd:4"):
             with pytest.raises(
-                ValueError, match=rf"codec='{codec}' gives -1, 0 or 1 .*strategy='{strategy}.*int8"
+                ValueError,
+                match=mentioning(f"codec='{codec}'", "-1, 0", f"strategy='{strategy}", "int8"),
             ):
                 gradient_options(strategy=strategy, codec=codec)
     # the outer rate does
@@ -323,10 +322,10 @@ def test_codecs_and_strategies_that_do_not_go_together() -> None:
     for strategy in ("diloco:8", "easgd:4", "ps_async", "gossip"):
         assert gradient_options(strategy=strategy, codec="int8").codec == "int8"
     for wrong, text in (
-        (7, "codec=7 is no codec: give a name"),
-        ("threshold:inf", "the argument is"),
+        (7, "codec=7"),
+        ("threshold:inf", "argument"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=mentioning(text)):
             gradient_options(codec=wrong)  # type: ignore[arg-type]
 
     def fn(rank: int) -> None:
@@ -402,25 +401,25 @@ def test_specs(spec: str, full: str) -> None:
     [
         (
             "locl_sgd:8",
-            r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd",
+            ("'locl_sgd'", "local_sgd"),
         ),
-        ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
-        ("local_sgd:x", "local_sgd: every='x' must be"),
-        ("diloco:8,lr=-1", "diloco: lr='-1' must be a number, more"),
+        ("local_sgd:0", ("local_sgd", "every='0'", "1")),
+        ("local_sgd:x", ("local_sgd", "every='x'")),
+        ("diloco:8,lr=-1", ("lr='-1'", "number")),
         (
             "local_sgd:4,nesterov",
-            "must be a first argument, then others by name, like local_sgd:8,warmup=100",
+            ("local_sgd:8", "warmup=100"),
         ),
-        ("easgd:4,beta=x", "easgd: beta='x' must be more than 0"),
-        ("gossip:star", "graph='star' must be ring, torus"),
-        ("allreduce:3", "takes nothing after a colon"),
-        ("local_sgd:", "an argument after the colon"),
-        (LocalSGD, "It is a class: call it"),
-        (7, "It has no spec, epochs, reference, slots"),
+        ("easgd:4,beta=x", ("beta='x'", "0")),
+        ("gossip:star", ("graph='star'", "ring", "torus")),
+        ("allreduce:3", "colon"),
+        ("local_sgd:", ("argument", "colon")),
+        (LocalSGD, "class"),
+        (7, ("spec", "epochs", "reference", "slots")),
     ],
 )
-def test_what_is_no_strategy(given: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_what_is_no_strategy(given: Any, text: str | tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=mentioning(text)):
         strategy_of(given)
 
 
@@ -437,7 +436,7 @@ def test_what_is_no_strategy(given: Any, text: str) -> None:
     ],
 )
 def test_options_that_make_no_sense(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match=mentioning("must")):
         wrong()
 
 
@@ -447,14 +446,14 @@ def test_other_strategies_and_weights_are_errors_on_all_ranks() -> None:
             (
                 LocalSGD(2 + rank),
                 (
-                    rf"rank {rank} has 'local_sgd:{2 + rank}' and rank {1 - rank} has"
-                    rf" 'local_sgd:{3 - rank}'"
+                    f"rank {rank} has 'local_sgd:{2 + rank}'",
+                    f"rank {1 - rank} has 'local_sgd:{3 - rank}'",
                 ),
             ),
-            (LocalSGD(2), r"all ranks must exchange the same arrays in the same order, but"),
+            (LocalSGD(2), ("arrays", "order")),
         ]:
             exchange = WeightExchange("DistributedOptimizer", GradientOptions(), mine)
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match=mentioning(text)):
                 exchange([np.ones(3 + rank)], [], 2)
 
     job(2, fn)
@@ -474,7 +473,7 @@ def test_slots_begin_with_new_weights_and_are_of_one_model() -> None:
     other.load_state_dict({**state, "waiting": []})  # as after an exchange
     with pytest.raises(
         ValueError,
-        match="keeps something for 2 weights, and the optimizer has 1: load the state of",
+        match=mentioning("2", "1", "weights", "optimizer"),
     ):
         other([one], 2)
     # the checkpoint knew of no frozen ones

@@ -16,6 +16,7 @@ from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServe
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
+from tests.kits.messages import mentioning
 from tests.run_job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 
@@ -399,22 +400,22 @@ def test_specs(spec: str, full: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("ps:0", "ps: every='0' must be a whole number, at least 1"),
-        ("ssp:-1", "ssp: bound='-1' must be a whole"),
-        ("ps:1,2", "ps: strategy='ps:1,2' must be a first argument, then others by name"),
+        ("ps:0", ("every='0'", "1", "number")),
+        ("ssp:-1", "bound='-1'"),
+        ("ps:1,2", ("strategy='ps:1,2'", "argument")),
         (
             "ps_async:2,backup=1",
-            "ps_async: backup='1' must be left out: ps_async takes every, damp, optimizer,",
+            ("ps_async", "backup='1'"),
         ),
-        ("ps_async:damp=2", "damp='2' must be 0 or 1"),
-        ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
-        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"),
-        ("ps:optimizer=sgd,lr=-1", "lr='-1' must be a number, 0"),
-        ("ps:backup=1,2", "must be a first argument"),
+        ("ps_async:damp=2", ("damp='2'", "0", "1")),
+        ("ps:optimizer=lamb", ("add", "sgd", "momentum", "adagrad")),
+        ("ps:optimizer=sgd,lr=x", ("lr='x'", "number")),
+        ("ps:optimizer=sgd,lr=-1", ("lr='-1'", "0", "number")),
+        ("ps:backup=1,2", "argument"),
     ],
 )
-def test_what_makes_no_sense(spec: str, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_what_makes_no_sense(spec: str, text: str | tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=mentioning(text)):
         strategy_of(spec)
 
 
@@ -424,21 +425,21 @@ def test_what_ranks_cannot_do() -> None:
             (
                 ParameterServer(backup=2),
                 [np.ones(2)],
-                "ps: backup=2 must be less than the number of ranks, 2",
+                "backup=2",
             ),
             (
                 SSP(1 + rank),
                 [np.ones(2)],
-                rf"rank {rank} has 'ssp:{1 + rank},every=1' and rank {1 - rank} has",
+                (f"rank {rank} has 'ssp:{1 + rank},every=1'", f"rank {1 - rank}"),
             ),
             (
                 SSP(0),
                 [np.ones(2 + rank)],
-                r"rank [01] has weight 0 of shape \([23],\) .* where rank [01] has weight 0",
+                ("rank 0", "(2,)", "rank 1", "(3,)"),
             ),
-        ]:  # type: ParameterServer, Sequence[Any], str
+        ]:  # type: ParameterServer, Sequence[Any], str | tuple[str, ...]
             exchange = WeightExchange("DistributedOptimizer", GradientOptions(), strategy)
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(ValueError, match=mentioning(text)):
                 exchange(weights, exchange.slots(weights), 1)
 
     job(2, fn, store=True)
@@ -449,12 +450,12 @@ def test_without_a_job_there_is_a_cure() -> None:
         exchange = WeightExchange("DistributedOptimizer", GradientOptions(), SSP())
         with pytest.raises(
             ValueError,
-            match=r"parameter servers need the store of a job.*start it with farandole run",
+            match=mentioning("parameter servers", "store"),
         ):
             exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
 
     job(2, fn)
-    with pytest.raises(ValueError, match="--replicas 2 needs server processes"):
+    with pytest.raises(ValueError, match=mentioning("--replicas 2")):
         job(2, _train, store=True, replicas=2)
 
 
@@ -471,7 +472,7 @@ def test_without_rank_0_and_driver_no_servers_start() -> None:
         if rank:
             with pytest.raises(
                 RendezvousError,
-                match=r"did not start within 0\.1 s.*rank 0 does when it uses it itself",
+                match=mentioning("0.1 s", "rank 0"),
             ):
                 context.servers()
 

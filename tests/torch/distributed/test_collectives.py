@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.messages import mentioning
 from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
@@ -284,7 +285,7 @@ def of_functional_collectives(rank: int) -> None:
     freed = torch.ones(8)
     view = freed[4:]
     freed.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="its storage was freed"):
+    with pytest.raises(ValueError, match=mentioning("storage")):
         dist.all_reduce(view)
 
 
@@ -305,7 +306,7 @@ def strange_roots(_: int) -> None:
     ]
     for call in calls:
         for root in (2, 7):
-            with pytest.raises(ValueError, match=f"the root {root} is no member of .* 0 to 1"):
+            with pytest.raises(ValueError, match=mentioning(f"root {root}", "0 to 1")):
                 call(root)
     dist.all_reduce(ones)
     assert ones.tolist() == [2.0, 2.0, 2.0]
@@ -357,9 +358,7 @@ def of_the_meta_device(_: int) -> None:
     nothing = torch.ones(3, device="meta")
     calls: list[Any] = [dist.all_reduce, lambda tensor: dist.send(tensor, 1 - dist.get_rank())]
     for call in calls:
-        with pytest.raises(
-            ValueError, match=r"on the meta device has no elements.* module.to_empty"
-        ):
+        with pytest.raises(ValueError, match=mentioning("module.to_empty", "meta device")):
             call(nothing)
     dist.barrier()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError, SettingsError
+from tests.kits.messages import mentioning
 from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
@@ -26,7 +27,7 @@ def test_looking_for_who_has_not_come_yet_prints_nothing(capfd: pytest.CaptureFi
     store = GroupStore(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
     store.set("said/1", b"here")
     assert store.gather("said", 2, 0.3) == [None, b"here"]
-    with pytest.raises(RendezvousError, match=r"'said/0' was not set in .* within 0 s"):
+    with pytest.raises(RendezvousError, match=mentioning("'said/0'", "0 s")):
         store.get("said/0", 0.0)
     assert capfd.readouterr().err == ""
 
@@ -71,9 +72,7 @@ def test_ranks_that_cannot_be_are_told(named: str, monkeypatch: pytest.MonkeyPat
             "world_size": 1,
             **(given if named != "store" else {"store": dist.HashStore()}),
         }
-    with pytest.raises(
-        SettingsError, match=r"to be rank 2 of 1 .* a process that is to train alone is rank 0 of 1"
-    ):
+    with pytest.raises(SettingsError, match=mentioning("rank 2", "1", "rank 0")):
         dist.init_process_group("farandole", **given)
     assert not dist.is_initialized()
 
@@ -88,7 +87,7 @@ def one_catches_its_error(rank: int, wrong: int) -> None:
         return
     with pytest.raises(
         RendezvousError,
-        match=rf"members {wrong} of a group of 3 have ended, or left the default group",
+        match=mentioning(f"members {wrong}", "group of 3"),
     ):
         dist.new_group(timeout=timedelta(hours=1))
 
@@ -109,7 +108,7 @@ def one_gives_up(rank: int, wrong: int, where: str) -> None:
 
     expected = pytest.raises(
         RendezvousError,
-        match=f"^the member {wrong} of this group gave up .*: MemoryError: no room$",
+        match=mentioning(f"member {wrong}", "MemoryError: no room"),
     )
     with pytest.MonkeyPatch.context() as patch:
         if rank == wrong:

@@ -11,6 +11,7 @@ import pytest
 
 from farandole.data import ParquetData, from_parquet
 from farandole.errors import DataError, SettingsError
+from tests.kits.messages import mentioning
 
 torch = pytest.importorskip("torch")
 
@@ -38,7 +39,7 @@ def test_workers_are_refused(data: ParquetData) -> None:
     )
     with pytest.raises(
         SettingsError,
-        match=r"num_workers=1: workers have copies .* use num_workers=0: it reads ahead",
+        match=mentioning("num_workers=1", "num_workers=0"),
     ):
         next(iter(loader))
 
@@ -57,7 +58,5 @@ def test_where_training_stands(data: ParquetData) -> None:
 
 def test_text_has_no_tensors(tmp_path: Path) -> None:
     pq.write_table(pa.table({"word": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(
-        DataError, match="column 'word' holds text, of which PyTorch has no tensors: index it first"
-    ):
+    with pytest.raises(DataError, match=mentioning("'word'", "PyTorch")):
         next(iter(from_parquet(str(tmp_path)).torch(1)))

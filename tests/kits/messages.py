@@ -1,0 +1,39 @@
+"""Pin the values of a message, not its sentences: its English may be edited freely.
+
+A value is what a reader of the message needs: a rank, a number, a flag, a file, a tensor's name,
+the name of a type. A message without any is pinned by a noun of the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def _whole(value: str) -> str:
+    """A regular expression for ``value``, not as a part of a longer word or number."""
+    begin = r"(?<!\w)" if re.match(r"\w", value) else ""
+    end = r"(?!\w)" if re.search(r"\w\Z", value) else ""
+    if re.match(r"\d", value):
+        begin += r"(?<!\d[.,])"
+    if re.search(r"\d\Z", value):
+        end += r"(?![.,]\d)"
+    text = re.escape(value)
+    if value[:4] in ("rank", "Rank"):  # at the beginning of a sentence, or within one
+        text = f"[Rr]{text[1:]}"
+    return begin + text + end
+
+
+def mentioning(*values: str | tuple[str, ...]) -> str:
+    """A regular expression for ``match=``: all values, in any order."""
+    found = [each for value in values for each in ((value,) if isinstance(value, str) else value)]
+    if not found:
+        raise ValueError("mentioning() takes at least one value")
+    return r"(?s)\A" + "".join(f"(?=.*?{_whole(value)})" for value in found)
+
+
+def mentions(text: str | Iterable[str], *values: str | tuple[str, ...]) -> bool:
+    """Whether one line of ``text``, or one of several texts, has all values."""
+    lines = text.splitlines() if isinstance(text, str) else text
+    pattern = re.compile(mentioning(*values))
+    return any(pattern.search(line) for line in lines)
