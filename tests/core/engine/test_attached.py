@@ -206,6 +206,6 @@ def test_ranks_are_in_step_when_all_but_the_elements_is_the_same() -> None:
     assert (
         wire.decode(two)
         == wire.decode(wire.without_note(two)[0])
-        == wire.Message(False, [(1, 5), (2, 6)], [])
+        == wire.Post(False, [(1, 5), (2, 6)], [])
     )
     assert two[wire.elements_at(2) :] == b"z" * 16

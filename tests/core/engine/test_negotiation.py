@@ -9,7 +9,8 @@ import random
 import pytest
 
 from farandole.base.types import DType, Kind, ReduceOp, Request
-from farandole.core.engine.negotiation import Negotiation, mismatch
+from farandole.core.engine.mismatch import mismatch
+from farandole.core.engine.negotiation import Negotiation
 from tests.kits.messages import mentions
 
 

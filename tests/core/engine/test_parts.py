@@ -44,7 +44,7 @@ def test_messages_survive_the_wire(
     known: list[tuple[int, int]], new: list[tuple[Request, int]], shutdown: bool
 ) -> None:
     message = wire.decode(wire.encode(known, new, shutdown=shutdown))
-    assert message == wire.Message(shutdown, known, new)
+    assert message == wire.Post(shutdown, known, new)
 
 
 def test_only_messages_of_numbers_alone_can_be_remembered() -> None:

@@ -72,7 +72,7 @@ class SignatureCache:
             )
         return wire.encode(known, new, elements=elements)
 
-    def named(self, message: wire.Message) -> list[Named]:
+    def named(self, message: wire.Post) -> list[Named]:
         """What a rank asked for."""
         requests = self._requests
         pairs = [(requests[number], serial) for number, serial in message.known] + message.new

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from farandole.base.contracts import DeviceTransport, Transport
+from farandole.base.contracts import Codec, DeviceTransport, Part, Transport
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
 from farandole.core.collectives import adasum
-from farandole.core.engine import coded
 from farandole.core.engine.fusion import Unit
 from farandole.core.engine.handle import Entry
 from farandole.core.kernels import halves, scale_into, scaled_halves, shares
+from farandole.job.plugins import registry
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -41,7 +41,7 @@ def execute(
             return [None] * len(buffers)
         op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
         if first.codec and transport.size > 1:
-            coded.allreduce(unit, entries, scale, transport)
+            _allreduce_by_codec(unit, entries, scale, transport)
             return [None] * len(buffers)
         if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [
@@ -255,3 +255,26 @@ _RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {
     Kind.JOIN: _join,
     Kind.ALLOCATE: _allocate,
 }
+
+
+def _allreduce_by_codec(
+    unit: Unit, entries: Sequence[Entry], scale: float, transport: Transport
+) -> None:
+    """Reduce the unit's tensors by the codec that all ranks have asked for."""
+    spec = unit.requests[0].codec
+    codec = entries[0].codec or _without_state(spec)
+    codec.allreduce([_part(entry) for entry in entries], scale, transport)
+
+
+def _part(entry: Entry) -> Part:
+    key = (entry.key or entry.request.name) if entry.codec is not None else ""
+    return Part(key, entry.request.shape, entry.buffer, entry.given)
+
+
+@lru_cache(maxsize=16)
+def _without_state(spec: str) -> Codec:
+    """Return the codec of a rank that has joined, and may never have seen it. Raises SettingsError
+    if it is not registered.
+    """
+    made: Codec = registry.make("codec", spec)
+    return made

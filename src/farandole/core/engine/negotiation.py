@@ -8,10 +8,15 @@ last rank completes names is the order of execution.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from farandole.base.types import Kind, ReduceOp, Refusal, Request, Response
-from farandole.core.engine.check import no_rows
+from farandole.base.types import Kind, Refusal, Request, Response
+from farandole.core.engine.mismatch import (
+    codec_mismatch,
+    group_mismatch,
+    kind_mismatch,
+    mismatch,
+)
 
 Named = tuple[str, Request]  # the name may carry a serial number that the request does not
 
@@ -137,7 +142,7 @@ class Negotiation:
             given: ranks for given, ranks in self._objected.items() if given in conflicts
         }
         return [
-            self._fail(conflicts[given], unlike_kinds(given, self._verbs(conflicts[given])))
+            self._fail(conflicts[given], kind_mismatch(given, self._verbs(conflicts[given])))
             for given, ranks in list(self._objected.items())
             if len({*ranks, *self._joined}) == self.size
         ]
@@ -171,13 +176,12 @@ class Negotiation:
             for rank, request in enumerate(row):
                 if request is not None and request.group:
                     sizes.get(group_of(name, request), {})[rank] = request.group_size
-        return [
-            self._broken(
-                {group}, uneven(group, {self._names[rank]: size for rank, size in of_rank.items()})
-            )
+        torn = {
+            group: {self._names[rank]: size for rank, size in of_rank.items()}
             for group, of_rank in sizes.items()
             if len(set(of_rank.values())) > 1 and len({*of_rank, *self._joined}) == self.size
-        ]
+        }
+        return [self._broken({group}, group_mismatch(group, of)) for group, of in torn.items()]
 
     def _complete(self, name: str) -> bool:
         row = self._asked[name]
@@ -243,7 +247,7 @@ class Negotiation:
         absent = tuple(rank for rank, request in enumerate(row) if request is None)
         kind = requests[0].kind
         alike = len({request.codec for request in requests}) == 1
-        error = mismatch(row, self._names) if alike else unlike_codecs(row, self._names)
+        error = mismatch(row, self._names) if alike else codec_mismatch(row, self._names)
         refusal = Refusal.MISMATCH
         if absent and not error:
             error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
@@ -289,35 +293,6 @@ def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
     return verb, given + name[len(request.name) :]
 
 
-def unlike_kinds(given: str, verbs: Sequence[str]) -> str:
-    """The message about ranks that call different functions under one name, or as one of their
-    unnamed calls.
-    """
-    one, two = (verb.upper() for verb in verbs[:2])
-    cure = (
-        _UNNAMED
-        if given.startswith("noname.")
-        else f"(name: {given}; every rank must call the same under a name)"
-    )
-    return f"Mismatched operations: One rank did an {one}, but another rank did an {two}. {cure}"
-
-
-def uneven(group: str, sizes: Mapping[int, int]) -> str:
-    """The message about a group with so many members on each rank."""
-    ranks_of: dict[int, list[str]] = {}
-    for rank, size in sorted(sizes.items()):
-        ranks_of.setdefault(size, []).append(str(rank))
-    counts = " and ".join(
-        f"{size} tensor{'s' if size > 1 else ''} on rank{'s' if len(ranks) > 1 else ''}"
-        f" {', '.join(ranks)}"
-        for size, ranks in ranks_of.items()
-    )
-    return (
-        f"Mismatched groups: {group} has {counts}. Every rank must give as many tensors to a"
-        " grouped collective."
-    )
-
-
 def _member_order(name: str) -> tuple[int, str]:
     """Members are called <base>_<i>of<n>: by number where they are, else by name."""
     tail = name.rpartition("_")[2].partition("of")[0]
@@ -327,159 +302,3 @@ def _member_order(name: str) -> tuple[int, str]:
 def splits_of(request: Request, size: int) -> Sequence[int]:
     """How many rows of this rank's tensor go to each rank."""
     return request.splits or [request.shape[0] // size] * size
-
-
-def unlike_codecs(row: Sequence[Request | None], names: Sequence[int]) -> str:
-    """The message about ranks that compress one tensor in different ways. ``row``: by rank; None
-    has joined.
-    """
-    ranks_of: dict[str, list[str]] = {}
-    for rank, request in zip(names, row, strict=True):
-        if request is not None:
-            ranks_of.setdefault(request.codec, []).append(str(rank))
-    told = " and ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {repr(codec) if codec else 'none'}"
-        for codec, ranks in ranks_of.items()
-    )
-    name = next(request.name for request in row if request is not None)
-    return f"Mismatched codecs: {told}. Give all ranks the same codec. (tensor: {name})"
-
-
-_SHOWN = 8  # ranks that are named
-_UNNAMED = (
-    "(The calls have no name, so they met by their number: ranks that make different calls, or in"
-    " another order, mix them up. Give them names.)"
-)
-
-
-def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
-    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts
-    are Horovod's, and which ranks these are. ``row``: by rank; None has joined. ``names``: what the
-    message calls the ranks.
-    """
-    called = names or range(len(row))
-    (one, first), *others = [
-        (rank, request) for rank, request in zip(called, row, strict=True) if request is not None
-    ]
-    if all(request is first or request == first for _, request in others) and not _gathers(
-        first.kind
-    ):
-        return ""
-    unlike = {rank: text for rank, other in others if (text := _disagreement(first, other))}
-    for text in unlike.values():
-        ranks = ", ".join(map(str, [*unlike][:_SHOWN])) + (
-            f" and {len(unlike) - _SHOWN} more" * (len(unlike) > _SHOWN)
-        )
-        who = (
-            f"rank {ranks} is unlike rank {one}"
-            if len(unlike) == 1
-            else f"ranks {ranks} are unlike rank {one}"
-        )
-        return (
-            f"{text} {_UNNAMED} ({who})"
-            if ".noname" in first.name
-            else f"{text} (tensor: {first.name}; {who})"
-        )
-    if _gathers(first.kind) and not first.shape:
-        return no_rows(first.kind, first.name)
-    return ""
-
-
-def _gathers(kind: Kind) -> bool:
-    return kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
-
-
-def _disagreement(first: Request, other: Request) -> str:
-    """The differences of ``other``, in the order in which Horovod looks."""
-    one, two = _Each(first), _Each(other)
-    if first.dtype != other.dtype:
-        return (
-            f"Mismatched data types: One rank had type {one.dtype}, but another rank had type"
-            f" {two.dtype}."
-        )
-    if first.kind != other.kind:
-        return (
-            f"Mismatched operations: One rank did an {one.kind}, but another rank did an"
-            f" {two.kind}."
-        )
-    if first.device != other.device:
-        return (
-            f"Mismatched {one.kind} CPU/GPU device selection: One rank specified device"
-            f" {first.device}, but another rank specified device {other.device}."
-        )
-    if first.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        if first.op != other.op:
-            return (
-                f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
-                f"but another rank sent reduction op {two.op}."
-            )
-        if (first.prescale, first.postscale) != (other.prescale, other.postscale):
-            return (
-                "Mismatched prescale and/or postscale factors: One rank sent factors"
-                f" ({first.prescale}, {first.postscale}), but another rank sent factors"
-                f" ({other.prescale}, {other.postscale})."
-            )
-    if first.kind is Kind.BROADCAST and first.root != other.root:
-        return (
-            f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
-            f"but another rank specified root rank {other.root}."
-        )
-    if first.kind is Kind.ALLTOALL and first.root != other.root:
-        if -1 in (first.root, other.root):
-            one_did, two_did = (
-                "ALLTOALL" if request.root == -1 else "GATHER" for request in (first, other)
-            )
-            return (
-                f"Mismatched operations: One rank did an {one_did}, but another rank did an"
-                f" {two_did}."
-            )
-        return (
-            f"Mismatched GATHER root ranks: One rank specified root rank {first.root}, "
-            f"but another rank specified root rank {other.root}."
-        )
-    if (first.group, first.group_size) != (other.group, other.group_size):
-        return (
-            f"Mismatched groups: One rank sent the tensor in a group of {first.group_size}, "
-            f"but another rank sent it in a group of {other.group_size}."
-        )
-    if first.dense_shape and other.dense_shape and first.dense_shape != other.dense_shape:
-        return (
-            "Mismatched sparse tensor shapes: One rank sent rows of a tensor of shape"
-            f" {list(first.dense_shape)}, but another rank sent rows of a tensor of shape"
-            f" {list(other.dense_shape)}."
-        )
-    return _shape_disagreement(first, other)
-
-
-def _shape_disagreement(first: Request, other: Request) -> str:
-    kind = first.kind.name
-    if first.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
-        if len(first.shape) != len(other.shape):
-            return (
-                f"Mismatched {kind} tensor shapes: One rank sent a tensor of rank"
-                f" {len(first.shape)}, but another rank sent a tensor of rank {len(other.shape)}."
-            )
-        for axis, (mine, theirs) in enumerate(
-            zip(first.shape[1:], other.shape[1:], strict=True), 1
-        ):
-            if mine != theirs:
-                return (
-                    f"Mismatched {kind} tensor shapes: One rank sent a tensor with dimension {axis}"
-                    f" equal to {mine}, but another rank sent a tensor with dimension {axis} equal"
-                    f" to {theirs}."
-                )
-    elif first.shape != other.shape:
-        return (
-            f"Mismatched {kind} tensor shapes: One rank sent a tensor of shape {list(first.shape)},"
-            f" but another rank sent a tensor of shape {list(other.shape)}."
-        )
-    return ""
-
-
-class _Each:
-    """Names as Horovod prints them."""
-
-    def __init__(self, request: Request) -> None:
-        self.dtype = request.dtype.value
-        self.kind = request.kind.name
-        self.op = ReduceOp(request.op).name

@@ -31,9 +31,11 @@ _HEAD, _ONE, _ONE_ATTACHED = struct.Struct("<BI"), struct.Struct("<BIIQ"), struc
 _SIZES, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
 
 
-class Message(NamedTuple):
-    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial)
-    pairs. ``objections``: names under which this rank waits in vain.
+class Post(NamedTuple):
+    """A decoded message of a rank.
+
+    ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs. ``objections``:
+    names under which this rank waits in vain.
     """
 
     shutdown: bool
@@ -136,19 +138,19 @@ def signatures(message: bytes) -> bytes | None:
     return message[_HEAD.size : end] if alone else None
 
 
-def decode(message: bytes) -> Message:
+def decode(message: bytes) -> Post:
     if not message:
-        return Message(False, [], [])
+        return Post(False, [], [])
     flags, count = _HEAD.unpack_from(message)
     if flags & OBJECTION:
-        return Message(False, [], [], json.loads(message[_HEAD.size :]))
+        return Post(False, [], [], json.loads(message[_HEAD.size :]))
     middle = _HEAD.size + 4 * count
     end = middle + 8 * count
     numbers = array("I", message[_HEAD.size : middle])
     serials = array("Q", message[middle:end])
     more = len(message) > end and not flags & ATTACHED
     new = [_request(row) for row in json.loads(message[end:])] if more else []
-    return Message(bool(flags & SHUTDOWN), list(zip(numbers, serials, strict=True)), new)
+    return Post(bool(flags & SHUTDOWN), list(zip(numbers, serials, strict=True)), new)
 
 
 def _request(row: list[Any]) -> tuple[Request, int]:
