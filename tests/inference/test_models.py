@@ -14,8 +14,9 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.inference import models
+from farandole.inference.frameworks import kind_of
 from farandole.inference.isolate import BatchError
-from farandole.inference.models import Execution, Model, is_loader, kind_of, open_model, pack
+from farandole.inference.models import Execution, Model, is_loader, open_model, pack
 from tests.kits.messages import mentioning
 
 torch = pytest.importorskip("torch")

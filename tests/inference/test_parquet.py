@@ -33,21 +33,21 @@ SPARK = "org.apache.spark.sql.parquet.row.metadata"
     st.integers(1, 60),
     st.integers(1, 4),
 )
-def test_each_row_is_in_one_piece_of_one_rank(
+def test_each_row_is_in_one_file_of_one_rank(
     files: list[tuple[int, int]], rows: int, size: int
 ) -> None:
     sources = [
         InputFile(str(number), count, bytes_) for number, (count, bytes_) in enumerate(files)
     ]
     every = plan_files(sources, rows)
-    found = [(piece.file, row) for piece in every for row in range(piece.begin, piece.end)]
+    found = [(file.source, row) for file in every for row in range(file.begin, file.end)]
     assert found == [(file, row) for file, (count, _) in enumerate(files) for row in range(count)]
-    assert [piece.number for piece in every] == list(range(len(every)))
-    assert sorted(piece for rank in range(size) for piece in share(every, rank, size)) == every
+    assert [file.number for file in every] == list(range(len(every)))
+    assert sorted(file for rank in range(size) for file in share(every, rank, size)) == every
 
 
-def test_large_rows_make_small_pieces() -> None:
-    assert [piece.end for piece in plan_files([InputFile("a", 10, 5 * FILE_BYTES)], 1000)] == [
+def test_large_rows_make_small_files() -> None:
+    assert [file.end for file in plan_files([InputFile("a", 10, 5 * FILE_BYTES)], 1000)] == [
         2,
         4,
         6,

@@ -24,7 +24,8 @@ from pyspark.sql.types import StructField, StructType  # noqa: E402
 
 from farandole.errors import SettingsError  # noqa: E402
 from farandole.inference import predict_parquet, predict_udf, transform  # noqa: E402
-from farandole.inference.spark import _sent, device_of, unused  # noqa: E402
+from farandole.inference.spark.task import device_of  # noqa: E402
+from farandole.inference.spark.udf import _sent, unused  # noqa: E402
 
 
 def numbers(spark: Any, rows: int = 1000, partitions: int = 2) -> Any:

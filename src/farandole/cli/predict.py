@@ -22,7 +22,7 @@ EXAMPLE = "farandole predict --model m.pt --input in.parquet --output out.parque
 
 
 def parser() -> Parser:
-    made = Parser(
+    result = Parser(
         prog="farandole predict",
         example=EXAMPLE,
         description=(
@@ -30,7 +30,16 @@ def parser() -> Parser:
             " again, it goes on with the files that are missing."
         ),
     )
-    made.add_argument(
+    _add_files(result)
+    _add_columns(result)
+    _add_conversions(result)
+    _add_running(result)
+    return result
+
+
+def _add_files(parser: Parser) -> None:
+    """The model, the input, the output and the number of processes."""
+    parser.add_argument(
         "--model",
         required=True,
         metavar="FILE",
@@ -40,17 +49,17 @@ def parser() -> Parser:
             " that gives a model"
         ),
     )
-    made.add_argument(
+    parser.add_argument(
         "--input",
         required=True,
         action="append",
         metavar="PATH",
         help="a file, folder or URL; repeatable",
     )
-    made.add_argument(
+    parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="where files with predictions go"
     )
-    made.add_argument(
+    parser.add_argument(
         "-np",
         "--num-proc",
         "--np",
@@ -60,77 +69,88 @@ def parser() -> Parser:
         metavar="N",
         help="processes (1)",
     )
-    made.add_argument(
+
+
+def _add_columns(parser: Parser) -> None:
+    """Columns of the input and the output."""
+    parser.add_argument(
         "--columns", metavar="A,B", help="the model's inputs (the only column, or that of arrays)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--keep", metavar="A,B", help="columns of the input that are written, too (all)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--output-columns",
         metavar="A,B",
         help="names of the new column, or of a struct's fields (prediction)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--returns",
         metavar="TYPE",
         help="of a prediction, as Spark writes it: float, array<float>, ...",
     )
-    made.add_argument(
+    parser.add_argument(
         "--batch-size", type=int, metavar="ROWS", help="that the model gets at once (256)"
     )
-    made.add_argument(
+
+
+def _add_conversions(parser: Parser) -> None:
+    """Columns as the model's arrays."""
+    parser.add_argument(
         "--shape",
         action="append",
         default=[],
         metavar="A=28,28",
         help="of a column's rows; repeatable",
     )
-    made.add_argument(
+    parser.add_argument(
         "--dtype", action="append", default=[], metavar="A=float32", help="of a column; repeatable"
     )
-    made.add_argument(
+    parser.add_argument(
         "--fill", action="append", default=[], metavar="A=0", help="the value for null; repeatable"
     )
-    made.add_argument(
+    parser.add_argument(
         "--decode",
         action="append",
         default=[],
         metavar="A=FILE.py:FUNCTION",
         help="what makes an array of a row's bytes; repeatable",
     )
-    made.add_argument(
+    parser.add_argument(
         "--stack",
         action="store_true",
         help="columns are numbers, and together one array for the model",
     )
-    made.add_argument(
+
+
+def _add_running(parser: Parser) -> None:
+    """Errors, resources and model files."""
+    parser.add_argument(
         "--errors",
         type=one_of(("raise", "column")),
         choices=("raise", "column"),
         help="rows that fail: one error, or null with the error in one more column (raise)",
     )
-    made.add_argument("--key", metavar="A", help="the column that names a row in errors")
-    made.add_argument(
+    parser.add_argument("--key", metavar="A", help="the column that names a row in errors")
+    parser.add_argument(
         "--threads", type=int, metavar="N", help="of each process (the cores shared out)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--device", metavar="NAME", help="cpu, cuda (a GPU for each process) or cuda:1 (cpu)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--rows-per-file",
         type=int,
         metavar="N",
         help="rows in a file of the output, at most (131072)",
     )
-    made.add_argument("--signature", metavar="NAME", help="of a SavedModel (serving_default)")
-    made.add_argument(
+    parser.add_argument("--signature", metavar="NAME", help="of a SavedModel (serving_default)")
+    parser.add_argument(
         "--trust-pickle", action="store_true", help="open model files that name code, which is run"
     )
-    made.add_argument(
+    parser.add_argument(
         "--overwrite", action="store_true", help="begin anew where the output is there"
     )
-    return made
 
 
 def main(arguments: Sequence[str]) -> int:

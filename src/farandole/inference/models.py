@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import os
 import shutil
@@ -20,6 +19,7 @@ from farandole.base.optional import require
 from farandole.base.pickled import dumps
 from farandole.data import paths
 from farandole.errors import SettingsError, did_you_mean
+from farandole.inference.frameworks import FRAMEWORKS, kind_of, kind_of_path, module_of
 from farandole.inference.isolate import BatchError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
@@ -39,22 +39,6 @@ _OTHER_OPTIONS = (
     "key",
 )
 KEPT = 4  # models that a process keeps open: the last ones used
-_SUFFIXES = {
-    ".pt": "torch",
-    ".pth": "torch",
-    ".pt2": "torch",
-    ".ts": "torch",
-    ".bin": "torch",
-    ".keras": "keras",
-    ".h5": "keras",
-    ".onnx": "onnx",
-}
-_CURES = {
-    "keras": (
-        ". Classes and functions of the program: custom_objects={name: object}; if you trust"
-        " whoever made a file with functions in it: trust_pickle=True (--trust-pickle)"
-    )
-}
 _opened: OrderedDict[tuple[Any, ...], Predictor] = OrderedDict()
 _lock = threading.Lock()
 
@@ -69,7 +53,7 @@ class Execution(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that can be sent and opened. ``kind``: the module in ``frameworks`` that opens it.
+    """A model that can be sent and opened. ``kind``: its framework, a name in ``FRAMEWORKS``.
     ``content``: of its file; empty where ``path`` names it. ``options``: for that module.
     ``returns``: the type of what it gives, where the model tells. ``digest``: of the content, or of
     the path and the version of its file. ``identity``: of a path's file, or where the user told
@@ -120,14 +104,20 @@ def pack(model: Any, **options: Any) -> Model:
         given["custom_objects"] = dumps(given["custom_objects"])
     if isinstance(model, (str, os.PathLike)):
         path = paths.normalized(os.fspath(model))
-        kind, named = _kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"
+        kind, named = kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"
         digest = hashlib.sha256(named.encode()).hexdigest()[:24]
         return Model(
             kind, path, options=tuple(sorted(given.items())), digest=digest, identity=named
         )
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
-        packed: Model = _module(kind_of(model)).pack(model, Path(folder), given)
+        packed: Model = module_of(kind_of(model)).pack(model, Path(folder), given)
     return packed
+
+
+def pack_with(model: Any, options: dict[str, Any]) -> Model:
+    """Pack a model with those of ``options`` that are for it, which are removed."""
+    own = {name: options.pop(name) for name in MODEL_OPTIONS if name in options}
+    return pack(model, **own)
 
 
 def open_model(
@@ -149,7 +139,7 @@ def open_model(
         found = _opened.get(key)
         if found is None:
             with _file(model, folder, fetch or (lambda: model.content)) as path, _opening(model):
-                found = _module(model.kind).opened(path, dict(model.options), execution)
+                found = module_of(model.kind).load(path, dict(model.options), execution)
             _opened[key] = found
         _opened.move_to_end(key)
         while len(_opened) > KEPT:
@@ -173,43 +163,15 @@ def computing(predictor: object) -> Iterator[None]:
         raise BatchError(error) from error
 
 
-def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
-    """What a loader gave, ready to be called."""
+def wrap_loaded(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
+    """Return the model that a loader gave, ready to be called."""
     if isinstance(model, (str, os.PathLike)):
         packed = pack(model)._replace(options=tuple(sorted(options.items())))
         with _file(packed, None, bytes) as path:
-            opened: Predictor = _module(packed.kind).opened(path, options, execution)
+            opened: Predictor = module_of(packed.kind).load(path, options, execution)
             return opened
-    wrapped: Predictor = _module(kind_of(model)).wrapped(model, options, execution)
+    wrapped: Predictor = module_of(kind_of(model)).wrap(model, options, execution)
     return wrapped
-
-
-def kind_of(model: Any) -> str:
-    """Which module here knows a model. Nothing is imported to find out."""
-    for base in type(model).__mro__:
-        top, name = base.__module__.split(".")[0], base.__name__
-        if (
-            top in ("keras", "tf_keras") or "keras" in base.__module__.split(".")[:3]
-        ) and name == "Model":
-            return "keras"
-    for base in type(model).__mro__:
-        top, name = base.__module__.split(".")[0], base.__name__
-        if top == "torch" and name in ("Module", "ExportedProgram"):
-            return "torch"
-        if (top, name) == ("onnx", "ModelProto"):
-            return "onnx"
-        if top == "tensorflow" and hasattr(model, "signatures"):
-            return "tensorflow"
-    if callable(model):
-        return "function"
-    method = (
-        " (here its method: model.predict)" if callable(getattr(model, "predict", None)) else ""
-    )
-    raise SettingsError(
-        f"model={model!r:.80} is a {type(model).__name__}: give a torch module, a Keras or ONNX"
-        f" model, a function on arrays{method}, a function without arguments that loads one of"
-        " these, or the path of a file"
-    )
 
 
 def is_loader(function: Callable[..., Any]) -> bool:
@@ -224,29 +186,6 @@ def is_loader(function: Callable[..., Any]) -> bool:
         if each.default is each.empty and each.kind is not each.VAR_KEYWORD
     ]
     return not needed
-
-
-def _kind_of_path(path: str) -> str:
-    name = path.rstrip("/")
-    if paths.local(name) and os.path.isdir(paths.local(name) or ""):
-        if os.path.exists(os.path.join(paths.local(name) or "", "saved_model.pb")):
-            return "tensorflow"
-        raise SettingsError(
-            f"model={path!r} is a folder without saved_model.pb: give a SavedModel, or a file"
-        )
-    suffix = os.path.splitext(name)[1].lower()
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if not suffix:
-        return "tensorflow"
-    raise SettingsError(
-        f"model={path!r}: {suffix!r} is no known kind of file; known: {', '.join(_SUFFIXES)}, and"
-        " the folder of a SavedModel. For others give a function that loads the model"
-    )
-
-
-def _module(kind: str) -> Any:
-    return importlib.import_module(f"farandole.inference.frameworks.{kind}")
 
 
 @contextlib.contextmanager
@@ -275,12 +214,12 @@ def _opening(model: Model) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if model.kind == "function" or isinstance(error, SettingsError):
+        if FRAMEWORKS[model.kind].own_code or isinstance(error, SettingsError):
             raise
         named = f"model={model.path!r}" if model.path else "the model"
         raise SettingsError(
             f"{named} cannot be opened: {type(error).__name__}:"
-            f" {_short(error)}{_CURES.get(model.kind, '')}"
+            f" {_short(error)}{FRAMEWORKS[model.kind].cure}"
         ) from error
 
 
@@ -302,7 +241,7 @@ def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
         Path(temporary).write_bytes(fetch())
     else:
         system, inside = require("fsspec.core", "loading the model").url_to_fs(model.path)
-        system.get(inside, temporary, recursive=model.kind == "tensorflow")
+        system.get(inside, temporary, recursive=bool(FRAMEWORKS[model.kind].folder))
     try:
         os.rename(temporary, path)
     except OSError:  # a folder that another process was faster with

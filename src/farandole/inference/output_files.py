@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-FILE_BYTES = 128 << 20  # of a piece's rows in memory, about
+FILE_BYTES = 128 << 20  # of a file's rows in memory, about
 
 
 class InputFile(NamedTuple):
@@ -23,10 +23,10 @@ class InputFile(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """Rows ``begin`` to ``end - 1`` of input file ``file``: one file of the output."""
+    """A file of the output: rows ``begin`` to ``end - 1`` of the input file of index ``source``."""
 
     number: int
-    file: int
+    source: int
     begin: int
     end: int
 
@@ -36,15 +36,16 @@ class OutputFile(NamedTuple):
 
 
 def plan_files(sources: Sequence[InputFile], rows: int) -> list[OutputFile]:
-    """All rows of all files, in order: at most ``rows`` in a piece, and fewer where they are large.
-    An input without rows is one empty piece, so that its columns are written, too.
+    """Return the files for all rows, in order: at most ``rows`` in each, and fewer where they are
+    large. An input without rows makes one empty file, so that its columns are written, too.
     """
-    found: list[OutputFile] = []
-    for file, source in enumerate(sources):
+    planned: list[OutputFile] = []
+    for index, source in enumerate(sources):
         most = rows_within(source, rows, FILE_BYTES)
         for begin in range(0, source.rows, most):
-            found.append(OutputFile(len(found), file, begin, min(begin + most, source.rows)))
-    return found or [OutputFile(0, 0, 0, 0)]
+            end = min(begin + most, source.rows)
+            planned.append(OutputFile(len(planned), index, begin, end))
+    return planned or [OutputFile(0, 0, 0, 0)]
 
 
 def rows_within(source: InputFile, rows: int, size: int) -> int:
@@ -54,5 +55,7 @@ def rows_within(source: InputFile, rows: int, size: int) -> int:
 
 
 def share(todo: Sequence[OutputFile], rank: int, size: int) -> list[OutputFile]:
-    """A rank's pieces: neighbours go to different ranks, so that the last ones end together."""
+    """Return a rank's files. Neighbours go to different ranks, so that the last ones end
+    together.
+    """
     return list(todo[rank::size])

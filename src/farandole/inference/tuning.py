@@ -13,7 +13,7 @@ import numpy as np
 from farandole.base.optional import require
 from farandole.data.parquet.columns import ColumnOptions, check_names
 from farandole.errors import DataError, counted
-from farandole.inference.models import MODEL_OPTIONS, Execution, Model, open_model, pack
+from farandole.inference.models import Execution, Model, open_model, pack_with
 from farandole.inference.returns import DEFAULT, parse
 from farandole.inference.stream import PredictOptions, Predictor, predictions
 
@@ -103,7 +103,7 @@ def tune(
     The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the
     smallest. Raises what ``predict_udf`` raises, and DataError for an empty sample.
     """
-    packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
+    packed = pack_with(model, options)
     if options:
         raise TypeError(f"tune() has no argument {next(iter(options))!r}")
     table = _table(sample)

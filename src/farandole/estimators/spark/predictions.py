@@ -14,7 +14,8 @@ from pyspark.sql import types as T
 from farandole.base.pickled import dumps
 from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive, quote
-from farandole.inference.spark import predict_udf_from_loader, sent_archive, unused
+from farandole.inference.spark.archive import sent_archive
+from farandole.inference.spark.udf import predict_udf_from_loader, unused
 
 _CURE = (
     "A fitted model has fill, decode and shapes from the estimator's data_options={...}."

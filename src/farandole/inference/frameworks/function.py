@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from farandole.base.pickled import dumps
-from farandole.inference.models import Execution, Model, computing, is_loader, wrap
+from farandole.inference.models import Execution, Model, computing, is_loader, wrap_loaded
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -39,10 +39,12 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return packed._replace(load=uuid.uuid4().hex) if is_loader(model) else packed
 
 
-def opened(path: str, options: Mapping[str, Any], execution: Execution) -> Predictor:
-    return wrapped(cloudpickle.loads(Path(path).read_bytes()), options, execution)
+def load(path: str, options: Mapping[str, Any], execution: Execution) -> Predictor:
+    return wrap(cloudpickle.loads(Path(path).read_bytes()), options, execution)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
     """A loader is called here, and what it gives is opened."""
-    return wrap(model(), options, execution) if is_loader(model) else FunctionPredictor(model)
+    return (
+        wrap_loaded(model(), options, execution) if is_loader(model) else FunctionPredictor(model)
+    )

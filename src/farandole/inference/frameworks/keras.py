@@ -17,6 +17,7 @@ import numpy as np
 
 from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
+from farandole.inference.frameworks import module_of
 from farandole.inference.input_names import keys_of, named
 from farandole.inference.models import Execution, Model
 from farandole.inference.returns import of
@@ -70,7 +71,7 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return Model.of_file("keras", path, given, _returns(model))
 
 
-def opened(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
+def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
     """Keras' safe mode refuses files with functions in them, which would be run, unless
     ``trust_pickle`` says so.
     """
@@ -96,7 +97,7 @@ def _safe_hdf5(keras: Any) -> bool:
     return (major, minor) >= (3, 11)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
     return KerasPredictor(model)
 
 
@@ -118,7 +119,7 @@ def _keras(path: str, backend: str, execution: Execution) -> Any:
     keras = importlib.import_module(package)
     used = "tensorflow" if package == "tf_keras" else keras.backend.backend()
     if used in ("tensorflow", "torch"):
-        importlib.import_module(f"farandole.inference.frameworks.{used}").fit(execution)
+        module_of(used).fit(execution)
     return keras
 
 

@@ -60,11 +60,11 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return Model.of_file("onnx", path, options, _returns(_session(str(path), Execution())))
 
 
-def opened(path: str, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
+def load(path: str, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
     return OnnxPredictor(_session(path, execution))
 
 
-def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> OnnxPredictor:
     return OnnxPredictor(_session(model.SerializeToString(), execution))
 
 

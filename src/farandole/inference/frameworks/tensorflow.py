@@ -78,12 +78,12 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     )
 
 
-def opened(path: str, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
+def load(path: str, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
     fit(execution)
-    return wrapped(tf.saved_model.load(path), options, execution)
+    return wrap(tf.saved_model.load(path), options, execution)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> SavedModelPredictor:
     return SavedModelPredictor(model, execution, str(options.get("signature", SIGNATURE)))
 
 

@@ -191,14 +191,14 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)
 
 
-def opened(path: str, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
+def load(path: str, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
     """Weights are mapped, so that processes of a host share them. SettingsError for files that need
     trust.
     """
     return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), execution)
 
 
-def wrapped(model: Any, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
+def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
     return TorchPredictor(
         model.module() if isinstance(model, torch.export.ExportedProgram) else model, execution
     )

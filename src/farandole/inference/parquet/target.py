@@ -78,41 +78,40 @@ class Target:
         self._system.create_dir(self._path)
         self._put(MANIFEST, json.dumps(facts).encode())
 
-    def has(self, piece: OutputFile) -> bool:
-        """Whether a file holds a piece whole: after a crash of the machine it may be there, and
-        torn; a call that had not ended when another one began anew may have left one of other
-        facts.
+    def has(self, file: OutputFile) -> bool:
+        """Whether a file is there, and complete. After a crash of the machine it may be torn; a
+        call that had not ended when another one began may have left one of other facts.
         """
-        path = f"{self._path}/{piece.name}"
+        path = f"{self._path}/{file.name}"
         if self._system.get_file_info(path).type != fs.FileType.File:
             return False
         try:
             found = pq.read_metadata(path, filesystem=self._system)
             same = (found.metadata or {}).get(_MARK) == self._mark
-            return bool(same and found.num_rows == piece.end - piece.begin)
+            return bool(same and found.num_rows == file.end - file.begin)
         except (pa.ArrowException, OSError):
             return False
 
-    def write(self, piece: OutputFile, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
+    def write(self, file: OutputFile, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
         """A file of ``tables``, at least one, of the same columns; each is a row group, and only
         one is in memory. ``about``: metadata for its footer, beside the tables' own.
         """
-        with self._whole(piece.name) as file:
+        with self._whole(file.name) as stream:
             first = next(tables)
             schema = first.schema.with_metadata(
                 {**(first.schema.metadata or {}), **about, _MARK: self._mark}
             )
-            with pq.ParquetWriter(file, schema) as writer:
+            with pq.ParquetWriter(stream, schema) as writer:
                 for table in itertools.chain([first], tables):
                     writer.write_table(table)
 
     def finish(self, every: Sequence[OutputFile]) -> None:
-        """Remove what processes left that were ended. DataError if a piece is missing, or a file
-        too many.
+        """Remove what processes left that were ended. DataError if a file is missing, or one too
+        many.
         """
         self.clean()
-        wanted = {piece.name for piece in every}
-        missing = [piece.name for piece in every if not self.has(piece)]
+        wanted = {file.name for file in every}
+        missing = [file.name for file in every if not self.has(file)]
         more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]
         if missing or more:
             what = f"{missing[0]} is missing" if missing else f"{more[0]} is not of this job"

@@ -1,0 +1,101 @@
+"""The columns of the input and the output, from the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from farandole.errors import DataError, SettingsError, did_you_mean
+from farandole.inference.parquet.int96 import instants
+from farandole.inference.returns import Type
+
+
+def merged_schema(files: Sequence[Any], first: Any) -> Any:
+    """The columns of all files, so that all files of the output have the same ones. A type is the
+    widest that files have, and a column that a file does not have is null there. DataError where no
+    type holds both.
+    """
+    own = {name for file in files for name in file.physical_schema.names}
+    found, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
+    for file in files:
+        if last is not None and file.physical_schema.equals(last):
+            continue
+        last = file.physical_schema
+        try:
+            found = pa.unify_schemas([found, instants(file)], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{file.path}: a column has another type than in {files[0].path}, and none holds"
+                f" both ({error}): convert one of the files, or predict for them one by one"
+            ) from None
+    names = dict.fromkeys([*first.names, *found.names])
+    return pa.schema([found.field(name) for name in names])
+
+
+def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
+    for name in names:
+        if name not in schema.names:
+            near = did_you_mean(name, schema.names)
+            raise SettingsError(
+                f"{option}: the input has no column {name!r} (it has"
+                f" {', '.join(schema.names)}){near}"
+            )
+    return list(names)
+
+
+def _once(names: list[str], option: str, cure: str) -> list[str]:
+    """``names``. SettingsError for one that is there twice."""
+    if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise SettingsError(f"{option} names {doubled[0]!r} twice: {cure}")
+    return names
+
+
+def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | None) -> list[str]:
+    """The columns that the model gets."""
+    if key is not None:
+        _known([key], schema, "key")
+    if inputs is not None:
+        names = _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
+        return _once(names, "inputs", "name it once, and use it twice in the model")
+    others = [field for field in schema if field.name != key]
+    arrays = [field for field in others if pa.types.is_nested(field.type)]
+    chosen = others if len(others) == 1 else arrays
+    if len(chosen) != 1:
+        raise SettingsError(
+            f"the input has columns {', '.join(schema.names)}: say which of them the model gets"
+            " (inputs=, --columns)"
+        )
+    return [chosen[0].name]
+
+
+def output_names(
+    output: str | Sequence[str], kind: Type, kept: Sequence[str], errors: str
+) -> list[str]:
+    """Of the new columns."""
+    names = [output] if isinstance(output, str) else list(output)
+    if errors not in ("raise", "column"):
+        raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
+    if not isinstance(output, str) and len(names) != len(kind.fields):
+        raise SettingsError(
+            f"{len(names)} output columns are named, and returns='{kind}' has {len(kind.fields)}"
+            " fields"
+        )
+    if errors == "column":
+        names.append(f"{names[0]}_error")
+    if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise SettingsError(
+            f"two new columns are named {doubled[0]!r}: give other names with output_columns="
+        )
+    if taken := [name for name in names if name in kept]:
+        raise SettingsError(
+            f"the input has a column {taken[0]!r} already: name another one with output_columns="
+        )
+    return names
+
+
+def kept_columns(keep: Sequence[str] | None, schema: Any) -> list[str]:
+    """Return the columns of the input that are written, too: all, unless ``keep`` names some."""
+    names = _known(schema.names if keep is None else keep, schema, "keep")
+    return _once(names, "keep", "name it once")

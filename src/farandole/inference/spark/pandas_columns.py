@@ -1,0 +1,171 @@
+"""Columns as pandas has them, from and to Arrow's. Before 4.1, Spark hands over no others."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from farandole.base.optional import require
+from farandole.data.parquet.arrow_types import innermost, is_list
+from farandole.errors import DataError, SettingsError
+from farandole.inference.returns import arrow_type, parse
+from farandole.inference.stream import Chunk, PredictOptions
+
+_PURPOSE = "inference"
+_INTEGERS = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
+INTEGER_LISTS = rf"^(array<)+({'|'.join(_INTEGERS)})>"
+_DIGITS = 2.0**53  # from here on, floating numbers leave whole ones out
+_DECIMAL = re.compile(r"decimal\(\d+,(\d+)\)")
+_STRUCTS = (  # Spark's vectors and images, as structs
+    "type tinyint, size int, indices array<int>, values array<double>",
+    "origin string, height int, width int, nChannels int, mode int, data binary",
+)
+
+
+def arrow_chunk(columns: Sequence[Any], masked: bool, how: PredictOptions) -> Chunk:
+    """Return columns of pandas as Arrow's. ``masked``: as many columns follow that hold the
+    types of some of their rows.
+    """
+    number = len(columns) // 2 if masked else len(columns)
+    kinds = columns[number:] if masked else [None] * number
+    names = [*how.inputs, ""]  # a key is for messages alone
+    return [
+        _arrow(column, kind, name)
+        for column, kind, name in zip(columns[:number], kinds, names, strict=False)
+    ]
+
+
+def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
+    """Return a column of pandas, a Series, or for structs a DataFrame, as Arrow's. ``kinds``: names
+    of its type, by row. ``name``: of the model's input. DataError for integers that have lost
+    digits.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    if hasattr(column, "columns"):
+        return _struct(column)
+    if kinds is None or column.dtype.kind != "f":
+        found = pa.Array.from_pandas(column)
+        kind = _widest(found.type)
+        if (pa.types.is_null(kind) or _of_floats(kind)) and (type_name := _type_named(kinds)):
+            kind = _named(type_name)
+            _check_digits(found, kind, name)
+        return found if found.type == kind else found.cast(kind)
+    null, whole = kinds.notna().to_numpy(), _INTEGERS.get(_type_named(kinds))
+    values = column.to_numpy()
+    if whole is not None:
+        values = np.where(null, 0, values)
+        _check_digits(pa.array(values), pa.type_for_alias(whole), name)
+        values = values.astype(whole)
+    return pa.array(values, mask=null, from_pandas=False)
+
+
+def _type_named(kinds: Any) -> str:
+    """The type that ``kinds`` names, "" for none."""
+    there = None if kinds is None else kinds.first_valid_index()
+    return "" if there is None else str(kinds[there])
+
+
+def _of_floats(kind: Any) -> bool:
+    """Whether an Arrow type is that of lists of floating numbers."""
+    types = require("pyarrow", _PURPOSE).types
+    return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
+
+
+def _check_digits(found: Any, kind: Any, name: str) -> None:
+    """DataError for floating numbers so large that whole numbers, which they were, have lost
+    digits. ``kind``: what they were.
+    """
+    pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
+    if not name or not pa.types.is_integer(innermost(pa.types, kind)):
+        return
+    while is_list(pa.types, found.type):
+        found = found.flatten()
+    largest = pc.max(pc.abs(found)).as_py() if len(found) - found.null_count else 0
+    if largest >= _DIGITS:
+        raise DataError(
+            f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark"
+            f" before 4.1 hands over {largest:.0f} and the like, with other digits: fill the nulls"
+            " (df.fillna; in an array F.transform(column, lambda x: F.coalesce(x, F.lit(0)))),"
+            " leave such rows out, or use Spark 4.1"
+        )
+
+
+def _named(kind: str) -> Any:
+    """The Arrow type of a type that Spark names, for a column without any value; null for what
+    models do not take.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    if decimal := _DECIMAL.fullmatch(kind):
+        return pa.decimal128(38, int(decimal[1]))
+    try:
+        return arrow_type(parse(kind))
+    except SettingsError:
+        return pa.null()
+
+
+def _widest(kind: Any) -> Any:
+    """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as
+    many as the values at hand need, and those of a column's other rows may need more.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)
+    return pa.list_(_widest(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _struct(columns: Any) -> Any:
+    """A row of pandas is never null: one without any value stands for it. The types of a vector's
+    or image's fields do not depend on what the rows hold.
+    """
+    pa = require("pyarrow", _PURPOSE)
+    known = ({each.name: each.type for each in arrow_type(parse(kind))} for kind in _STRUCTS)
+    kinds = next((kinds for kinds in known if kinds.keys() == {*columns}), {})
+    fields = [
+        pa.array(columns[name], kinds[name], from_pandas=True) if kinds else _arrow(columns[name])
+        for name in columns
+    ]
+    return pa.StructArray.from_arrays(
+        fields, [*columns], mask=pa.array(columns.isna().all(axis=1).to_numpy())
+    )
+
+
+def to_pandas(array: Any) -> Any:
+    """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
+    series, frame = _as_they_are()
+
+    def made(each: Any) -> Any:
+        return series(each.to_pandas(types_mapper=require("pandas", _PURPOSE).ArrowDtype))
+
+    if not require("pyarrow", _PURPOSE).types.is_struct(array.type):
+        return made(array)
+    return frame(
+        {field.name: made(each) for field, each in zip(array.type, array.flatten(), strict=True)}
+    )
+
+
+@functools.cache
+def _as_they_are() -> tuple[Any, Any]:
+    """A Series and a DataFrame that hold Arrow's own arrays, which know null from NaN, and integers
+    beside null, until Spark has them. Of lists and structs Spark makes Python's objects (by
+    ``apply``), in which NaN would become null.
+    """
+    pandas = require("pandas", _PURPOSE)
+
+    class Series(pandas.Series):  # type: ignore[misc, name-defined]
+        @property
+        def _constructor(self) -> Any:
+            return Series
+
+        def apply(self, *_: Any, **__: Any) -> Any:
+            return self
+
+    class Frame(pandas.DataFrame):  # type: ignore[misc, name-defined]
+        @property
+        def _constructor_sliced(self) -> Any:
+            return Series
+
+    return Series, Frame

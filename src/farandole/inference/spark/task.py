@@ -1,0 +1,155 @@
+"""Predictions of one partition: the side of a Python worker."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from farandole.base.optional import require
+from farandole.data.parquet.columns import ColumnOptions, check_names
+from farandole.errors import SettingsError, counted
+from farandole.inference.models import Execution, Model, open_model
+from farandole.inference.returns import Type
+from farandole.inference.spark.pandas_columns import arrow_chunk, to_pandas
+from farandole.inference.stream import Chunk, PredictOptions, predictions
+
+_PURPOSE = "inference"
+# of a Python worker: the digests of models that were there when objects were frozen
+_settled: set[str] = set()
+ByColumn = Mapping[str, Any] | Sequence[Any]
+
+
+class PredictTask(NamedTuple):
+    """What a task needs besides the content of the model. ``options``: shapes, dtypes, fill and
+    decode, by name, or one for each column.
+    """
+
+    model: Model
+    returns: Type
+    batch_size: int
+    inputs: tuple[str, ...] | None
+    options: dict[str, Any]
+    errors: str = "raise"
+    key: bool = False
+    stack: bool = False
+    threads: int | None = None
+    device: str | None = None
+    cure: str = ""
+
+    @property
+    def keys(self) -> int:
+        """The number of columns that name rows, and do not go to the model."""
+        return 1 if self.key else 0
+
+
+def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
+    """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark
+    gives to an Arrow or pandas function in the form of iterators; what comes out is of the same
+    kind. ``masked``: after the columns come as many that hold their types where they are null, or
+    such lists.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    job: PredictTask = cloudpickle.loads(job_bytes)
+    columns = (each if isinstance(each, tuple) else (each,) for each in batches)
+    first = next(columns, None)
+    if first is None:
+        return
+    threads = job.threads or context.cpus()
+    how = predict_options(job, len(first) // 2 if masked else len(first), threads)
+    execution = Execution(threads, job.device or device_of(context))
+    predict = open_model(job.model, execution, _folder(), lambda: _content(content))
+    _spare_the_collector(job.model.digest)
+    arrow = isinstance(first[0], require("pyarrow", _PURPOSE).Array)
+    chunks: Iterator[Chunk] = itertools.chain([first], columns)
+    if not arrow:
+        chunks = (arrow_chunk(each, masked, how) for each in chunks)
+    found = predictions(chunks, predict, how, f"partition {context.partitionId()}")
+    yield from found if arrow else map(to_pandas, found)
+
+
+def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOptions:
+    """Return the options for so many columns. SettingsError if ``inputs`` names another number."""
+    names = job.inputs or tuple(f"input {number}" for number in range(columns - job.keys))
+    if len(names) + job.keys != columns:
+        key = " and a key" if job.key else ""
+        raise SettingsError(
+            f"predict_udf is given {counted(columns, 'column')}, and"
+            f" inputs={list(names)}{key} names {len(names) + job.keys}"
+        )
+    options = {
+        name: _by_name(name, job.options.get(name, {}), names) for name in ColumnOptions._fields
+    }
+    column_options = ColumnOptions(**options)
+    check_names(column_options, names)
+    return PredictOptions(
+        inputs=names,
+        returns=job.returns,
+        batch_size=job.batch_size,
+        column_options=column_options,
+        errors=job.errors,
+        key=job.key,
+        stack=job.stack,
+        threads=threads,
+        cure=job.cure,
+    )
+
+
+def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SettingsError(
+            f"{option}={value!r} must be a dict by column, or a list with one for each column"
+        )
+    if len(value) != len(names):
+        raise SettingsError(
+            f"{option}={value!r} has {len(value)} for {counted(len(names), 'column')}"
+            f" ({', '.join(names)})"
+        )
+    return {name: each for name, each in zip(names, value, strict=True) if each is not None}
+
+
+def _content(content: Any) -> bytes:
+    """The model's file, of which this process keeps no copy."""
+    if isinstance(content, bytes):
+        return content
+    found: bytes = content.value
+    with contextlib.suppress(AttributeError):
+        del content._value  # Spark reads its own file again, should another model ask
+    return found
+
+
+def _spare_the_collector(digest: str) -> None:
+    """Spark's daemon collects garbage after each task. It would look at every object of a framework
+    each time, which takes longer than many a task. What a model before this one has left is
+    collected first.
+    """
+    if digest not in _settled:
+        _settled.add(digest)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+
+def _folder() -> str | None:
+    """The one that Spark has for files of this application on this executor, and removes with
+    it.
+    """
+    from pyspark import SparkFiles
+
+    found = str(SparkFiles.getRootDirectory())
+    return found if os.access(found, os.W_OK) else None
+
+
+def device_of(context: Any) -> str:
+    """The GPU that Spark assigned to the task, or the CPU."""
+    gpu = context.resources().get("gpu")
+    return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"

@@ -1,0 +1,238 @@
+"""Models as functions of the columns of a DataFrame: the driver's side."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from farandole.base.pickled import dumps
+from farandole.data.validate import as_int
+from farandole.errors import SettingsError, counted
+from farandole.inference.models import pack, pack_with
+from farandole.inference.returns import DEFAULT, parse
+from farandole.inference.spark.archive import sent_archive
+from farandole.inference.spark.pandas_columns import INTEGER_LISTS
+from farandole.inference.spark.task import ByColumn, PredictTask, predict_options
+from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION
+from farandole.job.report.spark import session
+
+
+def predict_udf(
+    model: Any,
+    *,
+    returns: Any = None,
+    batch_size: int = BATCH_SIZE,
+    inputs: Sequence[str] | None = None,
+    shapes: ByColumn | None = None,
+    dtypes: ByColumn | None = None,
+    fill: ByColumn | None = None,
+    decode: ByColumn | None = None,
+    stack: bool = False,
+    errors: str = "raise",
+    key: bool = False,
+    threads: int | None = None,
+    device: str | None = None,
+    **options: Any,
+) -> Any:
+    """A model as a function of columns: ``df.withColumn("scores",
+    predict_udf(model)("features"))``.
+
+    ``model``: a torch module, a Keras or ONNX model, a function on arrays (columns are its
+    arguments), a function without arguments that gives one of these, or a path: a file of torch,
+    ``.keras``, ``.onnx``, the folder of a SavedModel. It is sent to each executor once, and opened
+    once in each Python worker. ``returns``: the type of a row's prediction, as Spark writes it.
+    Default: what the model tells, otherwise "array<float>". ``batch_size``: rows that the model
+    gets at once, whatever Arrow's batches are. ``inputs``: names for the columns, by which Keras,
+    ONNX and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: of
+    columns, by their names in ``inputs``, or one for each in order; see
+    ``farandole.data.from_parquet``. Floating numbers get the model's own dtype. ``stack``: columns
+    are numbers, and together one array ``[rows, columns]``. ``errors``: "raise" ends the query with
+    one error, which names the row; "column" gives a struct of prediction and error, one of which is
+    null. ``key``: the last column does not go to the model, but into messages, as the name of a
+    row. ``threads``: of the model, and to decode; default: spark.task.cpus. ``device``: default:
+    the GPU that Spark gave to the task, otherwise "cpu". ``options``: ``custom_objects`` (Keras),
+    ``signature`` (SavedModel), ``trust_pickle`` (files that name code to run).
+
+    Raises SettingsError for a model or options that cannot be used.
+    """
+    if errors not in ("raise", "column"):
+        raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
+    packed = pack(model, **options)
+    given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
+    job = PredictTask(
+        model=packed._replace(content=b""),
+        returns=parse(returns or packed.returns or DEFAULT),
+        batch_size=as_int("batch_size", batch_size, 1),
+        inputs=None if inputs is None else tuple(inputs),
+        options={name: value for name, value in given.items() if value is not None},
+        errors=errors,
+        key=key,
+        stack=stack,
+        threads=threads,
+        device=device,
+    )
+    return _function(job, packed.content)
+
+
+def predict_udf_from_loader(
+    loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any
+) -> Any:
+    """Make a function of columns like ``predict_udf``, for callers whose users cannot give
+    ``errors``. ``cure``: what to do about a row that fails, for the error. ``read``: shapes,
+    dtypes, fill and decode.
+    """
+    packed = pack(loader)
+    job = PredictTask(
+        model=packed._replace(content=b""),
+        returns=parse(returns),
+        batch_size=as_int("batch_size", batch_size, 1),
+        inputs=tuple(inputs),
+        options={name: value for name, value in read.items() if value is not None},
+        cure=cure,
+    )
+    return _function(job, packed.content)
+
+
+def _function(job: PredictTask, content: bytes) -> Any:
+    if job.inputs is not None:  # mistakes are reported here, before Spark runs
+        predict_options(job, len(job.inputs) + job.keys, threads=1)
+    kind = str(job.returns)
+    column = kind if job.errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
+    facts = dumps(job), _sent(content), sent_archive()
+    return _udf(lambda masked: _task(*facts, masked), column, once=job.errors == "column")
+
+
+def transform(
+    frame: Any,
+    model: Any,
+    *,
+    inputs: str | Sequence[str],
+    output: str | Sequence[str] = PREDICTION,
+    key: str | None = None,
+    errors: str = "raise",
+    **options: Any,
+) -> Any:
+    """A DataFrame with predictions beside its columns.
+
+    ``inputs``: the names of the columns that the model gets. ``output``: the name of the new
+    column; several, where ``returns`` is a struct: one for each of its fields. ``key``: a column
+    that names rows in errors. With ``errors="column"`` there is one more column, "prediction_error"
+    (the first output's name with "_error"). ``options``: those of ``predict_udf``.
+    """
+    from pyspark.sql import functions
+
+    names = [inputs] if isinstance(inputs, str) else list(inputs)
+    outputs = [output] if isinstance(output, str) else list(output)
+    packed = pack_with(model, options)
+    kind = parse(options.pop("returns", None) or packed.returns or DEFAULT)
+    fields = [name for name, _ in kind.fields]
+    if not isinstance(output, str) and len(fields) != len(outputs):
+        raise SettingsError(
+            f"output={outputs} names {counted(len(outputs), 'column')}, and returns='{kind}' has "
+            f"{counted(len(fields), 'field')}"
+        )
+    function = predict_udf(
+        packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options
+    )
+    found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
+    if errors == "raise" and isinstance(output, str):
+        return frame.withColumn(output, found)
+    whole = unused(frame)
+    top = _quoted(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
+    columns = {outputs[0]: top}
+    if not isinstance(output, str):
+        columns = {
+            name: f"{top}.{_quoted(field)}" for name, field in zip(outputs, fields, strict=True)
+        }
+    if errors == "column":
+        columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
+    frame = frame.withColumn(whole, found)
+    return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(
+        whole
+    )
+
+
+def unused(frame: Any) -> str:
+    """A name that no column of ``frame`` has, in whatever case."""
+    taken, name = {column.lower() for column in frame.columns}, "__farandole_prediction"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool) -> Any:
+    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which
+    null is a NaN, and whole numbers beside it are floats, in lists, too. So a column goes along
+    that holds the type of what is null, and that of lists of whole numbers, but in SQL.
+    ``task_of``: the task, with such columns or without. ``once``: a filter on the result is no
+    reason to compute it before the filter and again behind it, where whether a row fails hangs on
+    the rows before it (the first list of a column tells how long all are).
+    """
+    from pyspark.sql import functions
+
+    def made(found: Any) -> Any:
+        return found.asNondeterministic() if once else found
+
+    # that type hints are preferred: hints name the type, and here it is an argument
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*preferred to specify type hints", UserWarning)
+        if hasattr(functions, "arrow_udf"):
+            return made(
+                functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
+            )
+        plain, masked = (
+            made(functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER))
+            for each in (False, True)
+        )
+
+    @functools.wraps(plain)  # with what registers it for SQL
+    def call(*columns: Any) -> Any:
+        kinds = [functions.typeof(each) for each in columns]
+        masks = [
+            functions.when(functions.isnull(column) | kind.rlike(INTEGER_LISTS), kind)
+            for column, kind in zip(columns, kinds, strict=True)
+        ]
+        return masked(*columns, *masks)
+
+    return call
+
+
+def _task(
+    job: bytes, content: Any, archive: str, masked: bool
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For the executors. A function inside a function is sent whole: Farandole need not be there to
+    read it. Another version that may be there does not count: what the driver has pickled is for
+    its own.
+    """
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import sys
+
+        if archive and "farandole" not in sys.modules:
+            from pyspark import SparkFiles
+
+            sys.path.insert(0, SparkFiles.get(archive))
+        from farandole.inference.spark.task import task
+
+        return task(job, content, masked, batches)
+
+    return run
+
+
+def _sent(content: bytes) -> Any:
+    context = session.context()
+    return content if context is None or not content else context.broadcast(content)
+
+
+def _column(frame: Any, name: str) -> Any:
+    """The column of this name; the field of a struct ("a.b") where there is none."""
+    from pyspark.sql import functions
+
+    nested = "." in name and name.lower() not in {each.lower() for each in frame.columns}
+    return functions.col(name if nested else _quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
