@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from farandole.data import plans
-from farandole.data.spark import _How, _Written
+from farandole.data.written_frames import WriteOptions, WrittenFrame
 
 
 class Frame:
@@ -35,13 +35,13 @@ class Frame:
 def test_a_dataframe_of_connect_is_another_when_its_view_is() -> None:
     view = SimpleNamespace(plan=5)
     frame: Any = Frame(view)
-    how = _How("/tmp", 1, None)
-    written = _Written(frame, ["id"], how, "/tmp/nowhere")
-    assert written.holds(frame, ["id"], how)
+    options = WriteOptions("/tmp", 1, None)
+    written = WrittenFrame(frame, ["id"], options, "/tmp/nowhere")
+    assert written.holds(frame, ["id"], options)
     view.plan = 7
-    assert not written.holds(frame, ["id"], how)
+    assert not written.holds(frame, ["id"], options)
     view.plan = 5
-    assert written.holds(frame, ["id"], how)
+    assert written.holds(frame, ["id"], options)
 
 
 def test_a_plan_of_which_nothing_is_known_is_like_no_other() -> None:

@@ -24,15 +24,15 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from farandole.data import Store
-from farandole.data import spark as spark_data
+from farandole.data import Store, written_frames
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
-from farandole.estimators.spark.frames import computed_once, prepared, split
 from farandole.estimators.spark.param_grid import ParamGridFits
 from farandole.estimators.spark.persistence import public
 from farandole.estimators.spark.plan_stability import cached, may_vary
 from farandole.estimators.spark.prepare import prepare_data
+from farandole.estimators.spark.split import computed_once, split
+from farandole.estimators.spark.write import prepared
 from farandole.estimators.spec import Columns
 from tests.estimators.test_torch import estimator, net, weights
 from tests.estimators.tools import Never, Pool, frame
@@ -76,8 +76,8 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of a fold are written once for all parameters."""
-    writing = Mock(wraps=spark_data._write)
-    monkeypatch.setattr(spark_data, "_write", writing)
+    writing = Mock(wraps=written_frames._write)
+    monkeypatch.setattr(written_frames, "_write", writing)
     rows = frame(spark)
     model = net()
     made = estimator(

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 import farandole
-import farandole.data.spark
+import farandole.data.written_frames
 from farandole.data import from_spark
+from farandole.data.spark_names import write_folder
 from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.spark import HorovodRunner, log_to_driver, run
 from tests.job.launch.tools import read_pids
@@ -297,10 +298,10 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
     assert Path(left.path).exists()
-    farandole.data.spark._remove_all()
+    farandole.data.written_frames.remove_all()
     assert [*tmp_path.iterdir()] == []
     spark.conf.unset("spark.farandole.data.dir")
-    assert farandole.data.spark._parent(spark) == tempfile.gettempdir()
+    assert write_folder(spark) == tempfile.gettempdir()
 
 
 def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> None:

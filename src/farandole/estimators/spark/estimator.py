@@ -14,17 +14,17 @@ from pyspark.ml import Estimator
 
 from farandole.base.log import logger
 from farandole.data import ParquetData, Store, from_parquet
-from farandole.data.spark import FOLDER, shared_folder
+from farandole.data.spark_names import FOLDER, shared_folder
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
 from farandole.estimators.nonfinite import check_nonfinite
-from farandole.estimators.spark.frames import padded, prepared
 from farandole.estimators.spark.param_grid import ParamGridFits
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
+from farandole.estimators.spark.write import padded, prepared
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.estimators.trainers import rank
 from farandole.job.report import pickling

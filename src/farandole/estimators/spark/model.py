@@ -11,11 +11,13 @@ from pyspark.ml.param import TypeConverters
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from farandole.data.spark_names import quote
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import array_of, field_of, quote, unfound
+from farandole.estimators.spark.fields import field_of, unfound
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
+from farandole.estimators.spark.validate import array_of
 
 MODEL = (
     Row("history", None, "the numbers of each epoch"),

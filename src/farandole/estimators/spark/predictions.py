@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.base.pickled import dumps
+from farandole.data.spark_names import quote
 from farandole.errors import DataError
-from farandole.estimators.spark.frames import case_sensitive, quote
+from farandole.estimators.spark.fields import case_sensitive
 from farandole.inference.spark.archive import sent_archive
 from farandole.inference.spark.udf import predict_udf_from_loader, unused
 

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farandole.data import Store, plans
-from farandole.data.spark import ROW_GROUP, spark_url
+from farandole.data.spark import ROW_GROUP
+from farandole.data.spark_names import spark_url
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import check_types, computed_once, split
+from farandole.estimators.spark.split import computed_once, split
+from farandole.estimators.spark.validate import check_types
 from farandole.estimators.spec import Columns
 
 _prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []  # the DataFrame, how, and where

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from farandole.base.pickled import dumps
+from farandole.data.spark_names import quote
 from farandole.data.validate import as_int
 from farandole.errors import SettingsError, counted
 from farandole.inference.models import pack, pack_with
@@ -140,11 +141,11 @@ def transform(
     if errors == "raise" and isinstance(output, str):
         return frame.withColumn(output, found)
     whole = unused(frame)
-    top = _quoted(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
+    top = quote(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
     columns = {outputs[0]: top}
     if not isinstance(output, str):
         columns = {
-            name: f"{top}.{_quoted(field)}" for name, field in zip(outputs, fields, strict=True)
+            name: f"{top}.{quote(field)}" for name, field in zip(outputs, fields, strict=True)
         }
     if errors == "column":
         columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
@@ -231,8 +232,4 @@ def _column(frame: Any, name: str) -> Any:
     from pyspark.sql import functions
 
     nested = "." in name and name.lower() not in {each.lower() for each in frame.columns}
-    return functions.col(name if nested else _quoted(name))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return functions.col(name if nested else quote(name))

@@ -1,0 +1,51 @@
+"""Names as Spark takes them: the folder for files of DataFrames, and columns."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from farandole.data import paths
+from farandole.errors import SettingsError
+
+FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
+
+
+def shared_folder(session: Any) -> str:
+    """Return the folder of the session's setting; on one machine, the temporary one; "" where none
+    is known.
+    """
+    found = session.conf.get(FOLDER, "")
+    if not found and session.conf.get("spark.master", "").startswith("local"):
+        found = tempfile.gettempdir()
+    return str(found)
+
+
+def write_folder(session: Any) -> str:
+    """Return the shared folder. SettingsError if none is known."""
+    found = shared_folder(session)
+    if not found:
+        raise SettingsError(
+            "from_spark needs a folder that Spark and all ranks reach by one name:"
+            " parent='hdfs://...', s3://, abfs://, /Volumes/... or a folder on a shared disk; or"
+            f" set {FOLDER} for the session"
+        )
+    return found
+
+
+def spark_url(parent: str) -> str:
+    """Return Spark's name of the folder: without a scheme, Spark would look on the cluster's
+    default file system.
+    """
+    parent = parent.rstrip("/")
+    if parent.startswith("/dbfs/"):
+        return "dbfs:" + parent.removeprefix("/dbfs")
+    found = paths.local(parent)
+    if found is None or parent.startswith(("dbfs:", "/Volumes/")):
+        return parent
+    return f"file://{found}"
+
+
+def quote(name: str) -> str:
+    """Return the name of a column for Spark's SQL, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,174 @@
+"""Validation of a DataFrame: types before it is written, and values afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from farandole.data import ParquetData
+from farandole.data.spark_names import quote, spark_url
+from farandole.errors import DataError, counted
+from farandole.estimators import row_weights
+from farandole.estimators.nonfinite import KINDS, warn_nonfinite
+from farandole.estimators.spark.fields import field_of, unfound
+from farandole.estimators.spec import Columns
+
+_TEXT = "index it first (StringIndexer), or leave it out"
+
+
+def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
+    """DataError for a column that is missing, or whose type cannot become a tensor."""
+    found = {name: field_of(frame, name) for name in columns.all}
+    fields = {name: field.dataType for name, field in found.items() if field is not None}
+    for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
+        for name in chosen:
+            if name not in fields:
+                raise unfound(frame, what, name)
+    if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
+        raise DataError(
+            f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame"
+        )
+    if columns.transform is not None:
+        return  # which may make numbers of anything
+    for name in columns.all:
+        why = _unusable(
+            fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name
+        )
+        if why:
+            what = "label" if name in columns.labels else "feature"
+            raise DataError(
+                f"{what} column {name!r} is of type {fields[name].simpleString()}: {why}"
+            )
+
+
+def _unusable(kind: Any, readable: set[str], name: str) -> str:
+    if isinstance(kind, T.NumericType | T.BooleanType) or kind.typeName() in (
+        "vectorudt",
+        "vector",
+    ):
+        return ""
+    if isinstance(kind, T.ArrayType):
+        return _unusable(kind.elementType, set(), name)
+    if isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= {*kind.names}:
+        return ""
+    if isinstance(kind, T.BinaryType):
+        return (
+            ""
+            if name in readable
+            else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+        )
+    if isinstance(kind, T.StructType):
+        return "make columns of its fields, as F.col('column.field') is, or leave it out"
+    if isinstance(kind, T.MapType):
+        return "make columns of its values, as F.col('column')['key'] is, or leave it out"
+    return (
+        _TEXT
+        if isinstance(kind, T.StringType)
+        else "cast it to a number or an array, or leave it out"
+    )
+
+
+def check_sides(frame: Any, name: str) -> None:
+    """DataError unless it is a column that says which rows are for validation."""
+    field = field_of(frame, name)
+    if field is None:
+        raise unfound(frame, "Validation", name)
+    if not isinstance(field.dataType, T.NumericType | T.BooleanType | T.StringType):
+        raise DataError(
+            f"validation column {name!r} is of type {field.dataType.simpleString()}: rows where it"
+            f" is above 0, or true, are for validation; make one of it, as df.withColumn({name!r},"
+            f" F.col({name!r}) > '2024-01-01') does"
+        )
+
+
+def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
+    """DataError if lists or vectors of a column differ in length, or hold null, and for weights
+    below 0; a warning for a column with NaN or infinite numbers, of which one would make all
+    weights NaN: footers do not tell, and ranks would find out in the middle of an epoch. Spark
+    looks at these columns, in one pass.
+    """
+    chosen = [
+        each for each in data.columns if each.kind in ("list", "vector") and each.fill is None
+    ]
+    found = session.read.parquet(spark_url(str(data.path)))
+    nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
+    numbers = [
+        F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}")
+        for name, nan in nans.items()
+        if nan is not None
+    ]
+    for place, column in enumerate(chosen):
+        values = F.col(quote(column.name))
+        if column.kind == "vector":
+            values = array_of(values)
+        missing = values.isNull() | F.exists(values, lambda value: value.isNull())
+        numbers += [
+            F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
+            F.min(F.size(values)).alias(f"least{place}"),
+            F.max(F.size(values)).alias(f"most{place}"),
+        ]
+    # ranks look at what it makes of them
+    weight = columns.weight if columns.transform is None else None
+    if weight is not None:
+        numbers += _of_weights(F.col(quote(weight)).cast("double"))
+    if not numbers:
+        return
+    row = found.agg(*numbers).first()
+    if weight is not None:
+        seen = row_weights.WeightCounts(row["wrong"], row["wrong one"], row["above"])
+        # nulls, by ranks
+        filled = any(each.name == weight and each.fill is not None for each in data.columns)
+        row_weights.check(weight, seen, data.rows, everything=not filled)
+    for place, column in enumerate(chosen):
+        missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
+        fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
+        if missing:
+            raise DataError(
+                f"column {column.name!r} holds null in {counted(missing, 'row')}: give {fill}, or"
+                " leave them out"
+            )
+        if least != most:
+            raise DataError(
+                f"the {column.kind}s of column {column.name!r} have from {least} to {most}"
+                " elements: a model takes rows of one shape; make them equally long, or give"
+                f" {fill} and a shape"
+            )
+    for name, nan in nans.items():
+        if nan is not None:
+            warn_nonfinite(name, row[f"nan {name}"], data.rows, columns)
+
+
+def _of_weights(weight: Any) -> list[Any]:
+    """What ``row_weights.WeightCounts`` has, as aggregates."""
+    wrong = _not_finite(weight) | (weight < 0)
+    return [
+        F.sum(F.when(wrong, 1).otherwise(0)).alias("wrong"),
+        F.first(F.when(wrong, weight), ignorenulls=True).alias("wrong one"),
+        F.sum(F.when(weight > 0, 1).otherwise(0)).alias("above"),
+    ]
+
+
+def array_of(vectors: Any) -> Any:
+    """Spark's function fails on null, and does not say in which column."""
+    from pyspark.ml.functions import vector_to_array
+
+    return F.when(vectors.isNotNull(), vector_to_array(vectors))
+
+
+def _nan(frame: Any, name: str) -> Any:
+    """Whether a row has NaN or infinite numbers in this column; None for a type that has none."""
+    kind, column = frame.schema[name].dataType, F.col(quote(name))
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        return _not_finite(column)
+    if kind.typeName() in ("vectorudt", "vector"):
+        return F.exists(array_of(column), _not_finite)
+    if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.FloatType | T.DoubleType):
+        return F.exists(column, _not_finite)
+    return None
+
+
+def _not_finite(value: Any) -> Any:
+    return F.isnan(value) | (F.abs(value) == float("inf"))

@@ -1,0 +1,84 @@
+"""A DataFrame as data for an estimator: validated, split, written; removed when training ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql import types as T
+
+from farandole.data import ParquetData, from_spark
+from farandole.data.parquet.location import NullError
+from farandole.errors import DataError
+from farandole.estimators.spark.fields import field_of
+from farandole.estimators.spark.split import computed_once, split
+from farandole.estimators.spark.validate import check_types, check_values
+from farandole.estimators.spec import Columns
+
+
+@contextlib.contextmanager
+def prepared(
+    frame: Any,
+    columns: Columns,
+    validation: float | str | None,
+    parent: str | None,
+    options: Mapping[str, Any],
+    seed: int,
+) -> Iterator[tuple[ParquetData, ParquetData | None]]:
+    """Training rows and validation rows of a DataFrame, as files that are there until the ``with``
+    block ends.
+    """
+    check_types(frame, columns, options)
+    given = {**options, "columns": columns.all}
+    with contextlib.ExitStack() as stack:
+        frame = stack.enter_context(computed_once(frame, columns.all, validation))
+        train, held = split(frame, columns.all, validation, seed)
+        data = stack.enter_context(
+            _write(train, parent, given, "the DataFrame has no rows for training")
+        )
+        other = None
+        if held is not None:
+            given["shapes"] = {**padded(data), **(options.get("shapes") or {})}
+            empty = (
+                "Validation DataFrame is empty. Increase the validation split, or look at the"
+                " validation column"
+            )
+            if isinstance(validation, str) and isinstance(
+                field_of(frame, validation).dataType, T.StringType
+            ):
+                empty += (
+                    f", which holds text: make numbers of it, as (F.col({validation!r}) == 'test')"
+                    " does"
+                )
+            other = stack.enter_context(
+                _write(held, parent, given, f"{empty}: validation={validation!r}")
+            )
+        for rows in (data, other):
+            if rows is not None:
+                check_values(frame.sparkSession, rows, columns)
+        yield data, other
+
+
+def _write(frame: Any, parent: str | None, options: Mapping[str, Any], empty: str) -> Any:
+    try:
+        return from_spark(frame, parent=parent, **options)
+    except NullError as error:
+        name = error.column
+        raise DataError(
+            f"column {name!r} holds null: give data_options={{'fill': {{{name!r}: value}}}}, or"
+            f" leave such rows out (df.dropna(subset=[{name!r}]))"
+        ) from None
+    except DataError:
+        if frame.isEmpty():
+            raise DataError(empty) from None
+        raise
+
+
+def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
+    """The shapes of lists that are filled up: training says them, and other rows follow."""
+    return {
+        each.name: each.shape
+        for each in data.columns
+        if each.fill is not None and each.kind in ("list", "vector")
+    }
