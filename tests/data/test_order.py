@@ -112,9 +112,9 @@ def test_all_ranks_have_equally_many_steps_and_each_row_once(size: int, batch: i
             assert {deal.count for deal in deals} == {count}
             for step in range(count):
                 of_all = [deal[step] for deal in deals]
-                assert {each.everybody for each in of_all} == {sum(each.rows for each in of_all)}
+                assert {each.all_rows for each in of_all} == {sum(each.rows for each in of_all)}
                 assert all(1 <= max(each.rows, 1) <= each.length for each in of_all)
-                assert deals[0].done(step + 1) - deals[0].done(step) == of_all[0].everybody
+                assert deals[0].done(step + 1) - deals[0].done(step) == of_all[0].all_rows
             total = sum(deal.rows for deal in deals)
             assert (
                 total

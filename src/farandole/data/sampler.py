@@ -52,7 +52,8 @@ class DistributedSampler:
     ) -> None:
         self.dataset = dataset
         self.length = dataset if isinstance(dataset, int) else len(dataset)
-        self.shuffle, self.seed = shuffle, seed
+        self.shuffle = shuffle
+        self.seed = seed
         self.even = even or ("drop" if drop_last else "pad")
         if self.even not in EVEN:
             raise SettingsError(
@@ -120,7 +121,8 @@ class DistributedSampler:
 
     def reset(self) -> None:
         """Deal the remaining samples among the present ranks."""
-        self._base, self._dealt = self.position, None
+        self._base = self.position
+        self._dealt = None
 
     def state_dict(self) -> dict[str, int]:
         """The epoch and how many of its samples are done."""
@@ -134,7 +136,8 @@ class DistributedSampler:
                 f"processed_num={position} is not within the dataset's"
                 f" {counted(self.length, 'sample')}: the state belongs to another dataset"
             )
-        self.epoch, self.position = int(state_dict["epoch"]), position
+        self.epoch = int(state_dict["epoch"])
+        self.position = position
         self.reset()
 
     # Weights.
@@ -177,7 +180,8 @@ class DistributedSampler:
         # may have met.
         session = "" if self._told else context.session_id()
         if (*world, session) != self._dealt:
-            self._base, self._dealt = self.position, (*world, session)
+            self._base = self.position
+            self._dealt = (*world, session)
         return world
 
 
@@ -195,7 +199,8 @@ class ElasticSampler(DistributedSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch``; nothing of it is done."""
-        self.epoch, self.position = epoch, 0
+        self.epoch = epoch
+        self.position = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:

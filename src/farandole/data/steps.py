@@ -12,13 +12,13 @@ EVEN = ("exact", "pad", "drop", "weights")
 
 
 class BatchRows(NamedTuple):
-    """One batch of a rank: its own ``rows``, and others (taken twice) up to ``length``;
-    ``everybody``: the rows of all ranks, each once.
+    """The rows of one batch of a rank: its own ``rows``, and others (taken twice) up to ``length``.
+    ``all_rows``: the rows of all ranks, each once.
     """
 
     rows: int
     length: int
-    everybody: int
+    all_rows: int
 
 
 class Steps:
@@ -31,25 +31,28 @@ class Steps:
     ) -> None:
         self._size = size
         full, rest = divmod(left, batch_size * size)
-        own = rest // size + (rank < rest % size)
-        self._full = BatchRows(batch_size, batch_size, batch_size * size)
+        own = len(range(rank, rest, size))
+        self._full = BatchRows(rows=batch_size, length=batch_size, all_rows=batch_size * size)
         self._last: BatchRows | None = None
         if rest and even in ("pad", "weights"):
-            self._last = BatchRows(own, batch_size, rest)
+            self._last = BatchRows(rows=own, length=batch_size, all_rows=rest)
         elif rest and even == "exact" and (rest >= size * least or not full):
-            self._last = BatchRows(own, max(own, 1), rest)
+            self._last = BatchRows(rows=own, length=max(own, 1), all_rows=rest)
         # some ranks would have a step with no row: all have more in the step before
         elif rest and even == "exact":
             full -= 1
-            self._last = BatchRows(batch_size + own, batch_size + own, batch_size * size + rest)
+            rows = batch_size + own
+            self._last = BatchRows(rows, length=rows, all_rows=batch_size * size + rest)
         self._before = full
-        self.count = full + (self._last is not None)
+        self.count = full if self._last is None else full + 1
         self.rows = full * batch_size + (self._last.rows if self._last else 0)
 
     def __getitem__(self, step: int) -> BatchRows:
         return self._full if step < self._before or self._last is None else self._last
 
     def done(self, steps: int) -> int:
-        """How many rows of all ranks are done after ``steps``."""
-        before = min(steps, self._before) * self._full.everybody
-        return before + (self._last.everybody if self._last and steps > self._before else 0)
+        """Return how many rows of all ranks are done after ``steps``."""
+        done = min(steps, self._before) * self._full.all_rows
+        if self._last is not None and steps > self._before:
+            done += self._last.all_rows
+        return done

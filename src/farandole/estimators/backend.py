@@ -37,7 +37,9 @@ class LocalBackend(Backend):
     def __init__(
         self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
     ) -> None:
-        self._num_proc, self._env, self._options = num_proc or 1, dict(env or {}), options
+        self._num_proc = num_proc or 1
+        self._env = dict(env or {})
+        self._options = options
 
     def run(
         self,
@@ -62,7 +64,9 @@ class SparkBackend(Backend):
     def __init__(
         self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
     ) -> None:
-        self._num_proc, self._env, self._options = num_proc, dict(env or {}), options
+        self._num_proc = num_proc
+        self._env = dict(env or {})
+        self._options = options
 
     def run(
         self,

@@ -50,8 +50,11 @@ class Batches:
     def __init__(
         self, data: ParquetData, columns: Columns, reading: Reading, rank: int, size: int
     ) -> None:
-        self._data, self._columns, self._reading = data, columns, reading
-        self._rank, self._size = rank, size
+        self._data = data
+        self._columns = columns
+        self._reading = reading
+        self._rank = rank
+        self._size = size
         self._next: dict[str, int] | None = None  # where the next loop begins
         self._reader = data.numpy(
             reading.batch_size,
@@ -86,8 +89,17 @@ class Batches:
         return [max(deal[step % deal.count].rows, 1) for step in range(len(self))]
 
     def _from_the_first(self) -> Steps:
+        return self._steps(self._data.rows)
+
+    def _steps(self, left: int) -> Steps:
+        """Return this rank's batches of the last ``left`` rows of an epoch."""
         return Steps(
-            self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST
+            left=left,
+            batch_size=self._reading.batch_size,
+            rank=self._rank,
+            size=self._size,
+            even="exact",
+            least=LEAST,
         )
 
     @property
@@ -142,13 +154,12 @@ class Batches:
         self._next = {**self._reader.state_dict(0), "epoch": 0, "position": 0}
 
     def _deal(self) -> Steps:
-        left = self._data.rows - self._reader.position
-        return Steps(left, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
+        return self._steps(self._data.rows - self._reader.position)
 
     def _batch(self, arrays: Mapping[str, Array], step: BatchRows) -> Batch:
-        share = step.rows * self._size / step.everybody
+        share = step.rows * self._size / step.all_rows
         return batch_of(arrays, self._columns, step.rows, share)._replace(
-            even=step.everybody / self._size
+            even=step.all_rows / self._size
         )
 
 

@@ -46,7 +46,8 @@ class Best:
         gain = self.value - value if self.watching.mode == "min" else value - self.value
         better = self.epoch is None or gain > delta or self.value != self.value  # not a number
         if better and value == value:
-            self.epoch, self.value = epoch, value
+            self.epoch = epoch
+            self.value = value
             return True
         return False
 
@@ -66,7 +67,10 @@ class Progress:
     """
 
     def __init__(self, spec: Spec, rank: int, rows: int, batches: int) -> None:
-        self._spec, self._rank, self._rows, self._batches = spec, rank, rows, batches
+        self._spec = spec
+        self._rank = rank
+        self._rows = rows
+        self._batches = batches
         self.history: list[dict[str, Any]] = []
         self._best = Best(spec.watching)
         self._best_weights: bytes | None = None
@@ -87,8 +91,10 @@ class Progress:
             self._best_weights = found.best
             # another metric is watched, and its best weights were not kept
             if self._best.epoch != found.best_epoch:
-                self._best, self._best_weights = Best(self._spec.watching), None
-            self._first, self._steps = found.epoch + 1, found.steps
+                self._best = Best(self._spec.watching)
+                self._best_weights = None
+            self._first = found.epoch + 1
+            self._steps = found.steps
             self._compare(found.fingerprint)
             self._tell_more()
         self._began = self._epoch_began = time.monotonic()
@@ -104,16 +110,21 @@ class Progress:
         ]
         if not other or kept is None:
             return
-        told = "; ".join(f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other)
+        changes = "; ".join(
+            f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other
+        )
         if self.first >= self._spec.epochs:
             raise DataError(
-                f"run {self._spec.run_id!r} has ended, and was another training: {told}. Its model"
-                " would be the answer to another question: give another run_id (or none), or more"
-                " epochs to go on from it; for HorovodEstimator another modelDir, or more maxSteps"
+                f"run {self._spec.run_id!r} has ended, and was another training: {changes}. Its"
+                " model would be the answer to another question: give another run_id (or none), or"
+                " more epochs to go on from it; for HorovodEstimator another modelDir, or more"
+                " maxSteps"
             )
         if self._rank == 0:
             logger.warning(
-                "run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told
+                "run %s goes on from a checkpoint of another training: %s",
+                self._spec.run_id,
+                changes,
             )
 
     def _tell_more(self) -> None:

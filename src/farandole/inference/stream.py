@@ -107,7 +107,10 @@ class _Prepared(NamedTuple):
 
 class _Stream:
     def __init__(self, predict: Predictor, how: PredictOptions, source: str, first: int) -> None:
-        self._predict, self._how, self._source, self._first = predict, how, source, first
+        self._predict = predict
+        self._how = how
+        self._source = source
+        self._first = first
         self._columns: tuple[Column, ...] | None = None
         self._describing = threading.Lock()
         decodes = bool(how.column_options.decode)

@@ -70,7 +70,8 @@ class TuningResult(NamedTuple):
                 f" ({each.rate / best:.0%}){mark}"
             )
         tasks, threads = counted(self.tasks, "task"), counted(self.threads, "thread")
-        lines.append(f"{tasks} of {threads} fill{'s' * (self.tasks == 1)} this machine")
+        fill = "fills" if self.tasks == 1 else "fill"
+        lines.append(f"{tasks} of {threads} {fill} this machine")
         return "\n".join(lines)
 
 
@@ -127,11 +128,11 @@ def tune(
     )
     chosen = choose(measured)
     return TuningResult(
-        chosen.batch_size,
-        chosen.threads,
-        max(chosen.batch_size, 10_000),
-        cores // chosen.threads,
-        measured,
+        batch_size=chosen.batch_size,
+        threads=chosen.threads,
+        arrow_rows=max(chosen.batch_size, 10_000),
+        tasks=cores // chosen.threads,
+        measured=measured,
     )
 
 

@@ -36,7 +36,9 @@ class LoopLog:
 
     def epoch_begin(self, epoch: int) -> None:
         """``epoch`` counts from 0."""
-        self._epoch, self._began, self._steps = epoch, time.monotonic(), 0
+        self._epoch = epoch
+        self._began = time.monotonic()
+        self._steps = 0
         self._reported = (0, self._began)
         if self._speaks:
             messages.log(f"Epoch {epoch} begins")

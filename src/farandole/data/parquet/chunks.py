@@ -173,13 +173,17 @@ class Chunks:
         *,
         kept: bool = False,
     ) -> None:
-        self._order, self._strands, self._columns = order, strands, columns
-        self._read, self._parts = read, parts
+        self._order = order
+        self._strands = strands
+        self._columns = columns
+        self._read = read
+        self._parts = parts
         self._needs = heapq.merge(
             *(_needs(order, number, strand) for number, strand in enumerate(strands))
         )
         self._pool = ThreadPoolExecutor(threads, "farandole-reader") if threads else None
-        self._threads, self._kept = threads, kept
+        self._threads = threads
+        self._kept = kept
         self._ahead: deque[_Reading] = deque()
         self._ahead_most = ahead if threads else 0
         self._waiting: _Need | None = None

@@ -1,4 +1,4 @@
-"""Where rows stand, for errors about them."""
+"""Locations of rows, for errors about them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from farandole.errors import DataError
 
 
 class NullError(DataError):
-    """A null for which no ``fill`` stands, in ``column``."""
+    """A null in ``column``, for which there is no ``fill``."""
 
     column = ""
 
 
 class RowLocation(NamedTuple):
-    """Where rows stand: a file, and the first of them in it."""
+    """A file, and the first of the rows in it."""
 
     file: str
     row: int = 0
@@ -34,7 +34,7 @@ class FrameLocation(RowLocation):
 
 
 def null_error(name: str, row: int | None, location: RowLocation) -> NullError:
-    told = location.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
-    error = NullError(*told.args)
+    text = f"null; give fill={{{name!r}: value}}, or leave such rows out"
+    error = NullError(*location.error(name, row, text).args)
     error.column = name
     return error

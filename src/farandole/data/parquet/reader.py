@@ -92,17 +92,16 @@ class Reader:
         scan = data.scan
         if not scan.rows:
             raise DataError(f"{data.path} has no rows")
-        self.data, self.batch_size = data, batch_size
+        self.data = data
+        self.batch_size = batch_size
         self.epoch = 0
         self.position = 0  # where the next iteration begins, in rows of all ranks
-        self._shuffle, self._seed, self._even, self._threads = (
-            as_bool("shuffle", shuffle),
-            seed,
-            even,
-            threads,
-        )
+        self._shuffle = as_bool("shuffle", shuffle)
+        self._seed = seed
+        self._even = even
+        self._threads = threads
         self._least = least
-        self._told = None if rank is None or size is None else (rank, size)
+        self._placement = None if rank is None or size is None else (rank, size)
         self._whole = scan.bytes * 2 <= memory  # read once, and then kept
         self._blocks = scan.blocks(
             scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART)
@@ -150,7 +149,8 @@ class Reader:
                 self._running = (epoch, done)
                 # before it is handed out: nobody need ask for one more
                 if done == epoch.steps.count:
-                    self.epoch, self.position = epoch.number + 1, 0
+                    self.epoch = epoch.number + 1
+                    self.position = 0
                 yield batch
                 if self._threads != 0 and os.getpid() != process:
                     raise DataError(
@@ -165,7 +165,8 @@ class Reader:
         """Which epoch is next. One that ``load_state_dict`` left half done goes on where it was."""
         epoch = as_int("epoch", epoch, 0)
         if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+            self.epoch = epoch
+            self.position = 0
         self._running = None
 
     def state_dict(self, steps: int | None = None) -> dict[str, int]:
@@ -201,7 +202,8 @@ class Reader:
                 f"position={position} of the state is not below the {self.data.rows} rows of an"
                 " epoch"
             )
-        self.epoch, self.position = epoch, position
+        self.epoch = epoch
+        self.position = position
         self._running = None
 
     def _kind(self) -> dict[str, int]:
@@ -215,14 +217,25 @@ class Reader:
     # Reading.
 
     def _begin(self) -> _Epoch:
-        rank, size = self._told or _world()
+        rank, size = self._placement or _world()
         number, begin = self.epoch, self.position
-        steps = Steps(self.data.rows - begin, self.batch_size, rank, size, self._even, self._least)
+        steps = self._steps(begin, rank, size)
         # what another number of ranks left is less than a batch, and dropped
         if begin and not steps.count:
             number, begin = number + 1, 0
-            steps = Steps(self.data.rows, self.batch_size, rank, size, self._even, self._least)
+            steps = self._steps(begin, rank, size)
         return _Epoch(number, begin, rank, size, steps)
+
+    def _steps(self, begin: int, rank: int, size: int) -> Steps:
+        """Return a rank's batches of the rows from ``begin`` on."""
+        return Steps(
+            left=self.data.rows - begin,
+            batch_size=self.batch_size,
+            rank=rank,
+            size=size,
+            even=self._even,
+            least=self._least,
+        )
 
     def _ahead(self, epoch: _Epoch) -> Iterator[list[Any]]:
         chunks = _Iteration(self, epoch)
@@ -256,7 +269,8 @@ class _Iteration:
     """One epoch of a reader, in chunks of several batches each."""
 
     def __init__(self, reader: Reader, epoch: _Epoch) -> None:
-        self._reader, self._epoch = reader, epoch
+        self._reader = reader
+        self._epoch = epoch
         self._columns = reader.data.scan.columns
         self._blocks: list[tuple[RowGroup, ...]] = reader._blocks
         lengths = [sum(group.rows for group in block) for block in self._blocks]
@@ -266,14 +280,14 @@ class _Iteration:
         epoch, reader = self._epoch, self._reader
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
         chunks = Chunks(
-            self._order,
-            strands,
-            self._columns,
-            reader._block,
-            reader._parts,
-            reader._readers(),
-            reader._pieces_ahead,
-            reader._spare,
+            order=self._order,
+            strands=strands,
+            columns=self._columns,
+            read=reader._block,
+            parts=reader._parts,
+            threads=reader._readers(),
+            ahead=reader._pieces_ahead,
+            spare=reader._spare,
             kept=reader._whole,
         )
         together, first, taken = self._together(), 0, 0
@@ -320,7 +334,7 @@ class _Iteration:
         if self._reader._even == "exact":
             logger.warning(
                 "%d rows are left for %d ranks: those without one take the last row again",
-                step.everybody,
+                step.all_rows,
                 self._epoch.size,
             )
         rows = np.arange(step.length) % max(step.rows, 1)
@@ -343,7 +357,7 @@ class _Iteration:
         if self._reader._even != "weights":
             return own
         factor = np.zeros(step.length, np.float32)
-        factor[: step.rows] = self._epoch.size * step.length / step.everybody
+        factor[: step.rows] = self._epoch.size * step.length / step.all_rows
         return factor if own is None else own * factor
 
     def _decode(self, arrays: dict[str, Array], chunks: Chunks, taken: int) -> None:

@@ -122,13 +122,13 @@ def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[
     try:
         yield
     except IndexError as error:
-        told = _told(model, names, inputs)
-        if told:
-            raise DataError(told) from error
+        text = _described_error(model, names, inputs)
+        if text:
+            raise DataError(text) from error
         raise
 
 
-def _told(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
+def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
     """What the model looks up beyond a table, once it is called again with these inputs; "" if
     there is no such.
     """

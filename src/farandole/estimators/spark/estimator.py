@@ -225,10 +225,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             outputs = self.check(spec, first(data, spec.columns))
         except ImportError:  # of pyarrow: the ranks look
             outputs = None
-        packed, one_gpu = (
-            pickling.pack(spec, "the training"),
-            spec.use_gpu if self._greedy else None,
-        )
+        packed = pickling.pack(spec, "the training")
+        one_gpu = spec.use_gpu if self._greedy else None
         results = backend.run(rank.fit, args=(self.train, packed, one_gpu), env=self.env())
         result: Result = results[0]
         mlflow.track(result.history)
@@ -254,28 +252,26 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         def threads(name: str) -> int:
             return 0 if value("reader_pool_type") == "dummy" else value(name)
 
-        run_id, payload, watching = (
-            value("run_id"),
-            self.payload(),
-            self._watching(validation is not None),
-        )
+        run_id = value("run_id")
+        payload = self.payload()
+        watching = self._watching(validation is not None)
         return Spec(
             train=data,
             validation=validation,
             columns=self._columns(),
             train_reading=Reading(
-                size,
-                value("train_steps_per_epoch"),
-                threads("train_reader_num_workers"),
-                memory,
-                value("shuffle"),
-                seed,
+                batch_size=size,
+                steps=value("train_steps_per_epoch"),
+                threads=threads("train_reader_num_workers"),
+                memory=memory,
+                shuffle=value("shuffle"),
+                seed=seed,
             ),
             validation_reading=Reading(
-                value("val_batch_size") or size,
-                value("validation_steps_per_epoch"),
-                threads("val_reader_num_workers"),
-                memory,
+                batch_size=value("val_batch_size") or size,
+                steps=value("validation_steps_per_epoch"),
+                threads=threads("val_reader_num_workers"),
+                memory=memory,
             ),
             epochs=value("epochs"),
             seed=seed,
@@ -331,13 +327,13 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         features, labels = self._value("feature_cols"), self._value("label_cols")
         edited = self._value("transformation_edit_fields") or ()
         return Columns(
-            tuple(features),
-            tuple(labels),
-            self._value("sample_weight_col"),
-            self._value("transformation_fn"),
-            tuple(edited),
-            tuple(self._value("transformation_removed_fields") or ()),
-            self._by_row,
+            features=tuple(features),
+            labels=tuple(labels),
+            weight=self._value("sample_weight_col"),
+            transform=self._value("transformation_fn"),
+            edited=tuple(edited),
+            removed=tuple(self._value("transformation_removed_fields") or ()),
+            by_row=self._by_row,
         )
 
     def _check_params(self) -> None:
@@ -443,7 +439,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         mode = self._value("mode")
         if mode == "auto":
             mode = direction(monitor) if monitor else "min"
-        return Watching(monitor, mode, self._value("min_delta"), patience)
+        return Watching(monitor, mode, min_delta=self._value("min_delta"), patience=patience)
 
     def _backend(self, spark: bool = False) -> Backend:
         found = self._value("backend")

@@ -25,7 +25,8 @@ class ParamGridFits(Generic[Data]):
         trainings: Sequence[Callable[[Data], Any]],
     ) -> None:
         held = contextlib.ExitStack()
-        self._data, self._trainings = held.enter_context(data), trainings
+        self._data = held.enter_context(data)
+        self._trainings = trainings
         self._leave = weakref.finalize(self, held.close)
         self._begun = self._running = 0
         self._failure: BaseException | None = None

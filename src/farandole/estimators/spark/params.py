@@ -187,7 +187,8 @@ def _setter(name: str, accessor: str) -> Callable[[Any, Any], Any]:
         self._set_checked({name: value})
         return self
 
-    setter.__name__, setter.__doc__ = f"set{accessor}", f"Set ``{name}``; the object."
+    setter.__name__ = f"set{accessor}"
+    setter.__doc__ = f"Set ``{name}``; the object."
     return setter
 
 
@@ -195,7 +196,8 @@ def _getter(name: str, accessor: str) -> Callable[[Any], Any]:
     def getter(self: Any) -> Any:
         return self.getOrDefault(name)
 
-    getter.__name__, getter.__doc__ = f"get{accessor}", f"The value of ``{name}``."
+    getter.__name__ = f"get{accessor}"
+    getter.__doc__ = f"The value of ``{name}``."
     return getter
 
 

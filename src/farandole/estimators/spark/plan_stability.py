@@ -59,7 +59,8 @@ class _Kept:
     """A DataFrame that Spark keeps for one or several blocks."""
 
     def __init__(self, frame: Any) -> None:
-        self.frame, self.blocks = frame, 0
+        self.frame = frame
+        self.blocks = 0
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ class Training:
     """``factor``: by which the learning rate of one rank is multiplied."""
 
     def __init__(self, spec: Spec, rank: int, size: int) -> None:
-        self.spec, self.rank, self.size = spec, rank, size
+        self.spec = spec
+        self.rank = rank
+        self.size = size
         self.batches = Batches(spec.train, spec.columns, spec.train_reading, rank, size)
         self.progress = Progress(spec, rank, self.batches.rows, len(self.batches))
         self.factor = size if spec.scale_lr else 1

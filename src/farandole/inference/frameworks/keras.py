@@ -136,9 +136,9 @@ def _backend(model: Any) -> str:
     return str(importlib.import_module("keras").backend.backend())
 
 
-def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]:
+def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any]:
     """Classes and functions (activations ...) of the program, which no package has, by their names,
-    and those that the user has ``told``.
+    and the user's ``known`` ones.
 
     SettingsError where a name is not enough, which is all that the file has of them: each would be
     another one there.
@@ -161,7 +161,7 @@ def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]
             " loads its weights"
         )
         # their code is there
-        if found.setdefault(name, each) is not each and name not in told and name != "<lambda>":
+        if found.setdefault(name, each) is not each and name not in known and name != "<lambda>":
             raise SettingsError(
                 f"the Keras model has two different functions or classes of the name {name!r}:"
                 f" {cure}"
@@ -171,7 +171,7 @@ def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]
                 f"the Keras model has an activation {name!r} that is not Keras's own {name!r}:"
                 f" {cure}"
             )
-    return {**found, **told}
+    return {**found, **known}
 
 
 def _is_known_as(name: str, function: Any, package: str) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farandole.base import pickled
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.inference.fixed_batch import fixed_rows, run_in_fixed_batches
 from farandole.inference.models import Execution, Model, computing
 
@@ -105,8 +105,9 @@ def _device(name: str) -> torch.device:
         ) from error
     seen = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= seen:
+        gpus = counted(seen, "GPU") if seen else "no GPUs"
         raise SettingsError(
-            f"device={name!r}, but torch sees {seen or 'no'} GPU{'s' * (seen != 1)} in this process"
+            f"device={name!r}, but torch sees {gpus} in this process"
             + (
                 f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own"
                 if seen

@@ -84,7 +84,8 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         if self._served > _PEEKED or whole:
             self._end()
         else:
-            self._again, self._first = deque(self._first.values()), {}
+            self._again = deque(self._first.values())
+            self._first = {}
 
     def on_epoch_begin(self) -> None:
         if self.workers > 1 or self.use_multiprocessing:

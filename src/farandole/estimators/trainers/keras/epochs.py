@@ -71,16 +71,18 @@ class _Exact:
     """
 
     def __init__(self, by_batch: bool) -> None:
-        self._by_batch, self._batches, self._rows, self._counted = by_batch, 0, 0, 0.0
-        self._totals, self._exact = dict[str, float](), dict[str, float]()
+        self._by_batch = by_batch
+        self._batches = 0
+        self._rows = 0
+        self._counted = 0.0
+        self._totals = dict[str, float]()
+        self._exact = dict[str, float]()
 
     def add(self, logs: Mapping[str, Any], rows: int, counted: float) -> None:
         """A batch, of so many rows for Keras, which count as so many."""
-        self._batches, self._rows, self._counted = (
-            self._batches + 1,
-            self._rows + rows,
-            self._counted + counted,
-        )
+        self._batches = self._batches + 1
+        self._rows = self._rows + rows
+        self._counted = self._counted + counted
         for name, mean in logs.items():
             if name == "loss" or name.endswith("_loss"):
                 by_batch = self._by_batch and name != "loss"
@@ -113,7 +115,8 @@ def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) 
 
         def on_test_begin(self, logs: Any = None) -> None:
             if by_batch and held is not None:
-                self.validation, self.lengths = _Exact(True), held.lengths()
+                self.validation = _Exact(True)
+                self.lengths = held.lengths()
 
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.validation is not None:

@@ -25,11 +25,16 @@ class Rows:
     """
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
-        self.batches, self.ends, self.counts = batches, list[dict[str, int]](), list[int]()
+        self.batches = batches
+        self.ends = list[dict[str, int]]()
+        self.counts = list[int]()
         self.lengths = deque[tuple[int, float]]()
-        self._model, self._spec, self._share = model, spec, share
+        self._model = model
+        self._spec = spec
+        self._share = share
         self._weighted = spec.columns.weight is not None or (share and batches.uneven)
-        self._lock, self._place = threading.Lock(), -1
+        self._lock = threading.Lock()
+        self._place = -1
         self._iterator: Iterator[Batch] = iter(())
 
     @contextlib.contextmanager

@@ -18,7 +18,8 @@ class Rates:
     """
 
     def __init__(self, optimizer: Any, factor: int) -> None:
-        self._optimizer, self.factor = innermost(optimizer), factor
+        self._optimizer = innermost(optimizer)
+        self.factor = factor
         # of tf_keras.optimizers.legacy, which has it as no variable
         old = vars(self._optimizer).get("_hyper")
         self.variable = getattr(self._optimizer, "_learning_rate", None) if old is None else None

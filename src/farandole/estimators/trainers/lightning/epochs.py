@@ -22,7 +22,9 @@ class Epochs:
     def __init__(
         self, training: Training, held: Batches | None, losses: Losses, state: dict[str, Any] | None
     ) -> None:
-        self._training, self._losses, self._state = training, losses, state
+        self._training = training
+        self._losses = losses
+        self._state = state
         self._held = 0 if held is None else held.of_rank
 
     def on_train_start(self, trainer: Any, module: Any) -> None:

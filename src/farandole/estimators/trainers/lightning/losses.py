@@ -18,14 +18,17 @@ class Losses:
 
     def __init__(self) -> None:
         self.coming: deque[tuple[float, int]] = deque()  # of batches that were read ahead
-        self.share, self.of_batch = 1.0, 0
+        self.share = 1.0
+        self.of_batch = 0
         self.begin()
 
     def next_batch(self) -> None:
         self.share, self.of_batch = self.coming.popleft()
 
     def begin(self) -> None:
-        self.total, self.counted, self.rows = torch.zeros((), dtype=torch.float64), 0, 0
+        self.total = torch.zeros((), dtype=torch.float64)
+        self.counted = 0
+        self.rows = 0
 
     def add(self, loss: Any) -> None:
         rows = self.of_batch

@@ -36,7 +36,8 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
                 else loss * losses.share
             )
 
-    Shared.__name__, Shared.__qualname__ = kind.__name__, kind.__qualname__
+    Shared.__name__ = kind.__name__
+    Shared.__qualname__ = kind.__qualname__
     module.__class__ = Shared
     return module
 

@@ -17,7 +17,10 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Batches as dicts of tensors by column, as Horovod's modules take them."""
 
     def __init__(self, batches: Batches, module: Any, spec: Spec, losses: Losses | None) -> None:
-        self._batches, self._module, self._spec, self._losses = batches, module, spec, losses
+        self._batches = batches
+        self._module = module
+        self._spec = spec
+        self._losses = losses
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -18,11 +18,9 @@ class Ranks:
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)  # type: ignore[call-arg]
-        self.global_rank, self.local_rank, self.world_size = (
-            hvd.rank(),
-            hvd.local_rank(),
-            hvd.size(),
-        )
+        self.global_rank = hvd.rank()
+        self.local_rank = hvd.local_rank()
+        self.world_size = hvd.size()
 
     @property
     def is_global_zero(self) -> bool:

@@ -75,10 +75,13 @@ class Objective:
         sums: Callable[[Sequence[float]], Sequence[float]] = lambda numbers: numbers,
         size: int = 1,
     ) -> None:
-        self.sums, self.size = sums, size
+        self.sums = sums
+        self.size = size
         payload = spec.payload
-        self.losses, self.metrics = payload["losses"], payload["metrics"]
-        self.labels, self.shapes = payload["labels"], payload["label_shapes"]
+        self.losses = payload["losses"]
+        self.metrics = payload["metrics"]
+        self.labels = payload["labels"]
+        self.shapes = payload["label_shapes"]
         self.weights = payload["loss_weights"] or [1.0] * len(self.losses)
         self.rowwise = (
             [_rowwise(loss) for loss in self.losses] if spec.columns.weight is not None else []
@@ -102,7 +105,8 @@ class BatchLoss:
     """
 
     def __init__(self, objective: Objective, share: float) -> None:
-        self._objective, self._share = objective, share
+        self._objective = objective
+        self._share = share
 
     def __call__(
         self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None

@@ -42,7 +42,8 @@ class Passes:
 
     def __init__(self, optimizer: Any, step: int, steps: int, passes: int) -> None:
         self._optimizer = optimizer
-        self._first, self._last = step % passes == 0, (step + 1) % passes == 0 or step + 1 == steps
+        self._first = step % passes == 0
+        self._last = (step + 1) % passes == 0 or step + 1 == steps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)

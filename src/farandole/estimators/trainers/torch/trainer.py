@@ -34,8 +34,10 @@ class TorchTraining(Training):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, hvd.rank(), hvd.size())
-        self.payload, self.device = spec.payload, device_of_rank(spec.use_gpu)
-        self.model, self.plain = self.payload["model"].to(self.device), self.payload["optimizer"]
+        self.payload = spec.payload
+        self.device = device_of_rank(spec.use_gpu)
+        self.model = self.payload["model"].to(self.device)
+        self.plain = self.payload["optimizer"]
         vars(self.plain).update(self.payload["unpickled"])
         # moves its state to its parameters' device
         self.plain.load_state_dict(self.plain.state_dict())
@@ -114,7 +116,8 @@ class TorchTraining(Training):
     def _tell(self, event: str, *facts: Any) -> None:
         for each in self.payload["callbacks"]:
             if event == "on_train_begin":
-                each.model, each.optimizer = self.model, self.optimizer
+                each.model = self.model
+                each.optimizer = self.optimizer
             getattr(each, event, lambda *_: None)(*facts)
 
     def _tensors(self, batch: Batch) -> tuple[list[Any], list[Any], Any]:

@@ -45,11 +45,15 @@ class SparkLauncher:
         setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})",
         log: bool = False,
     ) -> None:
-        self._title, self._create, self._python, self._log = title, create, python, log
+        self._title = title
+        self._create = create
+        self._python = python
+        self._log = log
         self._told = start_timeout is not None
         if start_timeout is None:
             start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
-        self._start_timeout, self._setting = start_timeout, setting
+        self._start_timeout = start_timeout
+        self._setting = setting
         self._cluster: Any = None
         self._allocation: AgentAllocation | None = None
 
@@ -115,13 +119,11 @@ class Tasks:
         self, cluster: Any, np: int, title: str, where: str, setting: str, python: str
     ) -> None:
         self.python = python
-        self._cluster, self._np, self._title, self._where, self._setting = (
-            cluster,
-            np,
-            title,
-            where,
-            setting,
-        )
+        self._cluster = cluster
+        self._np = np
+        self._title = title
+        self._where = where
+        self._setting = setting
         self._stage: Any = None
 
     def describe(self) -> str:

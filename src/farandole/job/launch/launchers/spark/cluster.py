@@ -101,10 +101,10 @@ class SparkCluster:
         will come, or none have come in ``seconds``.
         """
         self.check(np)
-        began, told = time.monotonic(), -1
+        began, reported = time.monotonic(), -1
         while (found := self.slots()) < np and (waited := time.monotonic() - began) < seconds:
-            if waited > NOTICE and found != told:
-                told = found
+            if waited > NOTICE and found != reported:
+                reported = found
                 logger.warning(
                     "waiting for executors: np=%d ranks need as many task slots, and %s; it waits"
                     " %.0f s (HOROVOD_SPARK_START_TIMEOUT)",
@@ -242,8 +242,11 @@ class Stage:
 
         self.error: BaseException | None = None
         self.ended_at: float | None = None
-        self._context, self._np, self._task = context, np, task
-        self._name, self._description = name, description
+        self._context = context
+        self._np = np
+        self._task = task
+        self._name = name
+        self._description = description
         # It has the caller's local properties (its scheduler pool, for instance), and sets some of
         # its own.
         self._thread: threading.Thread = InheritableThread(
