@@ -14,7 +14,7 @@ from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
 from farandole.estimators.batches import Batches, first
-from farandole.estimators.loaders.categories import whole_numbers
+from farandole.estimators.loaders.arrays import whole_numbers
 from farandole.estimators.loaders.keras import inputs_of, pack
 from farandole.estimators.trainers.base import Training
 from farandole.estimators.trainers.keras import trainer

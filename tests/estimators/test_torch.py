@@ -22,7 +22,7 @@ from farandole.estimators.loaders.torch import Loader, inputs_of, naming, output
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers.torch.losses import Objective, _matched
-from farandole.estimators.trainers.torch.rows import tensors
+from farandole.estimators.trainers.torch.tensors import tensors
 from tests.estimators.tools import ROWS, Never, Pool, columns, frame, weighted, written
 from tests.kits.messages import mentioning
 

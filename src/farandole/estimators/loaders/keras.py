@@ -15,8 +15,7 @@ import numpy as np
 
 from farandole.base.pickled import dumps
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.loaders.categories import whole_numbers
-from farandole.estimators.loaders.shapes import fits
+from farandole.estimators.loaders.arrays import fits, whole_numbers
 from farandole.inference.input_names import crossed, keys_of
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from farandole.errors import DataError
-from farandole.estimators.loaders.categories import whole_numbers
+from farandole.estimators.loaders.arrays import whole_numbers
 from farandole.inference.input_names import crossed
 
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)

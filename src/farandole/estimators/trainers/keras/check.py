@@ -7,8 +7,8 @@ from typing import Any
 
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.arrays import fits
 from farandole.estimators.loaders.keras import inputs_of, output_list
-from farandole.estimators.loaders.shapes import fits
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.keras.compiling import compile_options, heads_of, losses_of
 from farandole.estimators.trainers.keras.rows import labels_of

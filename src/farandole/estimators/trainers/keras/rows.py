@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from farandole.estimators.batches import Batch, Batches
+from farandole.estimators.loaders.arrays import rows_of
 from farandole.estimators.loaders.keras import inputs_of
-from farandole.estimators.loaders.shapes import rows_of
 from farandole.estimators.spec import Spec
 
 

@@ -9,8 +9,8 @@ from farandole.estimators.trainers.lightning.losses import Losses
 from farandole.estimators.trainers.lightning.module import shared
 from farandole.estimators.trainers.lightning.packages import classes_of
 from farandole.estimators.trainers.lightning.rows import loader
-from farandole.estimators.trainers.torch.device import device_of_rank
 from farandole.estimators.trainers.torch.state import opened, packed
+from farandole.estimators.trainers.torch.tensors import device_of_rank
 
 
 def train(spec: Spec) -> Result | None:

@@ -12,7 +12,7 @@ from farandole.estimators.loaders.torch import naming
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.shape_errors import describe_columns, features_error, loss_error
 from farandole.estimators.trainers.torch.losses import Objective
-from farandole.estimators.trainers.torch.rows import tensors
+from farandole.estimators.trainers.torch.tensors import tensors
 
 
 def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:

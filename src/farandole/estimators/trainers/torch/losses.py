@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from farandole.errors import DataError, SettingsError, did_you_mean
-from farandole.estimators.loaders.shapes import fits, rows_of
+from farandole.estimators.loaders.arrays import fits, rows_of
 from farandole.estimators.loaders.torch import output_list
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.shape_errors import check_output_count

@@ -13,12 +13,11 @@ from farandole.estimators.loaders.torch import naming
 from farandole.estimators.progress import flat
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.base import Training, sum_over_ranks
-from farandole.estimators.trainers.torch.device import device_of_rank
 from farandole.estimators.trainers.torch.losses import Objective
 from farandole.estimators.trainers.torch.numbers import Numbers
-from farandole.estimators.trainers.torch.rows import tensors
 from farandole.estimators.trainers.torch.state import average_buffers, opened, packed
 from farandole.estimators.trainers.torch.step import Passes, minibatch, one_number
+from farandole.estimators.trainers.torch.tensors import device_of_rank, tensors
 
 
 def train(spec: Spec) -> Result | None:

@@ -1,12 +1,23 @@
-"""Rows as a PyTorch model takes them."""
+"""Rows as tensors for a PyTorch model, and the device of this rank."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+import farandole.torch as hvd
 from farandole.estimators.batches import Batch
 from farandole.estimators.loaders.torch import floating, inputs_of, label_of, tensor_of
 from farandole.estimators.spec import Spec
+from farandole.estimators.trainers.rank import gpu_index
+
+
+def device_of_rank(use_gpu: bool) -> torch.device:
+    """This rank's GPU, if it may have one and there is one."""
+    if use_gpu and torch.cuda.is_available():
+        return torch.device("cuda", gpu_index(hvd.local_rank(), torch.cuda.device_count()))
+    return torch.device("cpu")
 
 
 def tensors(batch: Batch, spec: Spec, model: Any, device: Any) -> tuple[list[Any], list[Any], Any]:
