@@ -33,9 +33,9 @@ def _volume(path: str) -> bool:
 
 def normalized(path: str) -> str:
     """The path or URL by which this process reaches ``path``."""
-    found = local(path)
-    if found is not None:
-        return found
+    here = local(path)
+    if here is not None:
+        return here
     scheme, _, rest = path.partition(":")
     return f"{_SAME.get(scheme, scheme)}:{rest}"
 
@@ -51,8 +51,8 @@ def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tup
         return fs.LocalFileSystem(), path
     try:
         if scheme in _NATIVE and not options:
-            found: tuple[Any, str] = fs.FileSystem.from_uri(path)
-            return found
+            native: tuple[Any, str] = fs.FileSystem.from_uri(path)
+            return native
         fsspec = require("fsspec", f"reading {scheme}://")
         system, inside = fsspec.core.url_to_fs(path, **(options or {}))
         return fs.PyFileSystem(fs.FSSpecHandler(system)), inside

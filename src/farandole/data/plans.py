@@ -36,10 +36,10 @@ def holds(frame: Any, pattern: str) -> bool:
     """Whether there is such an expression, of Spark's TreePattern, before the optimizer makes
     values of them.
     """
-    found = getattr(
+    wanted = getattr(
         frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern, pattern
     )()
-    return bool(frame._jdf.queryExecution().withCachedData().containsPattern(found))
+    return bool(frame._jdf.queryExecution().withCachedData().containsPattern(wanted))
 
 
 def of_files(frame: Any) -> bool:
@@ -71,14 +71,14 @@ def input_files(frame: Any) -> set[str]:
     when Spark first looked at it (what was cached then may be so no more).
     """
     fresh = frame.select("*")
-    found = set(fresh.inputFiles())
+    urls = set(fresh.inputFiles())
     try:
         every = [*nodes(fresh._jdf.queryExecution().optimizedPlan())]
     except Exception:  # Spark Connect
-        return found
+        return urls
     for relation in _of_folders(every):
-        found.update(relation.inputFiles())
-    return found
+        urls.update(relation.inputFiles())
+    return urls
 
 
 def _of_folders(every: Iterable[Any]) -> list[Any]:
@@ -91,12 +91,12 @@ def check_no_delta(frame: Any) -> None:
     log says of them. A DataFrame of the table itself has an index of its own.
     """
     try:
-        found = next(_delta(frame), None)
+        table = next(_delta(frame), None)
     # Spark Connect; a cluster that does not let Python look at plans, or that folder
     except Exception:
         return
-    if found is not None:
-        raise table_error(*found, "Delta")
+    if table is not None:
+        raise table_error(*table, "Delta")
 
 
 def _delta(frame: Any) -> Iterator[tuple[str, str]]:

@@ -15,22 +15,22 @@ def shared_folder(session: Any) -> str:
     """Return the folder of the session's setting; on one machine, the temporary one; "" where none
     is known.
     """
-    found = session.conf.get(FOLDER, "")
-    if not found and session.conf.get("spark.master", "").startswith("local"):
-        found = tempfile.gettempdir()
-    return str(found)
+    folder = session.conf.get(FOLDER, "")
+    if not folder and session.conf.get("spark.master", "").startswith("local"):
+        folder = tempfile.gettempdir()
+    return str(folder)
 
 
 def write_folder(session: Any) -> str:
     """Return the shared folder. SettingsError if none is known."""
-    found = shared_folder(session)
-    if not found:
+    folder = shared_folder(session)
+    if not folder:
         raise SettingsError(
             "from_spark needs a folder that Spark and all ranks reach by one name:"
             " parent='hdfs://...', s3://, abfs://, /Volumes/... or a folder on a shared disk; or"
             f" set {FOLDER} for the session"
         )
-    return found
+    return folder
 
 
 def spark_url(parent: str) -> str:
@@ -40,10 +40,10 @@ def spark_url(parent: str) -> str:
     parent = parent.rstrip("/")
     if parent.startswith("/dbfs/"):
         return "dbfs:" + parent.removeprefix("/dbfs")
-    found = paths.local(parent)
-    if found is None or parent.startswith(("dbfs:", "/Volumes/")):
+    path = paths.local(parent)
+    if path is None or parent.startswith(("dbfs:", "/Volumes/")):
         return parent
-    return f"file://{found}"
+    return f"file://{path}"
 
 
 def quote(name: str) -> str:

@@ -199,12 +199,12 @@ class Store:
         pa, ds = require("pyarrow", _PURPOSE), require("pyarrow.dataset", _PURPOSE)
         system, inside = paths.arrow_filesystem(path, self.storage_options)
         try:
-            found = ds.dataset(inside, filesystem=system, format="parquet", partitioning="hive")
+            dataset = ds.dataset(inside, filesystem=system, format="parquet", partitioning="hive")
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-        if not found.files:
+        if not dataset.files:
             raise DataError(f"{path} holds no Parquet files")
-        return found
+        return dataset
 
     # Runs.
 
@@ -219,14 +219,14 @@ class Store:
         """Remove all runs but the last ``runs``; the ids of those that are gone."""
         if runs < 0:
             raise DataError(f"runs={runs} must be at least 0")
-        found = self._by_time()
-        unknown = [run_id for time, run_id in found if time is None]
+        runs_by_time = self._by_time()
+        unknown = [run_id for time, run_id in runs_by_time if time is None]
         if runs and unknown:
             raise DataError(
                 f"{self._runs_path} does not tell when {unknown[0]!r} was written to: use"
                 " delete_run()"
             )
-        gone = [run_id for _, run_id in found[: -runs or None]]
+        gone = [run_id for _, run_id in runs_by_time[: -runs or None]]
         for run_id in gone:
             self.delete(f"{self._runs_path}/{run_id}")
         return gone
@@ -306,13 +306,13 @@ class Store:
     def _under(self, path: str | None, name: str) -> str:
         if not path:
             return f"{self.prefix_path.rstrip('/')}/{name}"
-        found = self.normalize_path(str(path)).rstrip("/") or "/"
-        if _scheme(found) != _scheme(self.prefix_path):
+        folder = self.normalize_path(str(path)).rstrip("/") or "/"
+        if _scheme(folder) != _scheme(self.prefix_path):
             raise DataError(
                 f"{path} is on another file system than the store, {self.prefix_path}: a store"
                 " has one"
             )
-        return found
+        return folder
 
     def _local(self) -> bool:
         return "://" not in self.prefix_path
@@ -326,10 +326,10 @@ class Store:
         folders = [
             each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"
         ]
-        found = [
+        runs = [
             (self._written(each), os.path.basename(each["name"].rstrip("/"))) for each in folders
         ]
-        return sorted(found, key=lambda run: (run[0] or 0.0, run[1]))
+        return sorted(runs, key=lambda run: (run[0] or 0.0, run[1]))
 
     def _written(self, run: Mapping[str, Any]) -> float | None:
         """When a run was last written to: not when something in it was removed. One without files
@@ -378,8 +378,8 @@ class HDFSStore(Store):
             "kerb_ticket": kerb_ticket,
             "extra_conf": extra_conf and dict(extra_conf),
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        kwargs["storage_options"] = {**given, **(kwargs.get("storage_options") or {})}
+        own_options = {name: value for name, value in options.items() if value is not None}
+        kwargs["storage_options"] = {**own_options, **(kwargs.get("storage_options") or {})}
         super().__init__(f"{_HDFS}{namespace}{path}", *args, **kwargs)
 
     def _under(self, path: str | None, name: str) -> str:
@@ -431,12 +431,12 @@ def _scheme(path: str) -> str:
 
 def _time(file: Mapping[str, Any]) -> float | None:
     """When a file was written, in seconds; None if its file system does not tell."""
-    found: Any = next((file[name] for name in _TIMES if file.get(name)), None)
-    if isinstance(found, str):
-        found = datetime.datetime.fromisoformat(found.replace("Z", "+00:00"))
-    if isinstance(found, datetime.datetime):
-        found = found.timestamp()
-    return None if found is None else float(found)
+    time: Any = next((file[name] for name in _TIMES if file.get(name)), None)
+    if isinstance(time, str):
+        time = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
+    if isinstance(time, datetime.datetime):
+        time = time.timestamp()
+    return None if time is None else float(time)
 
 
 def _natural(path: str) -> list[Any]:

@@ -30,11 +30,11 @@ def run_in_fixed_batches(
     there = len(next(iter(inputs.values())))
     if not rows or there in (0, rows):
         return compute(dict(inputs))
-    found = []
+    outputs = []
     for begin in range(0, there, rows):
         places = np.minimum(np.arange(begin, begin + rows), there - 1)
-        found.append(compute({name: array[places] for name, array in inputs.items()}))
-    return _joined(found, there)
+        outputs.append(compute({name: array[places] for name, array in inputs.items()}))
+    return _joined(outputs, there)
 
 
 def _joined(parts: Sequence[Any], rows: int) -> Any:

@@ -63,8 +63,8 @@ def keys_of(model: Any) -> dict[str, Any]:
     of the Input layers. None stands for those that it has only been called with.
     """
     # of Keras 3, of Keras 2
-    given = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))
-    declared = next((each for each in given if isinstance(each, dict)), {})
+    structures = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))
+    declared = next((each for each in structures if isinstance(each, dict)), {})
     if declared or getattr(model, "inputs", None) or not hasattr(model, "get_build_config"):
         return declared
     called = (model.get_build_config() or {}).get("input_shape")
@@ -75,10 +75,10 @@ def cast(name: str, array: Array, dtype: Any) -> Array:
     """With the input's dtype. DataError where that would change numbers, other than round them."""
     if array.dtype == object or np.dtype(dtype) == object:
         return np.ascontiguousarray(array, dtype)
-    found, place = numeric_cast.cast(array, dtype)
-    if place >= 0:
-        value = array.reshape(-1)[place]
+    converted, misfit = numeric_cast.cast(array, dtype)
+    if misfit >= 0:
+        value = array.reshape(-1)[misfit]
         raise DataError(
             f"input {name!r} takes {np.dtype(dtype)}, which does not hold {value} of {array.dtype}"
         )
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(converted)

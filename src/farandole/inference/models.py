@@ -99,18 +99,18 @@ def pack(model: Any, **options: Any) -> Model:
             "there is no option"
             f" {unknown[0]!r}{did_you_mean(unknown[0], [*MODEL_OPTIONS, *_OTHER_OPTIONS])}"
         )
-    given = {name: value for name, value in options.items() if value not in (None, False, {})}
-    if "custom_objects" in given:
-        given["custom_objects"] = dumps(given["custom_objects"])
+    chosen = {name: value for name, value in options.items() if value not in (None, False, {})}
+    if "custom_objects" in chosen:
+        chosen["custom_objects"] = dumps(chosen["custom_objects"])
     if isinstance(model, (str, os.PathLike)):
         path = paths.normalized(os.fspath(model))
         kind, named = kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"
         digest = hashlib.sha256(named.encode()).hexdigest()[:24]
         return Model(
-            kind, path, options=tuple(sorted(given.items())), digest=digest, identity=named
+            kind, path, options=tuple(sorted(chosen.items())), digest=digest, identity=named
         )
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
-        packed: Model = module_of(kind_of(model)).pack(model, Path(folder), given)
+        packed: Model = module_of(kind_of(model)).pack(model, Path(folder), chosen)
     return packed
 
 
@@ -136,15 +136,15 @@ def open_model(
     local = paths.local(model.path) if model.path else None
     key = (model.digest, model.load, model.options, execution, version(local) if local else "")
     with _lock:
-        found = _opened.get(key)
-        if found is None:
+        predictor = _opened.get(key)
+        if predictor is None:
             with _file(model, folder, fetch or (lambda: model.content)) as path, _opening(model):
-                found = module_of(model.kind).load(path, dict(model.options), execution)
-            _opened[key] = found
+                predictor = module_of(model.kind).load(path, dict(model.options), execution)
+            _opened[key] = predictor
         _opened.move_to_end(key)
         while len(_opened) > KEPT:
             _opened.popitem(last=False)
-        return found
+        return predictor
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def computing(predictor: object) -> Iterator[None]:
         if not any(text in str(error) for text in ("CUDA error", "device-side assert")):
             raise
         with _lock:
-            for key in [key for key, found in _opened.items() if found is predictor]:
+            for key in [key for key, cached in _opened.items() if cached is predictor]:
                 del _opened[key]
         raise BatchError(error) from error
 

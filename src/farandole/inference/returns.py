@@ -94,9 +94,7 @@ def parse(text: Any) -> Type:
         )
     tokens = _tokens(words)
     try:
-        found, rest = (
-            _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
-        )
+        kind, rest = _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
     except IndexError:
         raise SettingsError(
             f"returns={words!r} ends too early; give a type as in {EXAMPLES}"
@@ -105,34 +103,34 @@ def parse(text: Any) -> Type:
         raise SettingsError(
             f"returns={words!r}: {''.join(rest)!r} follows the type; give one as in {EXAMPLES}"
         )
-    return found
+    return kind
 
 
 def of(shape: Sequence[int | None], dtype: Any) -> Type:
     """The type of one row's array. One number in an array of its own stands for itself."""
     name = np.dtype(dtype).name
-    found = (
+    kind = (
         Type("number", _NUMBERS[_SPARK.get(name, "float")]) if name != "bool" else Type("boolean")
     )
     if np.dtype(dtype).kind in "UO":
-        found = Type("string")
+        kind = Type("string")
     for _ in () if tuple(shape) == (1,) else shape:
-        found = Type("array", items=found)
-    return found
+        kind = Type("array", items=kind)
+    return kind
 
 
 def _tokens(words: str) -> list[str]:
-    found, place = [], 0
-    while words[place:].strip():
-        match = _TOKENS.match(words, place)
+    tokens, position = [], 0
+    while words[position:].strip():
+        match = _TOKENS.match(words, position)
         if match is None:
             raise SettingsError(
-                f"returns={words!r}: {words[place:].strip()!r} is no type; give one as in"
+                f"returns={words!r}: {words[position:].strip()!r} is no type; give one as in"
                 f" {EXAMPLES}"
             )
-        found.append(match[1])
-        place = match.end()
-    return found
+        tokens.append(match[1])
+        position = match.end()
+    return tokens
 
 
 def _type(tokens: list[str]) -> tuple[Type, list[str]]:
@@ -144,8 +142,8 @@ def _type(tokens: list[str]) -> tuple[Type, list[str]]:
         return Type("array", items=items), rest[1:]
     if word == "struct":
         _expect(rest, "<")
-        found, rest = _fields(rest[1:], ">")
-        return found, rest[1:]
+        fields, rest = _fields(rest[1:], ">")
+        return fields, rest[1:]
     if word in _NUMBERS:
         return Type("number", _NUMBERS[word]), rest
     if word in _OTHERS:
@@ -340,14 +338,14 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
             f"{name} gave {output.dtype.name}, which is no '{kind}': give"
             f" returns='{of((), output.dtype)}', or convert it in the model"
         )
-    found, place = cast(output, wanted)
+    converted, misfit = cast(output, wanted)
     # ids and counts: no rounding without a word
-    if place < 0 and output.dtype.kind in "iu" and wanted.kind == "f":
-        same = found.astype(output.dtype) == output
-        place = -1 if same.all() else int(np.argmin(same))
-    if place >= 0:
+    if misfit < 0 and output.dtype.kind in "iu" and wanted.kind == "f":
+        same = converted.astype(output.dtype) == output
+        misfit = -1 if same.all() else int(np.argmin(same))
+    if misfit >= 0:
         raise DataError(
-            f"{name} gave {output.reshape(-1)[place]} of {output.dtype.name}, which '{kind}' does"
+            f"{name} gave {output.reshape(-1)[misfit]} of {output.dtype.name}, which '{kind}' does"
             f" not hold: give returns='{of((), output.dtype)}', or another wider type"
         )
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(converted)

@@ -186,9 +186,9 @@ class _Stream:
             return self._arrays(chosen, batch.row + begin)
 
         def call(begin: int, end: int) -> Any:
-            found = self._predict(arrays(begin, end))
+            output = self._predict(arrays(begin, end))
             try:
-                return to_arrow(found, self._how.returns, end - begin)
+                return to_arrow(output, self._how.returns, end - begin)
             except ShapeError as error:
                 raise BatchError(error) from None
 
@@ -207,13 +207,13 @@ class _Stream:
         if self._how.errors == "raise":
             return part.found
         if part.error is None:
-            found, why = part.found, pa.nulls(rows, pa.string())
+            predicted, why = part.found, pa.nulls(rows, pa.string())
         else:
-            found, why = (
+            predicted, why = (
                 pa.nulls(rows, arrow_type(self._how.returns)),
                 pa.array([_text(part.error)], pa.string()),
             )
-        return pa.StructArray.from_arrays([found, why], fields=list(self._how.type))
+        return pa.StructArray.from_arrays([predicted, why], fields=list(self._how.type))
 
     def _error(self, part: RowResult, prepared: _Prepared) -> DataError:
         row = self._first + prepared.batch.row + part.begin
@@ -233,20 +233,20 @@ class _Stream:
             if self._columns is None:
                 self._columns = self._described(chosen, location)
             described = self._columns
-        found = {
+        arrays = {
             column.name: self._value(array, column, location)
             for array, column in zip(chosen, described, strict=True)
         }
         if self._how.stack:
-            return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
-        return found
+            return {self._how.inputs[0]: np.stack(list(arrays.values()), axis=1)}
+        return arrays
 
     def _described(self, columns: Chunk, location: RowLocation) -> tuple[Column, ...]:
         """What the columns are, by the first batch. Rows that are null are told later, one by
         one.
         """
         types = require("pyarrow", _PURPOSE).types
-        found = []
+        described = []
         batch = [column.slice(0, self._how.batch_size) for column in columns]
         for name, array in zip(self._how.inputs, batch, strict=True):
             if array.null_count == len(array) and name not in self._how.column_options.fill:
@@ -254,15 +254,15 @@ class _Stream:
             bad = undecoded(array) if is_image(types, array.type) else np.zeros(0, bool)
             if bad.any() and (bad | plain(array.is_null())).all():
                 raise location.error(name, int(np.argmax(bad)), UNDECODED)
-            found.append(self._column(name, array, location))
-        floating = [np.dtype(column.dtype).kind == "f" for column in found]
+            described.append(self._column(name, array, location))
+        floating = [np.dtype(column.dtype).kind == "f" for column in described]
         if self._how.stack and any(floating):  # one array of all
-            floating = [True] * len(found)
+            floating = [True] * len(described)
         return tuple(
             column._replace(dtype=self._predict.floating or column.dtype)
             if of_model and column.name not in self._how.column_options.dtypes
             else column
-            for column, of_model in zip(found, floating, strict=True)
+            for column, of_model in zip(described, floating, strict=True)
         )
 
     def _column(self, name: str, array: Any, location: RowLocation) -> Column:
@@ -280,15 +280,15 @@ class _Stream:
         return column
 
     def _value(self, array: Any, column: Column, location: RowLocation) -> Array:
-        found = values(array, column, location)
+        rows = values(array, column, location)
         if column.kind != "encoded":
-            return found
+            return rows
         every = self._decoders.map if self._decoders else map
         return np.stack(
             [
                 *every(
-                    lambda number: self._decoded(found[number], column, location, number),
-                    range(len(found)),
+                    lambda number: self._decoded(rows[number], column, location, number),
+                    range(len(rows)),
                 )
             ]
         )
@@ -313,8 +313,8 @@ def _first(array: Any) -> Callable[[], Any]:
             there = there & ~undecoded(array)
         lengths = _lengths(array)
         if lengths is not None and there.any():
-            found, counts = np.unique(lengths[there], return_counts=True)
-            there = there & (lengths == found[np.argmax(counts)])
+            distinct, counts = np.unique(lengths[there], return_counts=True)
+            there = there & (lengths == distinct[np.argmax(counts)])
         return array[int(np.argmax(there))].as_py()
 
     return first

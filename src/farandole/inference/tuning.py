@@ -155,7 +155,7 @@ def _rates(
     all. Threads of a process are set once by some frameworks: the settings of one number follow
     each other.
     """
-    began, found = time.monotonic(), {}
+    began, by_setting = time.monotonic(), {}
     counts = list(dict.fromkeys(count for _, count in settings))
     for number, count in enumerate(counts):
         mine = [size for size, each in settings if each == count]
@@ -169,8 +169,10 @@ def _rates(
                 rate = _rate(predict, columns, how._replace(batch_size=size, threads=count))
                 if turn:  # the first one warms up
                     samples[size].append(rate)
-        found.update({(size, count): statistics.median(rates) for size, rates in samples.items()})
-    return found
+        by_setting.update(
+            {(size, count): statistics.median(rates) for size, rates in samples.items()}
+        )
+    return by_setting
 
 
 def _rate(predict: Predictor, columns: Sequence[Any], how: PredictOptions) -> float:

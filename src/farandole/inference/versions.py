@@ -45,12 +45,12 @@ def version(path: str) -> str:
 
 
 def _local(path: str) -> list[tuple[Any, ...]]:
-    found = (
+    files = (
         [path]
         if not os.path.isdir(path)
         else [os.path.join(top, n) for top, _, ns in os.walk(path) for n in ns]
     )
-    facts = [(os.path.relpath(name, path), os.stat(name)) for name in found]
+    facts = [(os.path.relpath(name, path), os.stat(name)) for name in files]
     return [(name, each.st_size, each.st_mtime_ns) for name, each in facts]
 
 
@@ -91,10 +91,10 @@ def _parts(content: bytes) -> list[bytes]:
         return [_without_numbers(content)]
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = sorted(name for name in archive.namelist() if not name.endswith(_CHANGING))
-        found = [(name, archive.read(name)) for name in names]
+        members = [(name, archive.read(name)) for name in names]
     return [
         part
-        for name, each in found
+        for name, each in members
         for part in (name.encode(), _without_numbers(each) if name.endswith("pkl") else each)
     ]
 

@@ -35,8 +35,8 @@ def values(array: Any, column: Column, location: RowLocation) -> Array:
         array = array.dictionary_decode()
     if array.null_count and column.fill is None:
         raise null_error(column.name, first_null(array), location)
-    found = _READ[column.kind](array, column, location)
-    return found.reshape(len(array), *column.shape) if column.kind in ("number", "text") else found
+    rows = _READ[column.kind](array, column, location)
+    return rows.reshape(len(array), *column.shape) if column.kind in ("number", "text") else rows
 
 
 def plain(array: Any) -> Array:
@@ -49,12 +49,12 @@ def plain(array: Any) -> Array:
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
-    found: Array = np.frombuffer(array.buffers()[1], dtype)[
+    numbers: Array = np.frombuffer(array.buffers()[1], dtype)[
         array.offset : array.offset + len(array)
     ]
     # what Parquet is read into could be written, also where others still need it
-    found.flags.writeable = False
-    return found
+    numbers.flags.writeable = False
+    return numbers
 
 
 def first_null(array: Any) -> int:
@@ -85,14 +85,14 @@ def _of_decimals(array: Any, column: Column) -> Any:
     return array.cast(pa.string()).cast(pa.float64())
 
 
-def _cast(found: Array, column: Column, location: RowLocation, row_of: RowOf) -> Array:
+def _cast(numbers: Array, column: Column, location: RowLocation, row_of: RowOf) -> Array:
     """Numbers as the column's dtype. DataError for the first that it does not hold."""
-    made, place = cast(found, column.dtype)
-    if place >= 0:
-        text = f"{found[place]} does not fit into {column.dtype}: {rule(column.dtype)}"
+    converted, misfit = cast(numbers, column.dtype)
+    if misfit >= 0:
+        text = f"{numbers[misfit]} does not fit into {column.dtype}: {rule(column.dtype)}"
         cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or leave such rows out"
-        raise location.error(column.name, row_of(place), f"{text}; {cure}")
-    return made
+        raise location.error(column.name, row_of(misfit), f"{text}; {cure}")
+    return converted
 
 
 def scalar(column: Column, kind: Any, location: RowLocation) -> Any:
@@ -153,8 +153,8 @@ def _nested(
             f"a list of {length}, where shape {column.shape} asks for {expected}; "
             f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
         )
-    found = _flat(inner, shape[1:], column, location, row_of, lengths, expected)
-    return found.reshape(len(array), *(column.shape if flat_list else shape))
+    rows = _flat(inner, shape[1:], column, location, row_of, lengths, expected)
+    return rows.reshape(len(array), *(column.shape if flat_list else shape))
 
 
 def _flat(
@@ -170,12 +170,12 @@ def _flat(
         return _nested(
             inner, shape, column, location, lambda element: row_of(element // max(expected, 1))
         )
-    found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
+    rows = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
     ragged = _nested(
         inner, shape, column, location, lambda element: row_of(_owner(lengths, element))
     )
-    found[np.arange(expected) < lengths[:, None]] = ragged
-    return found
+    rows[np.arange(expected) < lengths[:, None]] = ragged
+    return rows
 
 
 def _owner(lengths: Array, element: int) -> int:
@@ -213,15 +213,15 @@ def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
     flat = _cast(flat, column, location, lambda element: _owner(counts, element))
     if dense.all():
         return flat.reshape(rows, *column.shape)
-    found = np.zeros((rows, size), column.dtype)
+    result = np.zeros((rows, size), column.dtype)
     if not there.all():
-        found[~there] = column.fill
+        result[~there] = column.fill
     owner = np.repeat(np.arange(rows), counts)
     of_sparse = sparse[owner]
-    found[dense] = flat[~of_sparse].reshape(-1, size)
+    result[dense] = flat[~of_sparse].reshape(-1, size)
     indices = plain(places.filter(pc.equal(field("type"), 0)).flatten())
-    found[owner[of_sparse], indices] = flat[of_sparse]
-    return found.reshape(rows, *column.shape)
+    result[owner[of_sparse], indices] = flat[of_sparse]
+    return result.reshape(rows, *column.shape)
 
 
 def _raw(array: Any, column: Column, location: RowLocation) -> Array:
@@ -265,11 +265,11 @@ def _images(array: Any, column: Column, location: RowLocation) -> Array:
     if bad.size:
         raise location.error(column.name, int(bad[0]), UNDECODED)
     for name, length in zip(("height", "width", "nChannels"), column.shape, strict=True):
-        found = plain(pc.struct_field(array, name).fill_null(length))
-        wrong = np.flatnonzero(found != length)
+        lengths = plain(pc.struct_field(array, name).fill_null(length))
+        wrong = np.flatnonzero(lengths != length)
         if wrong.size:
             text = (
-                f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize"
+                f"an image with {name}={lengths[wrong[0]]}, where the others have {length}; resize"
                 " them first"
             )
             raise location.error(column.name, int(wrong[0]), text)
@@ -287,9 +287,9 @@ def undecoded(array: Any) -> Array:
 def _objects(array: Any, column: Column, location: RowLocation) -> Array:
     if array.null_count:
         array = array.fill_null(scalar(column, array.type, location))
-    found = np.empty(len(array), object)
-    found[:] = array.to_pylist()
-    return found
+    objects = np.empty(len(array), object)
+    objects[:] = array.to_pylist()
+    return objects
 
 
 _READ: dict[str, Callable[[Any, Column, RowLocation], Array]] = {

@@ -41,18 +41,18 @@ def cure(types: Any, kind: Any) -> str:
     """What to do with a column of this type, which no cast makes an array."""
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
-        made = (
+        advice = (
             "write its fields as columns of their own (of a DataFrame, they are that already:"
             f" 's.{field}' of s)"
         )
     elif types.is_map(kind):
-        made = "write its values as columns of their own, one for each key, or as a list"
+        advice = "write its values as columns of their own, one for each key, or as a list"
     elif is_list(types, kind):
         struct = types.is_struct(innermost(types, kind))
-        made = "write a list of numbers instead" + (" for each field" if struct else "")
+        advice = "write a list of numbers instead" + (" for each field" if struct else "")
     else:
-        made = "cast it to a number"
-    return f"{made}, or leave the column out"
+        advice = "cast it to a number"
+    return f"{advice}, or leave the column out"
 
 
 def is_image(types: Any, kind: Any) -> bool:

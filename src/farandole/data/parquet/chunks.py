@@ -58,13 +58,15 @@ class _Part(NamedTuple):
 
     def own(self, rows: int) -> dict[str, Array] | None:
         """The first of them, in their memory; None if that may not be written."""
-        found = {name: array[self.begin : self.begin + rows] for name, array in self.arrays.items()}
+        arrays = {
+            name: array[self.begin : self.begin + rows] for name, array in self.arrays.items()
+        }
         try:
-            for array in found.values():
+            for array in arrays.values():
                 array.flags.writeable = True
         except ValueError:
             return None
-        return found
+        return arrays
 
 
 class _Reading:
@@ -211,14 +213,14 @@ class Chunks:
         """``function`` of each value, in the threads and this one. Raises the error of the first
         that has one.
         """
-        found: list[Any] = [None] * len(values)
+        results: list[Any] = [None] * len(values)
         errors: dict[int, Exception] = {}
         places = iter(range(len(values)))  # each is given to one thread
 
         def work() -> None:
             while not errors and (place := next(places, None)) is not None:
                 try:
-                    found[place] = function(values[place])
+                    results[place] = function(values[place])
                 except Exception as error:
                     errors[place] = error
 
@@ -230,7 +232,7 @@ class Chunks:
                 other.result()
         if errors:
             raise errors[min(errors)]
-        return found
+        return results
 
     def in_one_part(self) -> int | None:
         """How many rows can be taken next in the memory into which they were read; None: all rows
@@ -247,15 +249,18 @@ class Chunks:
             self._place += rows
             return own
         begin, end = self._place, self._place + rows
-        found = {column.name: _empty(column, rows) for column in self._columns}
+        arrays = {column.name: _empty(column, rows) for column in self._columns}
         while self._place < end:
             until = min(end, self._load())
             self._gather(
-                {name: array[self._place - begin : until - begin] for name, array in found.items()},
+                {
+                    name: array[self._place - begin : until - begin]
+                    for name, array in arrays.items()
+                },
                 until,
             )
             self._place = until
-        return found
+        return arrays
 
     def _part(self) -> _Part | None:
         """Where the next rows were read, if they may leave there, one after the other."""
@@ -373,10 +378,10 @@ def _piece_memory(
     columns: Sequence[Column], count: int, rows: int, spare: list[PieceMemory]
 ) -> PieceMemory:
     with contextlib.suppress(IndexError):
-        found = spare.pop()
-        if found.size == (count, rows):
-            found.clear()
-            return found
+        memory = spare.pop()
+        if memory.size == (count, rows):
+            memory.clear()
+            return memory
     return PieceMemory(columns, count, rows)
 
 

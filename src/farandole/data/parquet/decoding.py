@@ -22,18 +22,18 @@ def decoded(value: bytes, column: Column) -> Array:
     another shape.
     """
     try:
-        found = np.asarray(_called(column, value))
+        array = np.asarray(_called(column, value))
     except Exception as error:  # the user's function
         if interrupts(error):
             raise
         raise DataError(
             f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}"
         ) from error
-    if column.shape and found.shape != column.shape:
+    if column.shape and array.shape != column.shape:
         raise DataError(
-            f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode"
+            f"decode gives shape {array.shape}, where others have {column.shape}; resize in decode"
         )
-    return found
+    return array
 
 
 def _called(column: Column, value: bytes) -> Any:
@@ -48,16 +48,16 @@ def _called(column: Column, value: bytes) -> Any:
     return column.decode(value)
 
 
-def fitting(found: Array, column: Column) -> Array:
+def fitting(array: Array, column: Column) -> Array:
     """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it
     does not fit.
     """
-    if not (is_number(found.dtype) and is_number(column.dtype)):
-        return found.astype(column.dtype, copy=False)
-    made, place = cast(found, column.dtype)
-    if place >= 0:
+    if not (is_number(array.dtype) and is_number(column.dtype)):
+        return array.astype(column.dtype, copy=False)
+    converted, misfit = cast(array, column.dtype)
+    if misfit >= 0:
         raise DataError(
-            f"decode gives {found.flat[place]}, which does not fit: {rule(column.dtype)}; change"
+            f"decode gives {array.flat[misfit]}, which does not fit: {rule(column.dtype)}; change"
             f" decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
         )
-    return made
+    return converted

@@ -39,11 +39,11 @@ def file_version(system: Any, path: str) -> FileVersion:
     """
     other = getattr(getattr(system, "handler", None), "fs", None)
     if other is None:
-        found = system.get_file_info(path)
-        if found.size is None:
+        info = system.get_file_info(path)
+        if info.size is None:
             return FileVersion(-1, "")
         return FileVersion(
-            found.size, "" if found.mtime_ns is None else str(np.datetime64(found.mtime_ns, "ns"))
+            info.size, "" if info.mtime_ns is None else str(np.datetime64(info.mtime_ns, "ns"))
         )
     other.invalidate_cache(other._parent(path))  # it would tell what it has heard before
     try:

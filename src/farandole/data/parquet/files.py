@@ -49,14 +49,14 @@ class ParquetFiles:
         """The rows of a block, as they lie in the files: an array for each column."""
         rows = sum(group.rows for group in block)
         parts = self.parts(block)
-        found, begin = next(parts), 0
-        if len(next(iter(found.values()))) == rows:
+        first, begin = next(parts), 0
+        if len(next(iter(first.values()))) == rows:
             next(parts, None)  # to its end, where the file is kept for the next block
-            return found
+            return first
         whole = {
-            name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in found.items()
+            name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in first.items()
         }
-        for part in itertools.chain([found], parts):
+        for part in itertools.chain([first], parts):
             end = begin + len(next(iter(part.values())))
             for name, array in part.items():
                 whole[name][begin:end] = array
@@ -97,7 +97,7 @@ class ParquetFiles:
         self, batch: Any, keys: Mapping[str, Any], location: RowLocation
     ) -> dict[str, Array]:
         pa = require("pyarrow", _PURPOSE)
-        found = {}
+        arrays = {}
         for column in self._scan.columns:
             name = column.name
             if name in keys:  # null: of a folder k=__HIVE_DEFAULT_PARTITION__
@@ -105,10 +105,10 @@ class ParquetFiles:
                 array = pa.array([value] * batch.num_rows)
             else:
                 array = batch.column(name)
-            found[name] = values(array, column, location)
+            arrays[name] = values(array, column, location)
             if name == self._source.weight:
-                weights.check(found[name], column, location)
-        return found
+                weights.check(arrays[name], column, location)
+        return arrays
 
     def _check(self, number: int) -> None:
         """DataError if the file is not that which the handle was made of."""
@@ -146,8 +146,8 @@ class ParquetFiles:
         pq = require("pyarrow.parquet", _PURPOSE)
         how = {"buffer_size": BUFFER, "pre_buffer": False} if self.near else {"pre_buffer": True}
         known = self._footers.get(number)
-        found = pq.ParquetFile(
+        file = pq.ParquetFile(
             self._scan.files[number], filesystem=self._system, metadata=known, **how
         )
-        self._footers[number] = found.metadata
-        return found
+        self._footers[number] = file.metadata
+        return file

@@ -26,11 +26,11 @@ def fragments(
     """
     ds = require("pyarrow.dataset", _PURPOSE)
     pa = require("pyarrow", _PURPOSE)
-    several = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    if not several:
+    named = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    if not named:
         raise DataError("path=[] names no file")
-    places = [paths.arrow_filesystem(os.fspath(each), options) for each in several]
-    system, inside = places[0][0], [each for _, each in places]
+    located = [paths.arrow_filesystem(os.fspath(each), options) for each in named]
+    system, inside = located[0][0], [each for _, each in located]
     files: Any = inside if len(inside) > 1 else inside[0]
     try:
         check_no_table(inside, system)
@@ -39,11 +39,11 @@ def fragments(
         dataset = ds.dataset(
             files, filesystem=system, format=form, partitioning="hive", partition_base_dir=base
         )
-        found = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
-        check_no_table_below([each.path for each in found], inside, system)
-        for each in found:
-            _metadata(each)
-            _check_once(each)
+        found = sorted(dataset.get_fragments(), key=lambda file: str(file.path))
+        check_no_table_below([file.path for file in found], inside, system)
+        for file in found:
+            _metadata(file)
+            _check_once(file)
     except FileNotFoundError as error:
         cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
         raise DataError(
@@ -63,7 +63,7 @@ def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
     are no keys; None: as Arrow has it.
     """
     ds, fs = require("pyarrow.dataset", _PURPOSE), require("pyarrow.fs", _PURPOSE)
-    found: list[str] = []
+    files: list[str] = []
     for info in system.get_file_info(list(inside)):
         folder = info.type == fs.FileType.Directory
         some = streamed(info.path, system) if folder else None
@@ -71,8 +71,8 @@ def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
             return (inside[0], None) if some is None else (some, info.path)
         if folder and some is None:
             some = ds.dataset(info.path, filesystem=system, format="parquet").files
-        found += [info.path] if some is None else some
-    return found, None
+        files += [info.path] if some is None else some
+    return files, None
 
 
 def _metadata(file: Any) -> None:

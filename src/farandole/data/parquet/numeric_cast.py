@@ -17,11 +17,11 @@ def is_number(dtype: Any) -> bool:
     """Whether a dtype is one of numbers or booleans: numpy's, or of those that packages add
     (bfloat16).
     """
-    found = np.dtype(dtype)
-    return found.kind in _NUMBERS or (found.kind == "V" and found.type is not np.void)
+    resolved = np.dtype(dtype)
+    return resolved.kind in _NUMBERS or (resolved.kind == "V" and resolved.type is not np.void)
 
 
-def cast(found: Array, dtype: Any) -> tuple[Array, int]:
+def cast(numbers: Array, dtype: Any) -> tuple[Array, int]:
     """Numbers as ``dtype``, and the place of the first one that it does not hold, -1 if it holds
     all of them.
 
@@ -29,13 +29,13 @@ def cast(found: Array, dtype: Any) -> tuple[Array, int]:
     finite, rounded. Values are looked at only where the dtype is narrower.
     """
     wanted = np.dtype(dtype)
-    if not found.size or np.can_cast(found.dtype, wanted, "safe"):
-        return found.astype(wanted, copy=False), _ALL
-    if found.dtype.kind == "c" and wanted.kind != "c":
-        return found, 0
+    if not numbers.size or np.can_cast(numbers.dtype, wanted, "safe"):
+        return numbers.astype(wanted, copy=False), _ALL
+    if numbers.dtype.kind == "c" and wanted.kind != "c":
+        return numbers, 0
     if wanted.kind in "biu":
-        return _whole(found, wanted)
-    return _rounded(found, wanted)
+        return _whole(numbers, wanted)
+    return _rounded(numbers, wanted)
 
 
 def bounds(dtype: Any) -> tuple[int, int]:
@@ -60,32 +60,34 @@ def _largest(dtype: Any) -> str:
     return f"{float(np.finfo(dtype).max):.3g}" if dtype.kind in "fc" else "its largest"
 
 
-def _whole(found: Array, dtype: Any) -> tuple[Array, int]:
+def _whole(numbers: Array, dtype: Any) -> tuple[Array, int]:
     least, most = bounds(dtype)
-    low, high = found.min(), found.max()  # NaN, if there is one: in no range
-    if found.dtype.kind == "f":
+    low, high = numbers.min(), numbers.max()  # NaN, if there is one: in no range
+    if numbers.dtype.kind == "f":
         # both sides are powers of 2, or 0: exact
         within = least <= float(low) and float(high) < float(most + 1)
     else:
         within = least <= int(low) and int(high) <= most
     if within:
-        made = found.astype(dtype)
-        if found.dtype.kind != "f" or np.array_equal(made, found):
-            return made, _ALL
-    if found.dtype.kind == "f":
-        wide = found.astype(np.float64)
+        converted = numbers.astype(dtype)
+        if numbers.dtype.kind != "f" or np.array_equal(converted, numbers):
+            return converted, _ALL
+    if numbers.dtype.kind == "f":
+        wide = numbers.astype(np.float64)
         fits = (wide >= float(least)) & (wide < float(most + 1)) & (np.trunc(wide) == wide)
     else:
-        fits = np.fromiter((least <= int(value) <= most for value in found.flat), bool, found.size)
-    return found, int(np.argmin(fits))
+        fits = np.fromiter(
+            (least <= int(value) <= most for value in numbers.flat), bool, numbers.size
+        )
+    return numbers, int(np.argmin(fits))
 
 
-def _rounded(found: Array, dtype: Any) -> tuple[Array, int]:
+def _rounded(numbers: Array, dtype: Any) -> tuple[Array, int]:
     with np.errstate(over="ignore", invalid="ignore"):  # what is lost is told below
-        made = found.astype(dtype)
-        if found.dtype.kind in "iu" and dtype.itemsize > np.dtype(np.float16).itemsize:
-            return made, _ALL
-        if np.isfinite(made.min()) and np.isfinite(made.max()):
-            return made, _ALL
-        lost = np.isfinite(found) & ~np.isfinite(made)
-    return made, int(np.argmax(lost)) if lost.any() else _ALL
+        converted = numbers.astype(dtype)
+        if numbers.dtype.kind in "iu" and dtype.itemsize > np.dtype(np.float16).itemsize:
+            return converted, _ALL
+        if np.isfinite(converted.min()) and np.isfinite(converted.max()):
+            return converted, _ALL
+        lost = np.isfinite(numbers) & ~np.isfinite(converted)
+    return converted, int(np.argmax(lost)) if lost.any() else _ALL

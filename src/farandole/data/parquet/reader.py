@@ -318,14 +318,14 @@ class _Iteration:
         return max(1, rows // self._reader.batch_size)
 
     def _batches(self, arrays: dict[str, Array], steps: list[BatchRows]) -> list[Any]:
-        found, begin = [], 0
+        batches, begin = [], 0
         for step in steps:
             batch = {name: array[begin : begin + step.rows] for name, array in arrays.items()}
             begin += step.rows
             if step.length > step.rows:
                 batch = self._padded(batch, step)
-            found.append(self._reader.data.batch(batch, self._weight(batch, step)))
-        return found
+            batches.append(self._reader.data.batch(batch, self._weight(batch, step)))
+        return batches
 
     def _padded(self, batch: dict[str, Array], step: BatchRows) -> dict[str, Array]:
         """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has
@@ -384,14 +384,14 @@ class _Iteration:
         """One row's array. Without ``dtypes=`` the first row has decided about the dtype, perhaps
         too narrow a one.
         """
-        found = decoded(value, column)
+        array = decoded(value, column)
         declared = column.name in self._reader.data.column_options.dtypes
-        if not declared and not np.can_cast(found.dtype, column.dtype, "same_kind"):
+        if not declared and not np.can_cast(array.dtype, column.dtype, "same_kind"):
             raise DataError(
-                f"decode gives {found.dtype}, where the first row has {column.dtype}; "
-                f"give dtypes={{{column.name!r}: {found.dtype.name!r}}}"
+                f"decode gives {array.dtype}, where the first row has {column.dtype}; "
+                f"give dtypes={{{column.name!r}: {array.dtype.name!r}}}"
             )
-        return fitting(found, column)
+        return fitting(array, column)
 
     def _where(self, place: int) -> tuple[RowLocation, int]:
         """The file of the rank's row, and the row in it."""

@@ -56,15 +56,15 @@ class Scan(NamedTuple):
 
     def blocks(self, together: int) -> list[tuple[RowGroup, ...]]:
         """Row groups that are read together: as many as fit into ``together`` bytes."""
-        found: list[list[RowGroup]] = []
+        blocks: list[list[RowGroup]] = []
         size = 0
         for group in self.groups:
-            if not found or size + group.size > together:
-                found.append([])
+            if not blocks or size + group.size > together:
+                blocks.append([])
                 size = 0
-            found[-1].append(group)
+            blocks[-1].append(group)
             size += group.size
-        return [tuple(block) for block in found]
+        return [tuple(block) for block in blocks]
 
 
 def scan_files(
@@ -182,7 +182,7 @@ def _groups(
     sized = [column.name for column in columns if not column.width]
     strict = [column.name for column in columns if column.fill is None]
     names = {column.name for column in columns}
-    found = []
+    groups = []
     for number, file in enumerate(files):
         row, metadata = 0, file.metadata
         inside = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
@@ -197,9 +197,9 @@ def _groups(
                 if name in strict and inside[place] == name:
                     _check_nulls(file, index, group.column(place), name, location(file.path, row))
             if group.num_rows:
-                found.append(RowGroup(number, index, group.num_rows, row, size))
+                groups.append(RowGroup(number, index, group.num_rows, row, size))
             row += group.num_rows
-    return tuple(found)
+    return tuple(groups)
 
 
 def _check_nulls(file: Any, index: int, chunk: Any, name: str, location: RowLocation) -> None:

@@ -39,27 +39,27 @@ def streamed(folder: str, system: Any) -> list[str] | None:
     named = {_name(path): path for path in _named(f"{root}/{_LOG}", system)}
     listed = system.get_file_info(fs.FileSelector(folder, recursive=True))
     places = [each.path for each in listed if each.type == fs.FileType.File]
-    found = sorted(
+    files = sorted(
         path for path in places if named.get(_name(path), "").endswith(_inside(path, root))
     )
-    there, inside = {*map(_name, found)}, f"{_inside(folder, root)}/"
+    there, inside = {*map(_name, files)}, f"{_inside(folder, root)}/"
     missing = [path for name, path in named.items() if inside in path and name not in there]
     if missing:
         raise DataError(
             f"{root}/{_LOG} names {missing[0]}, which is not in {folder}: a file of the streaming"
             " query was removed. Name the files one by one, or write the rows anew, as a batch"
         )
-    others = [path for path in places if path.endswith(".parquet") and path not in {*found}]
+    others = [path for path in places if path.endswith(".parquet") and path not in {*files}]
     if others:
         logger.warning(
             "%s: %s of %s files are left out, as Spark does, for the log of the streaming query"
             " does not name them (%s is one): attempts that failed have written them, or a batch",
             folder,
             len(others),
-            len(others) + len(found),
+            len(others) + len(files),
             others[0],
         )
-    return found
+    return files
 
 
 def _name(path: str) -> str:
@@ -76,7 +76,7 @@ def _inside(path: str, root: str) -> str:
 
 def _named(log: str, system: Any) -> list[str]:
     """The paths that a log names, as they were when it was written."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for batch in _batches(log, system):
         with system.open_input_stream(batch.path) as file:
             version, *entries = file.read().decode().splitlines() or [""]
@@ -85,10 +85,10 @@ def _named(log: str, system: Any) -> list[str]:
         for entry in map(json.loads, entries):
             path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
             if entry["action"] == "add":
-                found[path] = None
+                paths[path] = None
             else:  # of Spark 2
-                found.pop(path, None)
-    return [*found]
+                paths.pop(path, None)
+    return [*paths]
 
 
 def _batches(log: str, system: Any) -> list[_Batch]:
@@ -97,14 +97,14 @@ def _batches(log: str, system: Any) -> list[_Batch]:
     for info in system.get_file_info(selector(log)):
         if match := _BATCH.fullmatch(info.base_name):
             every.append(_Batch(int(match[1]), bool(match[2]), info.path))
-    found = sorted(each for each in every if each.compact)[-1:]
-    first = found[0].number if found else 0
-    found += sorted(
-        each for each in every if not each.compact and each.number >= first + len(found)
+    batches = sorted(each for each in every if each.compact)[-1:]
+    first = batches[0].number if batches else 0
+    batches += sorted(
+        each for each in every if not each.compact and each.number >= first + len(batches)
     )
-    if [each.number for each in found] != [*range(first, first + len(found))]:
-        raise _unread(log, f"batches are missing of {first} to {found[-1].number}")
-    return found
+    if [each.number for each in batches] != [*range(first, first + len(batches))]:
+        raise _unread(log, f"batches are missing of {first} to {batches[-1].number}")
+    return batches
 
 
 def _unread(path: str, why: str) -> DataError:

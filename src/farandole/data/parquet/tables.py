@@ -42,14 +42,14 @@ def check_no_table_below(files: Sequence[str], folders: Sequence[str], system: A
 
 def folders_between(files: Iterable[str], named: Collection[str]) -> set[str]:
     """The folders of files, up to those of ``named``. Files that are named themselves have none."""
-    found: set[str] = set()
+    folders: set[str] = set()
     for folder in {file.rpartition("/")[0] for file in files if file not in named}:
         above = [folder]
         while above[-1] not in named and "/" in above[-1]:
             above.append(above[-1].rpartition("/")[0])
         if above[-1] in named:
-            found.update(above)
-    return found
+            folders.update(above)
+    return folders
 
 
 def chain(folder: str) -> Iterator[str]:

@@ -22,14 +22,14 @@ def check_column(column: Column, location: RowLocation) -> None:
         )
 
 
-def check(found: Array, column: Column, location: RowLocation) -> None:
+def check(weights: Array, column: Column, location: RowLocation) -> None:
     """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every
     framework.
     """
-    if found.dtype == object:  # of bytes that are decoded later
+    if weights.dtype == object:  # of bytes that are decoded later
         return
-    right = np.isfinite(found).reshape(len(found), -1).all(axis=1)
+    right = np.isfinite(weights).reshape(len(weights), -1).all(axis=1)
     if not right.all():
         row = int(np.argmin(right))
-        text = f"the weight of this row is {found[row].item():g}: a weight is a finite number"
+        text = f"the weight of this row is {weights[row].item():g}: a weight is a finite number"
         raise location.error(column.name, row, f"{text}; correct it, or leave such rows out")

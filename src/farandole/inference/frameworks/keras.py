@@ -65,10 +65,10 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     model.save(path)
     backend = _backend(model)
     custom = _custom(model, _unpickled(options), "tf_keras" if backend == "tf_keras" else "keras")
-    given = {**options, "backend": backend, "trust_pickle": True}  # made here, by this program
+    sent = {**options, "backend": backend, "trust_pickle": True}  # made here, by this program
     if custom:
-        given["custom_objects"] = dumps(custom)
-    return Model.of_file("keras", path, given, _returns(model))
+        sent["custom_objects"] = dumps(custom)
+    return Model.of_file("keras", path, sent, _returns(model))
 
 
 def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
@@ -151,7 +151,7 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
         for name, part in vars(layer).items()
         if isinstance(part, types.FunctionType)
     ]
-    found: dict[str, Any] = {}
+    custom: dict[str, Any] = {}
     for each, activates in [*kinds, *parts]:
         name = each.__name__
         if (each.__module__ or "").split(".")[0] in _KERAS:
@@ -161,7 +161,7 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
             " loads its weights"
         )
         # their code is there
-        if found.setdefault(name, each) is not each and name not in known and name != "<lambda>":
+        if custom.setdefault(name, each) is not each and name not in known and name != "<lambda>":
             raise SettingsError(
                 f"the Keras model has two different functions or classes of the name {name!r}:"
                 f" {cure}"
@@ -171,7 +171,7 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
                 f"the Keras model has an activation {name!r} that is not Keras's own {name!r}:"
                 f" {cure}"
             )
-    return {**found, **known}
+    return {**custom, **known}
 
 
 def _is_known_as(name: str, function: Any, package: str) -> bool:
@@ -188,10 +188,10 @@ def _is_known_as(name: str, function: Any, package: str) -> bool:
     ).convert_to_tensor
     numbers = make(np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12))
     try:
-        given = function(numbers)
+        output = function(numbers)
     except Exception:  # it takes something else
         return True
-    return own is function or np.allclose(_arrays(given), _arrays(own(numbers)), atol=1e-4)
+    return own is function or np.allclose(_arrays(output), _arrays(own(numbers)), atol=1e-4)
 
 
 def _returns(model: Any) -> str:
@@ -223,5 +223,5 @@ def _arrays(output: Any) -> Any:
         return {name: _arrays(each) for name, each in output.items()}
     if isinstance(output, (list, tuple)):
         return tuple(_arrays(each) for each in output)
-    found = np.asarray(output)
-    return found if found.dtype.kind in "biufSUO" else found.astype(np.float32)  # bfloat16
+    array = np.asarray(output)
+    return array if array.dtype.kind in "biufSUO" else array.astype(np.float32)  # bfloat16

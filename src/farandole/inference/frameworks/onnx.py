@@ -41,8 +41,8 @@ class OnnxPredictor:
         return run_in_fixed_batches(self._run, feeds, self._rows)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Any]:
-        found = self._session.run(None, feeds)
-        return {name: _array(each) for name, each in zip(self._outputs, found, strict=True)}
+        outputs = self._session.run(None, feeds)
+        return {name: _array(each) for name, each in zip(self._outputs, outputs, strict=True)}
 
 
 def _array(output: Any) -> Any:

@@ -96,5 +96,5 @@ def _tensor(name: str, array: Array, dtype: Any) -> Any:
 
 
 def _array(tensor: Any) -> Any:
-    found = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
-    return found.numpy()
+    numbers = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+    return numbers.numpy()

@@ -38,9 +38,9 @@ class TorchPredictor:
     """Called in evaluation mode, without gradients; columns are the arguments, in their order."""
 
     def __init__(self, module: Any, execution: Execution) -> None:
-        if found := _training(module):
+        if operation := _training(module):
             warnings.warn(
-                f"the model's graph has {found} as in training, which eval() does not change:"
+                f"the model's graph has {operation} as in training, which eval() does not change:"
                 " predictions depend on chance, or on the other rows of a batch. Call model.eval()"
                 " before it is traced or exported",
                 stacklevel=2,
@@ -90,10 +90,10 @@ class TorchPredictor:
     def _tensor(self, array: Array) -> Any:
         if array.dtype == object:
             return array  # texts, for a module that takes such
-        found = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if self._cast is not None and found.is_floating_point():
-            found = found.to(self._cast)
-        return found.to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if self._cast is not None and tensor.is_floating_point():
+            tensor = tensor.to(self._cast)
+        return tensor.to(self._device, non_blocking=True)
 
 
 def _device(name: str) -> torch.device:
@@ -134,22 +134,22 @@ def _training(module: Any) -> str:
     """
     if isinstance(module, torch.fx.GraphModule):
         called = [node for node in module.graph.nodes if node.op == "call_function"]
-        found = [
+        operations = [
             (str(node.target).removeprefix("aten.").partition(".")[0], node.args) for node in called
         ]
     elif isinstance(module, torch.jit.ScriptModule) and hasattr(module, "inlined_graph"):
-        found = [
+        operations = [
             (node.kind().removeprefix("aten::"), [_constant(each) for each in node.inputs()])
             for node in module.inlined_graph.nodes()
         ]
     else:
         return ""
-    for name, given in found:
-        place = _FLAGS.get(name, len(given))
+    for name, arguments in operations:
+        flag = _FLAGS.get(name, len(arguments))
         if (
-            place < len(given)
-            and given[place] is True
-            and not ("batch_norm" in name and given[3] is None)
+            flag < len(arguments)
+            and arguments[flag] is True
+            and not ("batch_norm" in name and arguments[3] is None)
         ):
             return str(name)
     return ""
@@ -161,8 +161,8 @@ def _constant(value: Any) -> Any:
     """
     if value.type().kind() == "NoneType":
         return None
-    found = value.toIValue()
-    return value if found is None else found
+    constant = value.toIValue()
+    return value if constant is None else constant
 
 
 def fit(execution: Execution) -> None:
@@ -224,15 +224,15 @@ def _load(path: str, trusted: bool) -> Any:
     if not mapped:
         _check_old(path)
     if trusted:
-        found = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False)
+        module = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False)
     else:
-        found = _load_layers(path, mapped)
-    if not isinstance(found, torch.nn.Module):
+        module = _load_layers(path, mapped)
+    if not isinstance(module, torch.nn.Module):
         raise SettingsError(
-            f"{path} holds a {type(found).__name__}, no module: save the module itself with"
+            f"{path} holds a {type(module).__name__}, no module: save the module itself with"
             " torch.save(module, path), or give a function that makes it and loads these weights"
         )
-    return found
+    return module
 
 
 def _check_old(path: str) -> None:
@@ -254,7 +254,7 @@ def _load_layers(path: str, mapped: bool) -> Any:
             " looked at"
         )
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    layers = {name: found for name in unsafe if (found := _layer(name))}
+    layers = {name: layer for name in unsafe if (layer := _layer(name))}
     if others := sorted(set(unsafe) - layers.keys()):
         raise _untrusted(f"{path} is a pickle that asks for {', '.join(others[:5])}")
     with torch.serialization.safe_globals(list(layers.values())):
@@ -273,8 +273,8 @@ def _layer(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     if not module.startswith("torch.nn.modules."):
         return None
-    found = getattr(importlib.import_module(module), attribute, None)
-    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+    layer = getattr(importlib.import_module(module), attribute, None)
+    return layer if isinstance(layer, type) and issubclass(layer, torch.nn.Module) else None
 
 
 def _tensors(module: Any) -> list[Any]:

@@ -46,15 +46,15 @@ def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
     """How Spark describes columns in the footers of ``files``, fragments, by name: where the file
     has the column's type in ``schema``.
     """
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for file in files:
         own = file.physical_schema
         for field in _fields((file.metadata.metadata or {}).get(SPARK)):
             name = field["name"]
-            there = name not in found and name in own.names and name in schema.names
+            there = name not in fields and name in own.names and name in schema.names
             if there and _alike(own.field(name).type, schema.field(name).type):
-                found[name] = field
-    return found
+                fields[name] = field
+    return fields
 
 
 def for_spark(schema: Any, known: Mapping[str, Field]) -> dict[bytes, bytes]:
@@ -73,8 +73,8 @@ def for_spark(schema: Any, known: Mapping[str, Field]) -> dict[bytes, bytes]:
 
 def _fields(text: bytes | None) -> list[Field]:
     try:
-        found = json.loads(text or b"{}")
-        return [field for field in found.get("fields", ()) if {"name", "type"} <= {*field}]
+        schema = json.loads(text or b"{}")
+        return [field for field in schema.get("fields", ()) if {"name", "type"} <= {*field}]
     except (ValueError, AttributeError, TypeError):  # somebody else's
         return []
 

@@ -18,20 +18,20 @@ def merged_schema(files: Sequence[Any], first: Any) -> Any:
     type holds both.
     """
     own = {name for file in files for name in file.physical_schema.names}
-    found, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
+    schema, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
     for file in files:
         if last is not None and file.physical_schema.equals(last):
             continue
         last = file.physical_schema
         try:
-            found = pa.unify_schemas([found, instants(file)], promote_options="permissive")
+            schema = pa.unify_schemas([schema, instants(file)], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
                 f"{file.path}: a column has another type than in {files[0].path}, and none holds"
                 f" both ({error}): convert one of the files, or predict for them one by one"
             ) from None
-    names = dict.fromkeys([*first.names, *found.names])
-    return pa.schema([found.field(name) for name in names])
+    names = dict.fromkeys([*first.names, *schema.names])
+    return pa.schema([schema.field(name) for name in names])
 
 
 def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:

@@ -229,9 +229,9 @@ def _source(file: Any, system: Any) -> InputFile:
 
 def _version(path: str, system: Any) -> tuple[int, int]:
     """When a file was written, and its size."""
-    found = system.get_file_info(path)
-    return (-1 if found.mtime_ns is None else found.mtime_ns), (
-        -1 if found.size is None else found.size
+    info = system.get_file_info(path)
+    return (-1 if info.mtime_ns is None else info.mtime_ns), (
+        -1 if info.size is None else info.size
     )
 
 

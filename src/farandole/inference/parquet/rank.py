@@ -113,12 +113,12 @@ def _tables(file: OutputFile, job: PredictJob, predict: Predictor, system: Any) 
     read = _batches(system, source, file, schema)
     waiting: deque[Slice[Any]] = deque()
     chunks = _kept(read, columns, job.keep, waiting)
-    for found in predictions(chunks, predict, job.how, source.path, file.begin):
+    for predicted in predictions(chunks, predict, job.how, source.path, file.begin):
         kept = [
             each.chunk.slice(each.begin, each.end - each.begin)
-            for each in take(waiting, len(found))
+            for each in take(waiting, len(predicted))
         ]
-        yield _with(pa.Table.from_batches(kept), pa.chunked_array([found]), job)
+        yield _with(pa.Table.from_batches(kept), pa.chunked_array([predicted]), job)
 
 
 def _kept(

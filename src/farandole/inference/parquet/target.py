@@ -72,8 +72,8 @@ class Target:
             raise SettingsError(
                 f"output={self._path} is a file: name a folder, or say overwrite (--overwrite)"
             )
-        if kind == fs.FileType.Directory and (found := self._facts()) is not None:
-            self._compare(found, facts)
+        if kind == fs.FileType.Directory and (existing := self._facts()) is not None:
+            self._compare(existing, facts)
             return
         self._system.create_dir(self._path)
         self._put(MANIFEST, json.dumps(facts).encode())
@@ -86,9 +86,9 @@ class Target:
         if self._system.get_file_info(path).type != fs.FileType.File:
             return False
         try:
-            found = pq.read_metadata(path, filesystem=self._system)
-            same = (found.metadata or {}).get(_MARK) == self._mark
-            return bool(same and found.num_rows == file.end - file.begin)
+            footer = pq.read_metadata(path, filesystem=self._system)
+            same = (footer.metadata or {}).get(_MARK) == self._mark
+            return bool(same and footer.num_rows == file.end - file.begin)
         except (pa.ArrowException, OSError):
             return False
 
@@ -139,13 +139,13 @@ class Target:
         with self._system.open_input_stream(f"{self._path}/{MANIFEST}") as file:
             return json.loads(file.read())
 
-    def _compare(self, found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def _compare(self, existing: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         for name, value in facts.items():
-            if found.get(name) != value:
+            if existing.get(name) != value:
                 raise SettingsError(
                     f"output={self._path} holds predictions of another call: its {name} was"
-                    f" {found.get(name)!r:.200}, and is {value!r:.200} now. Name another folder, or"
-                    " say overwrite (--overwrite)"
+                    f" {existing.get(name)!r:.200}, and is {value!r:.200} now. Name another folder,"
+                    " or say overwrite (--overwrite)"
                 )
 
     def _put(self, name: str, content: Any) -> None:
@@ -166,8 +166,8 @@ class Target:
         self._system.move(temporary, f"{self._path}/{name}")
 
     def _names(self) -> list[str]:
-        found = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
-        return sorted(each.base_name for each in found)
+        entries = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
+        return sorted(each.base_name for each in entries)
 
     def _remove(self, kind: Any) -> None:
         if kind == fs.FileType.File:

@@ -48,12 +48,12 @@ def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
     if hasattr(column, "columns"):
         return _struct(column)
     if kinds is None or column.dtype.kind != "f":
-        found = pa.Array.from_pandas(column)
-        kind = _widest(found.type)
+        array = pa.Array.from_pandas(column)
+        kind = _widest(array.type)
         if (pa.types.is_null(kind) or _of_floats(kind)) and (type_name := _type_named(kinds)):
             kind = _named(type_name)
-            _check_digits(found, kind, name)
-        return found if found.type == kind else found.cast(kind)
+            _check_digits(array, kind, name)
+        return array if array.type == kind else array.cast(kind)
     null, whole = kinds.notna().to_numpy(), _INTEGERS.get(_type_named(kinds))
     values = column.to_numpy()
     if whole is not None:
@@ -75,16 +75,16 @@ def _of_floats(kind: Any) -> bool:
     return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
 
 
-def _check_digits(found: Any, kind: Any, name: str) -> None:
+def _check_digits(array: Any, kind: Any, name: str) -> None:
     """DataError for floating numbers so large that whole numbers, which they were, have lost
     digits. ``kind``: what they were.
     """
     pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if not name or not pa.types.is_integer(innermost(pa.types, kind)):
         return
-    while is_list(pa.types, found.type):
-        found = found.flatten()
-    largest = pc.max(pc.abs(found)).as_py() if len(found) - found.null_count else 0
+    while is_list(pa.types, array.type):
+        array = array.flatten()
+    largest = pc.max(pc.abs(array)).as_py() if len(array) - array.null_count else 0
     if largest >= _DIGITS:
         raise DataError(
             f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark"

@@ -71,8 +71,8 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
         chunks = (arrow_chunk(each, masked, how) for each in chunks)
-    found = predictions(chunks, predict, how, f"partition {context.partitionId()}")
-    yield from found if arrow else map(to_pandas, found)
+    predicted = predictions(chunks, predict, how, f"partition {context.partitionId()}")
+    yield from predicted if arrow else map(to_pandas, predicted)
 
 
 def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOptions:
@@ -121,10 +121,10 @@ def _content(content: Any) -> bytes:
     """The model's file, of which this process keeps no copy."""
     if isinstance(content, bytes):
         return content
-    found: bytes = content.value
+    data: bytes = content.value
     with contextlib.suppress(AttributeError):
         del content._value  # Spark reads its own file again, should another model ask
-    return found
+    return data
 
 
 def _spare_the_collector(digest: str) -> None:
@@ -145,8 +145,8 @@ def _folder() -> str | None:
     """
     from pyspark import SparkFiles
 
-    found = str(SparkFiles.getRootDirectory())
-    return found if os.access(found, os.W_OK) else None
+    folder = str(SparkFiles.getRootDirectory())
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def device_of(context: Any) -> str:

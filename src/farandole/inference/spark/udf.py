@@ -61,13 +61,13 @@ def predict_udf(
     if errors not in ("raise", "column"):
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
     packed = pack(model, **options)
-    given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
+    by_column = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
     job = PredictTask(
         model=packed._replace(content=b""),
         returns=parse(returns or packed.returns or DEFAULT),
         batch_size=as_int("batch_size", batch_size, 1),
         inputs=None if inputs is None else tuple(inputs),
-        options={name: value for name, value in given.items() if value is not None},
+        options={name: value for name, value in by_column.items() if value is not None},
         errors=errors,
         key=key,
         stack=stack,
@@ -137,9 +137,11 @@ def transform(
     function = predict_udf(
         packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options
     )
-    found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
+    predicted = function(
+        *(_column(frame, name) for name in [*names, *([] if key is None else [key])])
+    )
     if errors == "raise" and isinstance(output, str):
-        return frame.withColumn(output, found)
+        return frame.withColumn(output, predicted)
     whole = unused(frame)
     top = quote(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
     columns = {outputs[0]: top}
@@ -149,7 +151,7 @@ def transform(
         }
     if errors == "column":
         columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
-    frame = frame.withColumn(whole, found)
+    frame = frame.withColumn(whole, predicted)
     return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(
         whole
     )
@@ -173,8 +175,8 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool
     """
     from pyspark.sql import functions
 
-    def made(found: Any) -> Any:
-        return found.asNondeterministic() if once else found
+    def made(function: Any) -> Any:
+        return function.asNondeterministic() if once else function
 
     # that type hints are preferred: hints name the type, and here it is an argument
     with warnings.catch_warnings():

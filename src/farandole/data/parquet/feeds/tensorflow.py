@@ -19,10 +19,10 @@ def dataset(reader: Reader) -> Any:
     example = {column.name: np.empty((0, *column.shape), column.dtype) for column in columns}
     weight = np.empty(0, np.float32) if reader.weighted else None
     signature = mapped(_spec, reader.data.batch(example, weight))
-    found = tf.data.Dataset.from_generator(lambda: reader, output_signature=signature)
-    found = found.apply(tf.data.experimental.assert_cardinality(len(reader)))
-    found.reader = reader
-    return found
+    batches = tf.data.Dataset.from_generator(lambda: reader, output_signature=signature)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(len(reader)))
+    batches.reader = reader
+    return batches
 
 
 def _spec(_: str, array: Any) -> Any:

@@ -130,8 +130,8 @@ class Tasks:
         return self._where
 
     def address(self) -> tuple[str, str]:
-        found: tuple[str, str] = self._cluster.addresses()
-        return found
+        addresses: tuple[str, str] = self._cluster.addresses()
+        return addresses
 
     def unreachable(self, host: str) -> str:
         return (

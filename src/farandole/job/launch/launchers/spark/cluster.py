@@ -93,8 +93,8 @@ class SparkCluster:
                 " and a fixed number of executors (spark.executor.instances)"
             )
         most = self._most()
-        if most is not None and most < np and (found := self.slots()) < np:
-            raise self._too_few(np, found)
+        if most is not None and most < np and (slots := self.slots()) < np:
+            raise self._too_few(np, slots)
 
     def await_slots(self, np: int, seconds: float) -> int:
         """The slots, once there are ``np``. Raises SettingsError when there are too few and no more
@@ -102,25 +102,25 @@ class SparkCluster:
         """
         self.check(np)
         began, reported = time.monotonic(), -1
-        while (found := self.slots()) < np and (waited := time.monotonic() - began) < seconds:
-            if waited > NOTICE and found != reported:
-                reported = found
+        while (slots := self.slots()) < np and (waited := time.monotonic() - began) < seconds:
+            if waited > NOTICE and slots != reported:
+                reported = slots
                 logger.warning(
                     "waiting for executors: np=%d ranks need as many task slots, and %s; it waits"
                     " %.0f s (HOROVOD_SPARK_START_TIMEOUT)",
                     np,
-                    self.describe(found),
+                    self.describe(slots),
                     seconds,
                 )
             time.sleep(LOOK)
-        if found < np:
-            raise self._too_few(np, found, f" after {seconds:.0f} s" if seconds else "")
-        return found
+        if slots < np:
+            raise self._too_few(np, slots, f" after {seconds:.0f} s" if seconds else "")
+        return slots
 
-    def _too_few(self, np: int, found: int, late: str = "") -> SettingsError:
+    def _too_few(self, np: int, slots: int, late: str = "") -> SettingsError:
         return SettingsError(
-            f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}{late}. "
-            f"{self._cure(np, found)}"
+            f"np={np} ranks need {np} task slots at the same time; {self.describe(slots)}{late}. "
+            f"{self._cure(np, slots)}"
         )
 
     def describe(self, slots: int) -> str:
@@ -133,10 +133,10 @@ class SparkCluster:
         if self.is_local:
             return self.slots()
         cpus = float(self.get("spark.task.cpus", "1"))
-        found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", self.master)
+        match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", self.master)
         count, cores = self.get("spark.executor.instances"), self.get("spark.executor.cores")
-        if found:
-            count, cores = found[1], found[2]
+        if match:
+            count, cores = match[1], match[2]
         if count and cores:
             limits = [int(int(cores) / cpus)]
             for name, amount in self._conf.getAll():  # GPUs and the like
@@ -152,9 +152,9 @@ class SparkCluster:
         most = self.get("spark.cores.max")
         return int(int(most) / cpus) if most else None
 
-    def _cure(self, np: int, found: int) -> str:
+    def _cure(self, np: int, slots: int) -> str:
         if self.is_local:
-            return f"Use np={found} or less, or start the session with .master('local[{np}]')"
+            return f"Use np={slots} or less, or start the session with .master('local[{np}]')"
         names = [
             "spark.executor.instances",
             "spark.executor.cores",
@@ -170,14 +170,14 @@ class SparkCluster:
             ", ".join(f"{name}={self.get(name)}" for name in names if self.get(name))
             or "none of them is set"
         )
-        if not found:
+        if not slots:
             return (
                 "No executor has registered: the cluster has no room for one (spark.executor.cores"
                 " and spark.executor.memory must fit a worker), other applications hold it, or its"
                 f" executors end at once; the cluster's own pages and logs say which (now: {now})"
             )
         return (
-            f"Use np={found} or less, or a larger cluster: more workers, spark.executor.instances,"
+            f"Use np={slots} or less, or a larger cluster: more workers, spark.executor.instances,"
             " spark.executor.cores or spark.cores.max raised, or spark.task.cpus and"
             f" spark.task.resource.gpu.amount lowered, when the session starts (now: {now})"
         )
@@ -306,9 +306,9 @@ def reason(error: BaseException) -> str:
         r"\[PYTHON_VERSION_MISMATCH\].*",
         r"Job \d+ cancelled.*",
     ):
-        found = re.search(pattern, text)
-        if found:
-            return found[0].strip()
+        match = re.search(pattern, text)
+        if match:
+            return match[0].strip()
     own = [
         f"{kind}: {message}"
         for kind, message in raised
