@@ -75,9 +75,9 @@ class SparkBackend(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        given = {**self._env, **(env or {})}
+        variables = {**self._env, **(env or {})}
         return run_on_spark(
-            fn, args, kwargs, num_proc=self.num_processes(), env=given, **self._options
+            fn, args, kwargs, num_proc=self.num_processes(), env=variables, **self._options
         )
 
     def num_processes(self) -> int:

@@ -206,7 +206,7 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
                 f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such"
                 f" column (they have {', '.join(known)}){did_you_mean(unknown[0], known)}"
             )
-    found = {}
+    transformed = {}
     for name, values in changed.items():
         if name in columns.removed:
             continue
@@ -219,8 +219,8 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
             _, dtype, shape, *_ = edited[name]
             array = array.astype(dtype, copy=False)
             array = array.reshape(len(array), *shape) if shape is not None else array
-        found[name] = array
-    return found
+        transformed[name] = array
+    return transformed
 
 
 def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
@@ -242,7 +242,7 @@ def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]
 def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
     """Given each row as a dict of values by column."""
     assert columns.transform is not None
-    found: dict[str, list[Any]] = {}
+    columns_found: dict[str, list[Any]] = {}
     for place in range(len(next(iter(arrays.values())))):
         row = {
             name: array[place].copy() if array.ndim > 1 else array[place]
@@ -257,14 +257,14 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
                 " farandole.estimators it takes a DataFrame of many rows"
             ) from error
         for name, value in changed.items():
-            found.setdefault(name, []).append(value)
-    return {name: _objects(values) for name, values in found.items()}
+            columns_found.setdefault(name, []).append(value)
+    return {name: _objects(values) for name, values in columns_found.items()}
 
 
 def _objects(values: list[Any]) -> Array:
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    return objects
 
 
 def first(data: ParquetData, columns: Columns, rows: int = 2) -> Batch:

@@ -84,25 +84,25 @@ class KerasEstimator(DistributedEstimator):
         model = spec.payload["model"].open()
         known = len(model.weights)
         model = by_name(spec, batch, model)
-        found = check(spec, batch, model)
+        shapes = check(spec, batch, model)
         # these rows have built it: ranks, and the result, need all of its weights
         if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
-        return found
+        return shapes
 
     def env(self) -> dict[str, str]:
-        given = {
+        variables = {
             name: str(value) for name, value in (self.getOrDefault("backend_env") or {}).items()
         }
         backend = backend_of(self.getOrDefault("model"))
-        return {**Packed(b"", b"", backend).env(), **given}
+        return {**Packed(b"", b"", backend).env(), **variables}
 
     def _watching(self, validated: bool) -> Any:
-        found = super()._watching(validated)
+        watching = super()._watching(validated)
         best = self.getOrDefault("checkpoint_callback")
         monitor = getattr(best, "monitor", None)
         if monitor is None:
-            return found
+            return watching
         if monitor.startswith("val_") and not validated:
             raise SettingsError(
                 f"checkpoint_callback watches {monitor!r}, and there is no validation: set"
@@ -111,7 +111,9 @@ class KerasEstimator(DistributedEstimator):
         mode = getattr(best, "mode", None)
         if mode is None:  # tf_keras, which has chosen
             mode = "max" if getattr(best.monitor_op, "__name__", "") == "greater" else "min"
-        return found._replace(monitor=monitor, mode=direction(monitor) if mode == "auto" else mode)
+        return watching._replace(
+            monitor=monitor, mode=direction(monitor) if mode == "auto" else mode
+        )
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> KerasModel:
         packed = spec.payload["model"]
@@ -131,10 +133,10 @@ class KerasEstimator(DistributedEstimator):
         )
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
-        found = dict(values)
-        if "model" in found:
-            found["model"] = _whole(found["model"], self.getOrDefault("custom_objects"))
-        return found
+        packed = dict(values)
+        if "model" in packed:
+            packed["model"] = _whole(packed["model"], self.getOrDefault("custom_objects"))
+        return packed
 
     @classmethod
     def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -170,19 +172,19 @@ def _compile_config(model: Any) -> dict[str, Any]:
     """What a model was compiled with; empty if it was not."""
     if not getattr(model, "optimizer", None):
         return {}
-    found = model.get_compile_config() or {}
+    config = model.get_compile_config() or {}
     kept = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics")
-    return {name: found[name] for name in kept if found.get(name) is not None}
+    return {name: config[name] for name in kept if config.get(name) is not None}
 
 
 def _history(result: Result) -> dict[str, list[Any]]:
     from farandole.estimators.progress import named
 
-    found: dict[str, list[Any]] = {}
+    by_metric: dict[str, list[Any]] = {}
     for record in result.history:
         for name, number in named(record).items():
-            found.setdefault(name, []).append(number)
-    return found
+            by_metric.setdefault(name, []).append(number)
+    return by_metric
 
 
 def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:

@@ -112,10 +112,10 @@ class LightningEstimator(TorchEstimator):
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         if self._module() is None:
             return super().facts(payload)
-        given = dict(self._module().hparams)
+        hyperparameters = dict(self._module().hparams)
         held = {
             name: value
-            for name, value in given.items()
+            for name, value in hyperparameters.items()
             if isinstance(value, bool | int | float | str)
         }
         return {"hparams": held, "model": digest(repr(self._module()))}
@@ -149,15 +149,15 @@ class LightningEstimator(TorchEstimator):
 
     def _whole(self, spec: Spec, dtypes: Mapping[str, str]) -> tuple[str, ...]:
         """Features that the module takes as whole numbers, in predictions as in training."""
-        found = spec.payload["categories"]
+        whole = spec.payload["categories"]
         if spec.columns.by_row:
             own = [
                 name
                 for name in spec.columns.features
                 if np.dtype(dtypes.get(name, "float")).kind in "iu"
             ]
-            found = (*found, *(name for name in own if name not in spec.payload["numbers"]))
-        return tuple(dict.fromkeys(found))
+            whole = (*whole, *(name for name in own if name not in spec.payload["numbers"]))
+        return tuple(dict.fromkeys(whole))
 
 
 class LightningModel(TorchModel):

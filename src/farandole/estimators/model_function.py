@@ -57,7 +57,7 @@ class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
 
     def _fit(self, dataset: Any) -> KerasModel:
         value = self.getOrDefault
-        made = model_of(value("modelFn"), value("modelFnParams"))
+        model = model_of(value("modelFn"), value("modelFnParams"))
         if not value("modelDir"):
             raise SettingsError("modelDir is required: the folder for checkpoints")
         store = Store.create(value("modelDir"))
@@ -68,8 +68,8 @@ class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
             else {"num_proc": value("numProc")}
         )
         estimator = KerasEstimator(
-            model=made,
-            feature_cols=columns_of(made, value("featureMapping")),
+            model=model,
+            feature_cols=columns_of(model, value("featureMapping")),
             label_cols=[value("labelCol")],
             batch_size=value("batchSize"),
             epochs=epochs,
@@ -94,13 +94,13 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
     if len(needed) > 1 or "features" in arguments:
         raise SettingsError(TOO_OLD.format(arguments=", ".join(arguments)))
     takes = any(each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters)
-    found = function(dict(params)) if takes else function()
-    if not getattr(found, "optimizer", None):
+    model = function(dict(params)) if takes else function()
+    if not getattr(model, "optimizer", None):
         raise SettingsError(
-            f"modelFn gives {type(found).__name__}, where a Keras model is needed on which"
+            f"modelFn gives {type(model).__name__}, where a Keras model is needed on which"
             " compile() was called"
         )
-    return found
+    return model
 
 
 def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
@@ -126,16 +126,19 @@ def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int,
     checkpoint has already. Epochs are as long as before, unless that makes more than 20 of what is
     left.
     """
-    found = last_of(store, RUN)
-    if found is None:
+    checkpoint = last_of(store, RUN)
+    if checkpoint is None:
         return rounds(steps, each)
-    length, left = (found.fingerprint or {}).get("train_steps_per_epoch"), steps - found.steps
+    length, left = (
+        (checkpoint.fingerprint or {}).get("train_steps_per_epoch"),
+        steps - checkpoint.steps,
+    )
     if left <= 0:
-        return length or rounds(steps, each)[0], found.epoch + 1
+        return length or rounds(steps, each)[0], checkpoint.epoch + 1
     if each is None and length and left % length == 0 and left // length <= MOST_EPOCHS:
         each = length
     length, epochs = rounds(left, each)
-    return length, found.epoch + 1 + epochs
+    return length, checkpoint.epoch + 1 + epochs
 
 
 def rounds(steps: int, each: int | None = None) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def check_nonfinite(data: ParquetData, columns: Columns) -> None:
     names = list(dict.fromkeys([*floats, *([weight] if weight is not None else [])]))
     if not names:
         return
-    files, found, rows, size = ParquetFiles(data.only(names)), Counter[str](), 0, 0
+    files, counts, rows, size = ParquetFiles(data.only(names)), Counter[str](), 0, 0
     weights = row_weights.WeightCounts()
     for group in data.scan.groups:
         if size and size + group.size > MOST:
@@ -44,14 +44,14 @@ def check_nonfinite(data: ParquetData, columns: Columns) -> None:
                         array.astype(np.float32, copy=False).reshape(-1)
                     )
                 else:
-                    found[name] += int(
+                    counts[name] += int(
                         (~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum()
                     )
         rows, size = rows + group.rows, size + group.size
     if weight is not None:
         row_weights.check(weight, weights, rows, everything=rows == data.rows)
     for name in names:
-        warn_nonfinite(name, found[name], rows, columns)
+        warn_nonfinite(name, counts[name], rows, columns)
 
 
 def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:

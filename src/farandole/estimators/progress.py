@@ -80,25 +80,25 @@ class Progress:
 
     def begin(self) -> Checkpoint | None:
         """The last checkpoint of this run, if there is one, on all ranks."""
-        found: Checkpoint | None = None
+        checkpoint: Checkpoint | None = None
         if self._saves is not None and self._rank == 0 and self._spec.resume:
-            found = last_of(self._saves, self._spec.run_id)
-        found = broadcast_object(found, 0)
-        if found is not None:
-            self.history = list(found.history)
+            checkpoint = last_of(self._saves, self._spec.run_id)
+        checkpoint = broadcast_object(checkpoint, 0)
+        if checkpoint is not None:
+            self.history = list(checkpoint.history)
             for record in self.history:
                 self._best.update(record["epoch"], flat(record), "validation" in record)
-            self._best_weights = found.best
+            self._best_weights = checkpoint.best
             # another metric is watched, and its best weights were not kept
-            if self._best.epoch != found.best_epoch:
+            if self._best.epoch != checkpoint.best_epoch:
                 self._best = Best(self._spec.watching)
                 self._best_weights = None
-            self._first = found.epoch + 1
-            self._steps = found.steps
-            self._compare(found.fingerprint)
+            self._first = checkpoint.epoch + 1
+            self._steps = checkpoint.steps
+            self._compare(checkpoint.fingerprint)
             self._tell_more()
         self._began = self._epoch_began = time.monotonic()
-        return found
+        return checkpoint
 
     def _compare(self, kept: Mapping[str, Any] | None) -> None:
         """With the training of the checkpoint. DataError if that was another one, and nothing is

@@ -38,17 +38,17 @@ def count_weights(weights: Array) -> WeightCounts:
     return WeightCounts(len(wrong), first, int(np.count_nonzero(right & (weights > 0))))
 
 
-def check(name: str, found: WeightCounts, rows: int, *, everything: bool = False) -> None:
+def check(name: str, counts: WeightCounts, rows: int, *, everything: bool = False) -> None:
     """DataError for weights that are none; where ``everything`` was looked at, also if no row
     counts.
     """
-    if found.wrong:
+    if counts.wrong:
         raise DataError(
-            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {found.wrong}"
-            f" of {rows} rows, as {found.first:g}: a weight says by how much a row counts, from 0"
+            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {counts.wrong}"
+            f" of {rows} rows, as {counts.first:g}: a weight says by how much a row counts, from 0"
             " (not at all) on; leave such rows out (df.filter), or correct them"
         )
-    if everything and not found.above:
+    if everything and not counts.above:
         raise DataError(
             f"weight column {name!r} is 0 in all {rows} rows: none of them counts, and nothing is"
             " learnt"

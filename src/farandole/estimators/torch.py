@@ -116,9 +116,9 @@ class TorchEstimator(DistributedEstimator):
             [spec.payload[each] for each in ("model", "optimizer", "unpickled")]
         )
         vars(optimizer).update(unpickled)
-        found = opened(result.weights)
-        model.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
+        state = opened(result.weights)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
         return TorchModel(
             history=result.history,
             model=model,
@@ -230,11 +230,11 @@ def _packed(values: dict[str, Any]) -> dict[str, Any]:
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
     """What was written, also by versions that left out what an optimizer does not take along."""
-    found = dict(values)
-    held = found.pop(_UNPICKLED, {})
+    values_found = dict(values)
+    held = values_found.pop(_UNPICKLED, {})
     if held:
-        vars(found["optimizer"]).update(held)
-    return found
+        vars(values_found["optimizer"]).update(held)
+    return values_found
 
 
 def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
@@ -268,32 +268,32 @@ def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
     return [list(group) for group in found]
 
 
-def _optimizer(given: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if given is None:
+def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if optimizer is None:
         raise SettingsError(
             "Optimizer is required: optimizer=torch.optim.SGD(model.parameters(), lr=0.01)"
         )
-    made = (
-        given
-        if isinstance(given, torch.optim.Optimizer)
-        else given(model.parameters())
-        if callable(given)
+    bound = (
+        optimizer
+        if isinstance(optimizer, torch.optim.Optimizer)
+        else optimizer(model.parameters())
+        if callable(optimizer)
         else None
     )
-    if not isinstance(made, torch.optim.Optimizer):
+    if not isinstance(bound, torch.optim.Optimizer):
         raise SettingsError(
-            f"optimizer is {type(given).__name__}: give a torch optimizer, or a function of"
+            f"optimizer is {type(optimizer).__name__}: give a torch optimizer, or a function of"
             " parameters"
         )
     own = {id(parameter) for parameter in model.parameters()}
-    for group in made.param_groups:
+    for group in bound.param_groups:
         if any(id(parameter) not in own for parameter in group["params"]):
             raise SettingsError(
                 "the optimizer has parameters that are not this model's: make it of"
                 " model.parameters(), or give a function: optimizer=lambda parameters:"
                 " torch.optim.SGD(parameters, lr=0.01)"
             )
-    return made
+    return bound
 
 
 def _on_cpu(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:

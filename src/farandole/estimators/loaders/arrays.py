@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether rows of shape ``given`` may be reshaped to ``wanted``: they have as many numbers, and
+def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether rows of ``shape`` may be reshaped to ``target``: they have as many numbers, and
     not the same axes in another order (channels first and channels last), whose numbers would be
     mixed up.
     """
-    own, other = ([length for length in shape if length != 1] for shape in (given, wanted))
+    own, other = ([length for length in axes if length != 1] for axes in (shape, target))
     return math.prod(own) == math.prod(other) and (own == other or sorted(own) != sorted(other))
 
 
@@ -39,15 +39,15 @@ def whole_numbers(array: Array, dtype: str) -> Array:
     as uint8.
     """
     with np.errstate(invalid="ignore"):
-        found = array.astype(dtype, copy=False)
-    if found is array or np.can_cast(array.dtype, dtype):
-        return found
+        converted = array.astype(dtype, copy=False)
+    if converted is array or np.can_cast(array.dtype, dtype):
+        return converted
     # -1 as uint32 comes back as -1
-    wrong = (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))
+    wrong = (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
     if wrong.any():
         raise DataError(
             f"a feature of whole numbers ({dtype}) is {array[wrong].reshape(-1)[0]}: index"
             " categories (StringIndexer), or leave the column out of categorical_cols, for an"
             " input of floats"
         )
-    return found
+    return converted

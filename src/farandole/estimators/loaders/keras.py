@@ -54,7 +54,7 @@ class Packed(NamedTuple):
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
     """A model and the custom objects it needs."""
-    found = {**_own(model), **custom}
+    objects = {**_own(model), **custom}
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
         path = Path(folder) / "model.keras"
         try:
@@ -63,7 +63,7 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
             raise SettingsError(
                 f"the model cannot be saved, as it must be to reach the ranks: {error}"
             ) from error
-        return Packed(path.read_bytes(), dumps(found), backend_of(model))
+        return Packed(path.read_bytes(), dumps(objects), backend_of(model))
 
 
 def backend_of(model: Any) -> str:
@@ -101,10 +101,10 @@ class Loader(NamedTuple):
         model = self.packed.open()
 
         def predict(*arrays: Any) -> tuple[Any, ...]:
-            given = inputs_of(model, self.names, arrays, self.categories)
-            found = output_list(model.predict_on_batch(given), self.labels)
+            inputs = inputs_of(model, self.names, arrays, self.categories)
+            outputs = output_list(model.predict_on_batch(inputs), self.labels)
             # as the columns are
-            return tuple(np.asarray(each).astype(np.float64) for each in found)
+            return tuple(np.asarray(each).astype(np.float64) for each in outputs)
 
         return predict
 
@@ -124,12 +124,12 @@ def inputs_of(
     declared: list[Any] = inputs if len(inputs) == len(names) else [None] * len(names)
     if inputs and by_name:
         declared = [inputs[own.index(name)] for name in names]
-    found = [
+    converted = [
         _input(array, each, name in categories)
         for array, each, name in zip(arrays, declared, names, strict=True)
     ]
-    if len(found) == 1 and (inputs or not by_key):
-        return found[0]
+    if len(converted) == 1 and (inputs or not by_key):
+        return converted[0]
     if by_key:
         if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
             raise DataError(
@@ -137,9 +137,9 @@ def inputs_of(
                 f" {', '.join(names)}: give columns the names of their inputs (withColumnRenamed),"
                 " or make the model of a list of inputs"
             )
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, converted, strict=True))
     if by_name:
-        return [found[list(names).index(name)] for name in own]
+        return [converted[list(names).index(name)] for name in own]
     if len(own) == len(names) and crossed(names, own):
         raise DataError(
             f"the model's inputs are {', '.join(own)}, and the feature columns are"
@@ -147,7 +147,7 @@ def inputs_of(
             " another input; give columns the names of their inputs (withColumnRenamed), or inputs"
             " names that no column has"
         )
-    return found
+    return converted
 
 
 def _input(array: Any, declared: Any, category: bool) -> Any:

@@ -38,8 +38,8 @@ class Loader(NamedTuple):
                     arrays, self.whole, self.shapes, floating(model), torch.device("cpu")
                 )
                 with naming(model, self.names, inputs):
-                    found = output_list(model(*inputs), self.labels)
-                return tuple(each.double().numpy() for each in found)  # as the columns are
+                    outputs = output_list(model(*inputs), self.labels)
+                return tuple(each.double().numpy() for each in outputs)  # as the columns are
 
         return predict
 
@@ -50,14 +50,14 @@ def inputs_of(
     """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, those of
     a batch, where -1 stands for rows, or of a row.
     """
-    found = []
+    tensors = []
     for place, array in enumerate(arrays):
         array = whole_numbers(array, "int64") if whole[place] else array
         tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[place] else dtype)
         if shapes is not None and shapes[place] is not None:
             tensor = tensor.reshape(_of_batch(shapes[place], tensor))
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
@@ -132,14 +132,14 @@ def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) ->
     """What the model looks up beyond a table, once it is called again with these inputs; "" if
     there is no such.
     """
-    found: list[tuple[str, Any, int]] = []
+    lookups: list[tuple[str, Any, int]] = []
 
     def look(name: str) -> Any:
-        def hook(table: Any, given: Any) -> None:
-            numbers = given[0]
+        def hook(table: Any, arguments: Any) -> None:
+            numbers = arguments[0]
             beyond = numbers[(numbers < 0) | (numbers >= table.num_embeddings)]
-            if beyond.numel() and not found:
-                found.append((name, table, int(beyond.reshape(-1)[0])))
+            if beyond.numel() and not lookups:
+                lookups.append((name, table, int(beyond.reshape(-1)[0])))
 
         return hook
 
@@ -151,9 +151,9 @@ def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) ->
     finally:
         for each in hooks:
             each.remove()
-    if not found:
+    if not lookups:
         return ""
-    name, table, number = found[0]
+    name, table, number = lookups[0]
     columns = [
         column for column, each in zip(names, inputs, strict=False) if bool((each == number).any())
     ]

@@ -162,10 +162,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """
         if not paramMaps or any(param.name in OF_DATA for each in paramMaps for param in each):
             return super().fitMultiple(dataset, paramMaps)  # type: ignore[no-any-return]
-        made = [self.copy(each) for each in paramMaps]
-        for each in made[1:]:  # the first one does when it writes
+        estimators = [self.copy(each) for each in paramMaps]
+        for each in estimators[1:]:  # the first one does when it writes
             each._checked_columns()
-        return ParamGridFits(made[0]._written(dataset), [each._trained for each in made])
+        return ParamGridFits(
+            estimators[0]._written(dataset), [each._trained for each in estimators]
+        )
 
     def _fit(self, dataset: Any) -> Any:
         with self._written(dataset) as data:
@@ -375,8 +377,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         others.
         """
         value = self._value
-        made = [str(field[0]) for field in value("transformation_edit_fields") or ()]
-        known = list(dict.fromkeys([*value("feature_cols"), *made, *value("label_cols")]))
+        edited = [str(field[0]) for field in value("transformation_edit_fields") or ()]
+        known = list(dict.fromkeys([*value("feature_cols"), *edited, *value("label_cols")]))
         for option in ("categorical_cols", "continuous_cols"):
             unknown = [name for name in value(option) or () if name not in known]
             if unknown and not (
@@ -442,19 +444,23 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return Watching(monitor, mode, min_delta=self._value("min_delta"), patience=patience)
 
     def _backend(self, spark: bool = False) -> Backend:
-        found = self._value("backend")
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        backend = self._value("backend")
+        if backend is not None:
+            return backend  # type: ignore[no-any-return]
         num_proc, verbose = self._value("num_proc"), self._value("verbose")
         if spark or session.context() is not None:
             return SparkBackend(num_proc, verbose=verbose)
         return LocalBackend(num_proc)
 
-    def _opened(self, given: Any, columns: Columns, shapes: Mapping[str, Any]) -> ParquetData:
+    def _opened(self, source: Any, columns: Columns, shapes: Mapping[str, Any]) -> ParquetData:
         """The files of a path, or of data. ``shapes``: of columns for which the user gives none."""
-        path, own, options = given, None, dict[str, Any]()
-        if isinstance(given, ParquetData):
-            path, own, options = given.path, given.storage_options, given.column_options._asdict()
+        path, own, options = source, None, dict[str, Any]()
+        if isinstance(source, ParquetData):
+            path, own, options = (
+                source.path,
+                source.storage_options,
+                source.column_options._asdict(),
+            )
         store = self._value("store")
         for name, value in (self._value("data_options") or {}).items():
             options[name] = {**options.get(name, {}), **value} if value else options.get(name)

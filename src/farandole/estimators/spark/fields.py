@@ -14,8 +14,8 @@ def field_of(frame: Any, name: str) -> Any:
     exact = [each for each in frame.schema.fields if each.name == name]
     if exact or case_sensitive(frame):
         return exact[0] if len(exact) == 1 else None
-    found = [each for each in frame.schema.fields if each.name.lower() == name.lower()]
-    return found[0] if len(found) == 1 else None
+    matching = [each for each in frame.schema.fields if each.name.lower() == name.lower()]
+    return matching[0] if len(matching) == 1 else None
 
 
 def unfound(frame: Any, what: str, name: str) -> DataError:

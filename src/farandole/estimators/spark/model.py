@@ -55,8 +55,8 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
 
     def getOutputCols(self) -> list[str]:
         """The columns of predictions."""
-        given: Sequence[str] | None = self.getOrDefault("output_cols")
-        return list(given or [f"{name}__output" for name in self.getOrDefault("label_columns")])
+        names: Sequence[str] | None = self.getOrDefault("output_cols")
+        return list(names or [f"{name}__output" for name in self.getOrDefault("label_columns")])
 
     def own_prediction(self) -> Callable[[Any, Any], Any] | None:
         """A function of the model and a row, if a subclass that a program made predicts by one."""

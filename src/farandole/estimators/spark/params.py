@@ -173,9 +173,9 @@ def declare(rows: tuple[Row, ...]) -> Callable[[type], type]:
         for row in rows:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, row.takes))
             for accessor in (camel(row.name), *row.also):
-                for name, made in ((f"set{accessor}", _setter), (f"get{accessor}", _getter)):
+                for name, accessor_of in ((f"set{accessor}", _setter), (f"get{accessor}", _getter)):
                     if name not in vars(cls):  # otherwise it has more to say
-                        setattr(cls, name, made(row.name, accessor))
+                        setattr(cls, name, accessor_of(row.name, accessor))
         cls._rows = (*getattr(cls, "_rows", ()), *rows)  # type: ignore[attr-defined]
         return cls
 

@@ -70,18 +70,18 @@ def public(values: dict[str, Any]) -> dict[str, Any]:
     """Parameters without keys of file systems: who reads the file may not be who may read the
     data.
     """
-    found, dropped = dict(values), False
-    if getattr(found.get("store"), "storage_options", None):
-        found["store"], dropped = copy.copy(found["store"]), True
-        found["store"].storage_options = {}
-    if "storage_options" in (found.get("data_options") or {}):
-        found["data_options"], dropped = dict(found["data_options"]), True
-        del found["data_options"]["storage_options"]
+    kept, dropped = dict(values), False
+    if getattr(kept.get("store"), "storage_options", None):
+        kept["store"], dropped = copy.copy(kept["store"]), True
+        kept["store"].storage_options = {}
+    if "storage_options" in (kept.get("data_options") or {}):
+        kept["data_options"], dropped = dict(kept["data_options"]), True
+        del kept["data_options"]["storage_options"]
     if dropped:
         logger.warning(
             "storage_options are not written, they may hold secrets: set them again after reading"
         )
-    return found
+    return kept
 
 
 class _Reader(MLReader):  # type: ignore[misc]
@@ -92,19 +92,19 @@ class _Reader(MLReader):  # type: ignore[misc]
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
         # of subclasses that programs make, arguments of the constructor need not be parameters
-        found = self.cls()
+        instance = self.cls()
         packed = metadata["paramMap"].get(_PARAMS)
         values = packed and self.cls.unpack(cloudpickle.loads(base64.b64decode(packed)))
-        if values is None or not all(found.hasParam(name) for name in values):
+        if values is None or not all(instance.hasParam(name) for name in values):
             kind = metadata["class"]
             raise SettingsError(
                 f"{path} holds a {kind}, and {self.cls.__name__} cannot read it:"
                 f" {kind.rpartition('.')[2]}.load(path) does; a pipeline is read by its own class"
                 " (PipelineModel.load)"
             )
-        found._set(**values)
-        found._resetUid(metadata["uid"])
-        return found
+        instance._set(**values)
+        instance._resetUid(metadata["uid"])
+        return instance
 
 
 def _context(of: Any) -> Any:

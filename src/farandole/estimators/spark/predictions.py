@@ -94,12 +94,16 @@ def predicted_by_row(
     others = _others(frame, names)
     kept = [place for place, name in enumerate(frame.columns) if name in others]
     first = frame.first()
-    found = [None] * len(names) if first is None else _numbers(function(model.eval(), first), names)
-    kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in found]
+    example = (
+        [None] * len(names) if first is None else _numbers(function(model.eval(), first), names)
+    )
+    kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in example]
     fields = [frame.schema.fields[place] for place in kept]
     fields += [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    made = frame.rdd.mapPartitions(_task(dumps((model, function, kept, names)), sent_archive()))
-    return frame.sparkSession.createDataFrame(made, T.StructType(fields))
+    predicted = frame.rdd.mapPartitions(
+        _task(dumps((model, function, kept, names)), sent_archive())
+    )
+    return frame.sparkSession.createDataFrame(predicted, T.StructType(fields))
 
 
 def _task(job: bytes, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -51,14 +51,14 @@ def prepare_data(
     columns = Columns(tuple(feature_columns or df.columns), tuple(label_columns), sample_weight_col)
     check_types(df, columns, {})
     how = (columns, validation, store.prefix_path)
-    found = next(
+    idx = next(
         (number for frame, same, _, number in _prepared if frame is df and same == how), None
     )
-    if found is None:
+    if idx is None:
         with computed_once(df, columns.all, validation) as frame:
-            found = _write(frame, columns, validation, store)
-        _prepared.append((df, how, store, found))
-    yield found
+            idx = _write(frame, columns, validation, store)
+        _prepared.append((df, how, store, idx))
+    yield idx
 
 
 def clear_training_cache() -> None:

@@ -30,8 +30,8 @@ def computed_once(
         return
     if isinstance(validation, str):
         names = [*names, validation]
-    found = dict.fromkeys(field_of(frame, name).name for name in names)
-    with cached(frame.select(*(F.col(quote(name)) for name in found))) as same:
+    selected = dict.fromkeys(field_of(frame, name).name for name in names)
+    with cached(frame.select(*(F.col(quote(name)) for name in selected))) as same:
         yield same
 
 
@@ -41,10 +41,10 @@ def split(
     """Rows for training and for validation. By a fraction: the same rows fall to the same side each
     time, whatever order they come in, and equal rows together.
     """
-    found = [F.col(quote(name)) for name in names]
+    columns = [F.col(quote(name)) for name in names]
     quoted = [  # under these names, whatever their case in the DataFrame
         column if name in frame.columns else column.alias(name)
-        for name, column in zip(names, found, strict=True)
+        for name, column in zip(names, columns, strict=True)
     ]
     if not validation:
         return frame.select(*quoted), None
@@ -54,6 +54,6 @@ def split(
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(
             *quoted
         )
-    place = F.pmod(F.xxhash64(F.lit(seed), *found), F.lit(_PARTS))
+    place = F.pmod(F.xxhash64(F.lit(seed), *columns), F.lit(_PARTS))
     held = place < F.lit(int(validation * _PARTS))
     return frame.select(*quoted).filter(~held), frame.select(*quoted).filter(held)

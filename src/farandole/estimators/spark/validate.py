@@ -21,8 +21,8 @@ _TEXT = "index it first (StringIndexer), or leave it out"
 
 def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
     """DataError for a column that is missing, or whose type cannot become a tensor."""
-    found = {name: field_of(frame, name) for name in columns.all}
-    fields = {name: field.dataType for name, field in found.items() if field is not None}
+    fields_by_name = {name: field_of(frame, name) for name in columns.all}
+    fields = {name: field.dataType for name, field in fields_by_name.items() if field is not None}
     for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
         for name in chosen:
             if name not in fields:
@@ -93,8 +93,8 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     chosen = [
         each for each in data.columns if each.kind in ("list", "vector") and each.fill is None
     ]
-    found = session.read.parquet(spark_url(str(data.path)))
-    nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
+    rows = session.read.parquet(spark_url(str(data.path)))
+    nans = {each.name: _nan(rows, each.name) for each in data.columns if each.kind in KINDS}
     numbers = [
         F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}")
         for name, nan in nans.items()
@@ -116,7 +116,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         numbers += _of_weights(F.col(quote(weight)).cast("double"))
     if not numbers:
         return
-    row = found.agg(*numbers).first()
+    row = rows.agg(*numbers).first()
     if weight is not None:
         seen = row_weights.WeightCounts(row["wrong"], row["wrong one"], row["above"])
         # nulls, by ranks

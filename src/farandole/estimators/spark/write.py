@@ -30,16 +30,16 @@ def prepared(
     block ends.
     """
     check_types(frame, columns, options)
-    given = {**options, "columns": columns.all}
+    reading = {**options, "columns": columns.all}
     with contextlib.ExitStack() as stack:
         frame = stack.enter_context(computed_once(frame, columns.all, validation))
         train, held = split(frame, columns.all, validation, seed)
         data = stack.enter_context(
-            _write(train, parent, given, "the DataFrame has no rows for training")
+            _write(train, parent, reading, "the DataFrame has no rows for training")
         )
         other = None
         if held is not None:
-            given["shapes"] = {**padded(data), **(options.get("shapes") or {})}
+            reading["shapes"] = {**padded(data), **(options.get("shapes") or {})}
             empty = (
                 "Validation DataFrame is empty. Increase the validation split, or look at the"
                 " validation column"
@@ -52,7 +52,7 @@ def prepared(
                     " does"
                 )
             other = stack.enter_context(
-                _write(held, parent, given, f"{empty}: validation={validation!r}")
+                _write(held, parent, reading, f"{empty}: validation={validation!r}")
             )
         for rows in (data, other):
             if rows is not None:

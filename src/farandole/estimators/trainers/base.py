@@ -28,10 +28,10 @@ class Training:
 
     def begin(self) -> Checkpoint | None:
         """The checkpoint to go on from, if there is one; the rows go on where it stands."""
-        found = self.progress.begin()
-        if found is not None:
-            self.batches.load(found.data)
-        return found
+        checkpoint = self.progress.begin()
+        if checkpoint is not None:
+            self.batches.load(checkpoint.data)
+        return checkpoint
 
     def held(self) -> Batches | None:
         """Rows for validation, if there are such: this rank's part, or all of them where there are

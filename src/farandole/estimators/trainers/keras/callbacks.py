@@ -19,12 +19,14 @@ def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
     store, kind = spec.store, keras.callbacks.TensorBoard
     # not subclasses, which may do more
     writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}
-    given = [each for each in spec.payload["callbacks"] if not rank or type(each) not in writers]
-    boards = [each for each in given if isinstance(each, kind)]
+    callbacks = [
+        each for each in spec.payload["callbacks"] if not rank or type(each) not in writers
+    ]
+    boards = [each for each in callbacks if isinstance(each, kind)]
     if not boards or store is None or not store.saving_runs():
-        yield given
+        yield callbacks
         return
-    others = [each for each in given if not isinstance(each, kind)]
+    others = [each for each in callbacks if not isinstance(each, kind)]
     if rank:
         yield others
         return

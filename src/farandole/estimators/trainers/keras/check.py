@@ -68,13 +68,13 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         )
     except Exception as error:
         raise features_error(describe_columns(names, batch.inputs), error) from error
-    found, labels = output_list(outputs, spec.columns.labels), labels_of(spec, batch)
-    check_output_count(found, spec.columns.labels)
+    matched, labels = output_list(outputs, spec.columns.labels), labels_of(spec, batch)
+    check_output_count(matched, spec.columns.labels)
     spec.payload["heads"] = heads_of(outputs, spec.columns.labels)
-    shapes = [tuple(each.shape)[1:] for each in found]
-    given = spec.payload["label_shapes"] or [None] * len(labels)
+    shapes = [tuple(each.shape)[1:] for each in matched]
+    label_shapes = spec.payload["label_shapes"] or [None] * len(labels)
     spec.payload["label_shapes"] = [
-        _like(*each) for each in zip(given, labels, shapes, strict=True)
+        _like(*each) for each in zip(label_shapes, labels, shapes, strict=True)
     ]
     labels = labels_of(spec, batch)
     try:
@@ -83,7 +83,7 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     except (ValueError, TypeError) as error:
         raise SettingsError(f"loss={spec.payload['options']['loss']!r}: {error}") from error
     for name, label, output, function in zip(
-        spec.columns.labels, labels, found, functions, strict=True
+        spec.columns.labels, labels, matched, functions, strict=True
     ):
         if function is None:  # an output that is not trained
             continue

@@ -42,21 +42,21 @@ def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def losses_of(given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
+def losses_of(losses_given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
     """The loss of each label, as Keras pairs them with the outputs. ValueError for one of an
     unknown output.
     """
     heads, count = spec.payload["heads"], len(spec.columns.labels)
     # of compile(), and sorted
-    if heads and isinstance(given, list | tuple) and len(given) == count:
-        given = dict(zip(sorted(heads), given, strict=True))
-    if isinstance(given, Mapping):
+    if heads and isinstance(losses_given, list | tuple) and len(losses_given) == count:
+        losses_given = dict(zip(sorted(heads), losses_given, strict=True))
+    if isinstance(losses_given, Mapping):
         own = (
             list(outputs) if isinstance(outputs, Mapping) else getattr(model, "output_names", None)
         )
-        names = list(heads or own or given)
-        if not set(given) <= set(names):
+        names = list(heads or own or losses_given)
+        if not set(losses_given) <= set(names):
             raise ValueError(f"the outputs are {', '.join(names)}")
-        return [given.get(name) for name in names]
-    losses = output_list(given)
+        return [losses_given.get(name) for name in names]
+    losses = output_list(losses_given)
     return losses if len(losses) == count else losses * count

@@ -42,8 +42,8 @@ def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
 
 def _plain(value: Any) -> Any:
     """A metric as a number, or a list where it gives one for each class."""
-    found = np.asarray(value, np.float64)
-    return float(found.reshape(())) if found.size == 1 else found.tolist()
+    array = np.asarray(value, np.float64)
+    return float(array.reshape(())) if array.size == 1 else array.tolist()
 
 
 def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
@@ -58,8 +58,8 @@ def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
             )
             logs.update(mean_over_ranks(numbers, rows.counts.pop(0)))
             if held is not None and validation:
-                found = mean_over_ranks(validation, held.of_rank)
-                logs.update({f"val_{name}": value for name, value in found.items()})
+                means = mean_over_ranks(validation, held.of_rank)
+                logs.update({f"val_{name}": value for name, value in means.items()})
 
     return Means()
 

@@ -40,12 +40,12 @@ class Rows:
     @contextlib.contextmanager
     def endless(self) -> Iterator[Iterator[Any]]:
         """Epoch after epoch: Keras is told how many batches make one."""
-        made = self._epochs()
+        epochs = self._epochs()
         try:
-            yield made
+            yield epochs
         finally:
             with contextlib.suppress(ValueError):  # a thread of Keras is in it
-                made.close()  # type: ignore[attr-defined]
+                epochs.close()  # type: ignore[attr-defined]
 
     def _epochs(self) -> Iterator[Any]:
         while True:

@@ -94,11 +94,11 @@ def load(model: Any, state: bytes) -> None:
             for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))
         ]
         rate = float(arrays["rate"]) if "rate" in arrays else None
-    given = len(model.get_weights())
-    if given != len(weights):
+    count = len(model.get_weights())
+    if count != len(weights):
         raise DataError(
             f"the model that was trained has {len(weights)} arrays of weights, and the one that was"
-            f" given {given}: give a model that is built (with an Input layer, or after"
+            f" given {count}: give a model that is built (with an Input layer, or after"
             " model.build(shape))"
         )
     model.set_weights(weights)
@@ -135,7 +135,7 @@ def _variables(optimizer: Any) -> list[Any]:
     """Those of an optimizer, but for gradients of this rank that it has added up and not
     applied.
     """
-    found = optimizer.variables
+    variables = optimizer.variables
     pending: set[int] = set()
     each = optimizer
     while each is not None:  # optimizers that scale losses have another one
@@ -145,6 +145,6 @@ def _variables(optimizer: Any) -> list[Any]:
         each = getattr(each, "inner_optimizer", None)
     return [
         variable
-        for variable in (found() if callable(found) else found)
+        for variable in (variables() if callable(variables) else variables)
         if id(variable) not in pending
     ]

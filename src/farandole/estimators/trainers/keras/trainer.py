@@ -31,12 +31,12 @@ def train(spec: Spec) -> Result | None:
     )
     hvd.init()
     training = Training(spec, hvd.rank(), hvd.size())
-    found = training.begin()
+    checkpoint = training.begin()
     first_epoch = training.progress.first
     model = _opened(keras, training)
     rates = _compile(keras, hvd, model, training)
-    if found is not None:
-        load(model, found.state)
+    if checkpoint is not None:
+        load(model, checkpoint.state)
     else:
         go_on(model, spec.payload["slots"])
     rates.scale()
@@ -107,9 +107,9 @@ def _compile(keras: Any, hvd: Any, model: Any, training: Training) -> Rates:
 def _fit(
     model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None
 ) -> None:
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if held is not None:
-        given["validation_data"] = indexed(
+        options["validation_data"] = indexed(
             spec.payload["model"].package(), Rows(held, model, spec, share=False)
         )
     with rows.endless() as batches:
@@ -122,7 +122,7 @@ def _fit(
             # rows come shuffled, and Keras would warn that it does not
             verbose=0,
             shuffle=False,
-            **given,
+            **options,
         )
 
 

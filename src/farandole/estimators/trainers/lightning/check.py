@@ -30,6 +30,6 @@ def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None
             outputs = module(*(columns[name] for name in names))
     except Exception as error:
         raise features_error(", ".join(names), error, by="the model's forward") from error
-    found = output_list(outputs, labels)
-    check_output_count(found, labels)
-    return [tuple(each.shape[1:]) for each in found]
+    matched = output_list(outputs, labels)
+    check_output_count(matched, labels)
+    return [tuple(each.shape[1:]) for each in matched]

@@ -25,14 +25,14 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
 
         @functools.wraps(kind.training_step)  # Lightning looks at its arguments
         def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            found = super().training_step(batch, *args, **kwargs)
-            loss = found.get("loss") if isinstance(found, Mapping) else found
+            output = super().training_step(batch, *args, **kwargs)
+            loss = output.get("loss") if isinstance(output, Mapping) else output
             losses.add(loss)
             if loss is None or losses.share == 1:
-                return found
+                return output
             return (
-                {**found, "loss": loss * losses.share}
-                if isinstance(found, Mapping)
+                {**output, "loss": loss * losses.share}
+                if isinstance(output, Mapping)
                 else loss * losses.share
             )
 
@@ -42,11 +42,11 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
     return module
 
 
-def _distributed(found: Any, module: Any, training: Training) -> Any:
+def _distributed(optimizers: Any, module: Any, training: Training) -> Any:
     """What ``configure_optimizers`` gave, with each optimizer wrapped, also in its schedulers."""
     wrapped: dict[int, Any] = {}
     passes = int(training.spec.payload["trainer_args"].get("accumulate_grad_batches", 1))
-    given = {"backward_passes_per_step": passes, **training.compression()}
+    options = {"backward_passes_per_step": passes, **training.compression()}
 
     def of(value: Any) -> Any:
         if isinstance(value, torch.optim.Optimizer):
@@ -56,7 +56,7 @@ def _distributed(found: Any, module: Any, training: Training) -> Any:
                     (name, each) for name, each in module.named_parameters() if id(each) in own
                 ]
                 wrapped[id(value)] = hvd.DistributedOptimizer(
-                    value, named_parameters=names, **given
+                    value, named_parameters=names, **options
                 )
             return wrapped[id(value)]
         if isinstance(value, list | tuple):
@@ -67,4 +67,4 @@ def _distributed(found: Any, module: Any, training: Training) -> Any:
             value.optimizer = of(value.optimizer)
         return value
 
-    return of(found)
+    return of(optimizers)

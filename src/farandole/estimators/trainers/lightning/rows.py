@@ -44,20 +44,22 @@ def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
     columns, payload, cpu = spec.columns, spec.payload, torch.device("cpu")
     arrays = dict(batch.others) or dict(zip(columns.features, batch.inputs, strict=True))
     shapes = dict(zip(columns.features, payload["input_shapes"] or (), strict=False))
-    found = {}
+    tensors = {}
     for name, array in arrays.items():
         kept = array.dtype.kind in "iu" and (columns.by_row or name not in columns.all)
         whole = name in payload["categories"] or (kept and name not in payload["numbers"])
         if name in columns.labels and name not in columns.features:
-            found[name] = label_of(array, module)
+            tensors[name] = label_of(array, module)
         else:
-            found[name] = inputs_of([array], [whole], [shapes.get(name)], floating(module), cpu)[0]
+            tensors[name] = inputs_of([array], [whole], [shapes.get(name)], floating(module), cpu)[
+                0
+            ]
     for name, array in () if batch.others else zip(columns.labels, batch.labels, strict=True):
-        if name not in found:
-            found[name] = label_of(array, module)
+        if name not in tensors:
+            tensors[name] = label_of(array, module)
     if columns.weight is not None and batch.weight is not None:
-        found[columns.weight] = tensor_of(batch.weight)
-    return found
+        tensors[columns.weight] = tensor_of(batch.weight)
+    return tensors
 
 
 def loader(batches: Batches, module: Any, spec: Spec, losses: Losses | None = None) -> Any:

@@ -17,8 +17,8 @@ def train(spec: Spec) -> Result | None:
     """On every rank; the result on rank 0."""
     hvd.init()
     training, payload, losses = Training(spec, hvd.rank(), hvd.size()), spec.payload, Losses()
-    found, held, device = training.begin(), training.held(), device_of_rank(spec.use_gpu)
-    state = None if found is None else opened(found.state)
+    checkpoint, held, device = training.begin(), training.held(), device_of_rank(spec.use_gpu)
+    state = None if checkpoint is None else opened(checkpoint.state)
     pl, strategy, noting, silent = classes_of(payload["model"])
     module = shared(payload["model"], training, losses)
     loaders = {"train_dataloaders": loader(training.batches, module, spec, losses)}

@@ -37,10 +37,10 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
             raise features_error(
                 describe_columns(spec.columns.features, batch.inputs), error, cure=cure
             ) from error
-        found, labels = objective.matched(outputs, labels)
-        shapes = [tuple(each.shape[1:]) for each in found]
+        matched, labels = objective.matched(outputs, labels)
+        shapes = [tuple(each.shape[1:]) for each in matched]
         try:
-            loss = objective.for_batch(1.0)(found, labels, weights)
+            loss = objective.for_batch(1.0)(matched, labels, weights)
         except Exception as error:
             described = f"labels {describe_columns(objective.labels, labels)}"
             raise loss_error(shapes, described, error) from error

@@ -40,6 +40,6 @@ def summed(loss: Any) -> Callable[..., Any]:
     """``loss``, without its division."""
     if not isinstance(loss, torch.nn.Module):
         return functools.partial(loss, reduction="sum")
-    made: Any = copy.copy(loss)
-    made.reduction = "sum"
-    return made  # type: ignore[no-any-return]
+    summed: Any = copy.copy(loss)
+    summed.reduction = "sum"
+    return summed  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from farandole.estimators.trainers.shape_errors import check_output_count
 from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, summed
 
 
-def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
+def losses(losses_given: Sequence[Any]) -> list[Callable[..., Any]]:
     """Losses as functions. A name is that of a function in torch.nn.functional; SettingsError if
     there is none.
     """
@@ -26,8 +26,8 @@ def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
     known = [
         name for name in dir(functions) if "loss" in name or "entropy" in name or name == "kl_div"
     ]
-    found: list[Callable[..., Any]] = []
-    for loss in given:
+    checked: list[Callable[..., Any]] = []
+    for loss in losses_given:
         if isinstance(loss, str) and loss not in known:
             near = did_you_mean(loss, known)
             raise SettingsError(f"loss={loss!r} is no loss of torch.nn.functional{near}")
@@ -36,16 +36,16 @@ def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
             raise SettingsError(
                 f"loss={loss!r} is no function of output and label: give one, or its name"
             )
-        found.append(getattr(functions, loss) if isinstance(loss, str) else loss)
-    return found
+        checked.append(getattr(functions, loss) if isinstance(loss, str) else loss)
+    return checked
 
 
-def refuse_class(parameter: str, given: Any) -> None:
+def refuse_class(parameter: str, value: Any) -> None:
     """SettingsError for a class, in the place of one of its objects."""
-    if isinstance(given, type):
-        needs, call = constructor(given)
+    if isinstance(value, type):
+        needs, call = constructor(value)
         raise SettingsError(
-            f"{parameter}: {given.__name__} is a class{needs}: give an object of it, {call}"
+            f"{parameter}: {value.__name__} is a class{needs}: give an object of it, {call}"
         )
 
 
@@ -89,11 +89,11 @@ class Objective:
 
     def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
-        found = output_list(outputs, self.labels)
-        check_output_count(found, self.labels)
+        matched = output_list(outputs, self.labels)
+        check_output_count(matched, self.labels)
         if self.shapes:
             labels = [rows_of(*each) for each in zip(labels, self.shapes, strict=True)]
-        return found, [_matched(*each) for each in zip(found, labels, self.losses, strict=True)]
+        return matched, [_matched(*each) for each in zip(matched, labels, self.losses, strict=True)]
 
     def for_batch(self, share: float) -> BatchLoss:
         return BatchLoss(self, share)

@@ -52,17 +52,17 @@ class Numbers:
         """Means over the rows of all ranks."""
         *totals, rows = sum_over_ranks([*self._sums.tolist(), self._rows])
         loss, *others = (total / rows for total in totals)
-        found: dict[str, Any] = {"loss": loss}
+        means: dict[str, Any] = {"loss": loss}
         groups: list[list[float]] = [[] for _ in self._objective.metrics]
         for (place, function), mean in zip(self._functions, others, strict=True):
             name = _name(function)
             name = name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"
             number = next(
-                number for number in itertools.count() if _numbered(name, number) not in found
+                number for number in itertools.count() if _numbered(name, number) not in means
             )
-            found[_numbered(name, number)] = mean
+            means[_numbered(name, number)] = mean
             groups[place].append(mean)
-        return {**found, "all_metrics": groups}
+        return {**means, "all_metrics": groups}
 
 
 def _plain(value: Any) -> float:

@@ -17,8 +17,10 @@ def packed(state: dict[str, Any]) -> bytes:
 
 
 def opened(state: bytes, device: Any = "cpu") -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(io.BytesIO(state), map_location=device, weights_only=False)
-    return found
+    unpacked: dict[str, Any] = torch.load(
+        io.BytesIO(state), map_location=device, weights_only=False
+    )
+    return unpacked
 
 
 def average_buffers(model: Any) -> None:

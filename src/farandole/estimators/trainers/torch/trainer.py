@@ -46,9 +46,9 @@ class TorchTraining(Training):
         self.validation = self.held()
 
     def run(self) -> Result | None:
-        found = self.begin()
-        if found is not None:
-            self.load(found.state)
+        checkpoint = self.begin()
+        if checkpoint is not None:
+            self.load(checkpoint.state)
         for group in self.plain.param_groups:
             group["lr"] = group["lr"] * self.factor
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
@@ -90,10 +90,16 @@ class TorchTraining(Training):
             optimizer = (
                 self.optimizer if passes == 1 else Passes(self.optimizer, step, steps, passes)
             )
-            given = self.objective.for_batch(batch.share)
+            batch_loss = self.objective.for_batch(batch.share)
             with naming(self.model, self.spec.columns.features, inputs):
                 outputs, loss = self.step(
-                    self.model, optimizer, self.objective.matched, given, inputs, labels, weights
+                    self.model,
+                    optimizer,
+                    self.objective.matched,
+                    batch_loss,
+                    inputs,
+                    labels,
+                    weights,
                 )
             numbers.add(batch.rows, one_number(loss), outputs, labels)
         return numbers.everybody()
@@ -146,6 +152,6 @@ class TorchTraining(Training):
         )
 
     def load(self, state: bytes) -> None:
-        found = opened(state, self.device)
-        self.model.load_state_dict(found["model"])
-        self.plain.load_state_dict(found["optimizer"])
+        unpacked = opened(state, self.device)
+        self.model.load_state_dict(unpacked["model"])
+        self.plain.load_state_dict(unpacked["optimizer"])
