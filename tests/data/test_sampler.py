@@ -100,7 +100,7 @@ def test_epochs_differ_and_come_back() -> None:
     assert list(DistributedSampler(range(50), 1, 0, shuffle=False)) == list(range(50))
 
 
-def test_an_epoch_that_is_half_done_is_resumed_by_set_epoch_at_its_beginning() -> None:
+def test_set_epoch_resumes_a_half_done_epoch_at_its_beginning() -> None:
     sampler = DistributedSampler(10, 2, 0)
     sampler.load_state_dict({"epoch": 4, "processed_num": 6})
     sampler.set_epoch(4)
@@ -177,7 +177,7 @@ def test_the_job_says_who_we_are_when_iteration_begins(one_of_two: list[tuple[in
     assert list(sampler) == [6, 10]
 
 
-def test_as_many_ranks_as_before_that_meet_anew_go_on_where_the_epoch_stood(
+def test_as_many_ranks_in_a_new_session_go_on_in_the_epoch(
     one_of_two: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset after hosts were only removed skips the sync, and the program reads the epoch from

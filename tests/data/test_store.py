@@ -89,9 +89,7 @@ def test_contents_and_runs(store: Store) -> None:
         store.retain_checkpoints("one", 0)
 
 
-def test_files_and_folders_of_this_machine_are_copied_to_the_store(
-    store: Store, tmp_path: Path
-) -> None:
+def test_local_files_and_folders_are_copied_to_the_store(store: Store, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "inner").mkdir(parents=True)
     (mine / "model.pt").write_bytes(b"weights")

@@ -312,7 +312,7 @@ def test_losses_of_outputs_are_means_over_rows(tmp_path: Path, backend: str) -> 
             np.testing.assert_allclose(found.getHistory()[prefix + name], [mean] * 2, rtol=1e-4)
 
 
-def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(
+def test_unnamed_inputs_and_outputs_work_on_every_backend(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path)
@@ -360,7 +360,7 @@ def distance(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
-def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metrics(
+def test_labels_have_the_shape_of_outputs_in_losses_and_metrics(
     tmp_path: Path,
 ) -> None:
     data = from_parquet(written(tmp_path), columns=["x", "y"])
@@ -370,7 +370,7 @@ def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metr
     assert_trained_as_by_keras(made, data, given, loss=Squares(), metrics=[distance])
 
 
-def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_numbers(
+def test_inputs_of_a_dict_have_names_and_categories_are_integers(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path)
@@ -396,7 +396,7 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
         inputs_of(model, ["p", "q"], [one, two], ())
 
 
-def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_name() -> None:
+def test_a_column_never_takes_the_place_of_another_input() -> None:
     one, two = np.array([[1.0]]), np.array([[10.0]])
     given = [keras.layers.Input((1,), name=name) for name in ("a", "b")]
     model = keras.Model(given, keras.layers.Subtract()(given))
@@ -425,9 +425,7 @@ class ByName(keras.Model):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(
-    called: bool, tmp_path: Path
-) -> None:
+def test_a_subclass_that_takes_a_dict_gets_columns_by_name(called: bool, tmp_path: Path) -> None:
     keras.utils.set_random_seed(1)
     model, known = ByName(), columns()
     if called:
@@ -520,7 +518,7 @@ def test_categories_that_would_become_others_are_told(number: Any, dtype: str) -
     assert whole_numbers(np.array([1.0, 2.0**53]), "int64").tolist() == [1, 2**53]
 
 
-def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path) -> None:
+def test_learning_rates_of_callbacks_are_scaled_also_nested_ones(tmp_path: Path) -> None:
     callbacks = [
         LearningRateWarmupCallback(9.0, warmup_epochs=1),
         LearningRateScheduleCallback(9.0, lambda epoch: 0.5, start_epoch=1),
@@ -538,7 +536,7 @@ def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path
     assert inner.learning_rate == np.float32(RATE)
 
 
-def test_training_goes_on_with_the_state_of_the_model_s_optimizer(tmp_path: Path) -> None:
+def test_training_goes_on_with_the_state_of_the_optimizer(tmp_path: Path) -> None:
     path, options = written(tmp_path), {"shuffle": False}
     whole = estimator(**options, epochs=2).fit_on_parquet(path)
     half = estimator(**options, epochs=1).fit_on_parquet(path)

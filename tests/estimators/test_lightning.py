@@ -126,7 +126,7 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
         estimator(model=old).fit_on_parquet(path)
 
 
-def test_a_module_of_the_package_pytorch_lightning_is_trained_alike(tmp_path: Path) -> None:
+def test_a_module_of_pytorch_lightning_is_trained_alike(tmp_path: Path) -> None:
     """Its classes are not those of ``lightning``."""
     other = pytest.importorskip("pytorch_lightning")
     path = written(tmp_path)
@@ -187,7 +187,7 @@ def test_gradients_of_several_batches_make_a_step_of_all_ranks(
     assert mentions(caplog.text, "LightningModule", "metrics")
 
 
-def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_own(
+def test_a_module_with_manual_optimization_and_callbacks(
     tmp_path: Path,
 ) -> None:
     class Own(pl.LightningModule):
@@ -238,7 +238,7 @@ def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_ow
     assert list((tmp_path / "own").glob("*.ckpt"))
 
 
-def test_classes_beside_a_module_of_half_precision_keep_their_digits() -> None:
+def test_classes_keep_their_digits_in_half_precision() -> None:
     from farandole.estimators.trainers.lightning.rows import given
 
     spec: Any = SimpleNamespace(

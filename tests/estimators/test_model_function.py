@@ -28,9 +28,7 @@ def model_fn(params: dict[str, Any]) -> Any:
     return model
 
 
-def test_a_model_function_is_trained_for_so_many_steps_and_goes_on(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_a_model_function_is_trained_for_some_steps_and_goes_on(spark: Any, tmp_path: Path) -> None:
     rows = frame(spark).selectExpr("x", "z", "k as label", "int(z > 1) as isVal")
     made = HorovodEstimator(
         modelFn=model_fn,

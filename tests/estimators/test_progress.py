@@ -135,7 +135,7 @@ def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
         checkpoint.last_of(store, "run")
 
 
-def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
+def test_an_ended_run_is_not_the_answer_to_another_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "broadcast_object", lambda value, root: value)

@@ -98,7 +98,7 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     assert list(scratch.iterdir()) == []
 
 
-def test_data_are_where_the_session_says_and_otherwise_in_the_store(
+def test_data_are_where_the_session_says_or_in_the_store(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, chosen = Store.create(str(tmp_path / "store")), tmp_path / "chosen"
@@ -586,7 +586,7 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
         estimator(net(1, inputs=1), feature_cols=["z"], backend=Never(1)).fit(vectors)
 
 
-def test_text_where_training_had_numbers_is_named_before_spark_computes(spark: Any) -> None:
+def test_text_in_place_of_numbers_fails_before_spark_computes(spark: Any) -> None:
     rows = frame(spark)
     model = estimator(net(1, inputs=1), feature_cols=["z"], input_shapes=[[-1, 1]], epochs=1).fit(
         rows

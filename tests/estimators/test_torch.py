@@ -125,7 +125,7 @@ def test_outputs_with_the_name_of_another_label_are_told() -> None:
         assert output_list(outputs, ["y", "z"]) == [one, two]
 
 
-def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Path) -> None:
+def test_classes_keep_their_digits_in_half_precision(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"x": np.eye(3).tolist(), "k": [256.0, 257.0, 258.0]}),
         tmp_path / "classes.parquet",
@@ -546,7 +546,7 @@ def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path) -> None:
     assert again.getRunId() == "first"
 
 
-def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Path) -> None:
+def test_several_batches_make_a_step_and_the_users_step_is_used(tmp_path: Path) -> None:
     path = written(tmp_path)
     data = from_parquet(path, columns=["x", "y"])
     expected, numbers = plain(data, batch=32, shuffle=False)
@@ -751,7 +751,7 @@ def test_weights_of_a_gpu_reach_a_driver_without_one(
     assert np.array_equal(weights(found.getModel()), weights(model))
 
 
-def test_runs_have_names_of_their_own_and_tell_what_they_come_from(tmp_path: Path) -> None:
+def test_runs_have_their_own_names_and_record_their_origin(tmp_path: Path) -> None:
     data = from_parquet(written(tmp_path), columns=["x", "y"])
     first, second = (estimator()._spec(data, None) for _ in range(2))
     assert first.run_id != second.run_id
@@ -961,7 +961,7 @@ def test_weights_of_rows_that_are_none_are_told_before_training(
         )
 
 
-def test_weights_of_rows_that_a_function_makes_are_told_in_training(tmp_path: Path) -> None:
+def test_wrong_weights_that_a_function_makes_end_the_training(tmp_path: Path) -> None:
     """Those that files hold do not count then."""
 
     def shifted(rows: Any, by: float = 1.5) -> Any:

@@ -65,9 +65,7 @@ def test_a_batch_comes_as_soon_as_its_rows_are_there() -> None:
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)))
-def test_the_rows_that_fail_are_found_and_the_others_have_their_values(
-    rows: int, bad: set[int]
-) -> None:
+def test_failing_rows_are_found_and_the_others_have_their_values(rows: int, bad: set[int]) -> None:
     calls = []
 
     def call(begin: int, end: int) -> list[int]:

@@ -22,7 +22,7 @@ def test_inputs_without_an_order_are_found_by_their_names() -> None:
         named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=False)
 
 
-def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_name() -> None:
+def test_a_column_never_takes_the_place_of_another_input() -> None:
     for columns in ({"b": X, "c": Y}, {"c": X, "a": Y}):
         with pytest.raises(
             BatchError,

@@ -169,7 +169,7 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         pack(layers(), batchsize=3)
 
 
-def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() -> None:
+def test_keras_models_with_several_inputs_outputs_and_own_layers() -> None:
     keras = pytest.importorskip("keras")
 
     class Doubled(keras.layers.Layer):  # type: ignore[misc,name-defined]
@@ -270,7 +270,7 @@ def test_onnx_models(tmp_path: Path) -> None:
         called(packed, X)
 
 
-def test_hdf5_files_of_a_keras_that_runs_their_functions_need_trust(
+def test_hdf5_files_need_trust_where_keras_runs_their_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from farandole.inference.frameworks import keras as opener
@@ -391,7 +391,7 @@ def twice(x: Any) -> Any:
     return 2 * x
 
 
-def test_keras_models_with_functions_of_the_program_and_without_weights(tmp_path: Path) -> None:
+def test_keras_models_with_own_functions_and_without_weights(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation=twice)])
     np.testing.assert_allclose(called(pack(model), X), model.predict(X, verbose=0), rtol=1e-6)

@@ -81,9 +81,7 @@ def total(x: Any) -> Any:
     return x.sum(axis=1)
 
 
-def test_the_output_has_each_row_once_in_order_for_any_number_of_processes(
-    table: Path, tmp_path: Path
-) -> None:
+def test_the_output_is_the_same_for_any_number_of_processes(table: Path, tmp_path: Path) -> None:
     for np_ in (1, 3):
         out = tmp_path / f"out{np_}.parquet"
         done = predict_parquet(
@@ -322,7 +320,7 @@ def test_an_output_is_gone_on_with_only_by_what_decides_the_same(
 @pytest.mark.parametrize(
     ("number", "np"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1)]
 )
-def test_a_command_that_is_ended_leaves_nothing_in_temporary_folders(
+def test_an_ended_command_leaves_nothing_in_temporary_folders(
     tmp_path: Path, number: int, np: int
 ) -> None:
     """Nor has it anything there, once all of its processes have opened the model."""
@@ -397,9 +395,7 @@ def test_an_input_is_never_deleted_as_an_output(small: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in preds.iterdir()) == names
 
 
-def test_the_command_goes_on_with_what_a_function_of_the_same_file_has_made(
-    small: Path, tmp_path: Path
-) -> None:
+def test_the_command_resumes_the_output_of_the_same_function(small: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     text = "import numpy as np\nclass Twice:\n    def __call__(self, x): return 2.0 * x\n"
     own.write_text(

@@ -67,7 +67,7 @@ def test_a_torch_module_gives_what_it_gives_without_spark(spark: Any) -> None:
     np.testing.assert_allclose([row.scores for row in rows], expected, atol=1e-6)
 
 
-def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -> None:
+def test_each_row_is_predicted_once_for_a_struct_of_columns(spark: Any) -> None:
     def model(a: Any, b: Any) -> Any:
         drawn = np.random.default_rng().random(len(a))
         return {"sum": a + b, "pair": np.stack([drawn, b], axis=1), "drawn": drawn}
@@ -181,7 +181,7 @@ def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> No
     assert sorted(opened) == sorted(set(opened))
 
 
-def test_a_collection_after_a_task_does_not_look_at_what_was_loaded_for_the_model(
+def test_garbage_collection_skips_what_was_loaded_for_the_model(
     spark: Any,
 ) -> None:
     def model(x: Any) -> Any:
@@ -198,9 +198,7 @@ def test_a_collection_after_a_task_does_not_look_at_what_was_loaded_for_the_mode
     assert found.objects < 20_000, "pyspark, pandas and pyarrow alone have five times as many"
 
 
-def test_a_worker_and_an_executor_that_are_killed_cost_no_row_and_double_none(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_a_killed_worker_and_executor_cost_and_double_no_row(spark: Any, tmp_path: Path) -> None:
     def first(name: str) -> bool:
         try:
             (tmp_path / name).touch(exist_ok=False)
@@ -246,7 +244,7 @@ def test_rows_do_not_pile_up_in_the_worker(spark: Any) -> None:
     assert last - first < 100 << 10
 
 
-def test_null_is_not_nan_and_does_not_change_the_type_of_its_column(spark: Any) -> None:
+def test_null_is_not_nan_and_keeps_the_type_of_its_column(spark: Any) -> None:
     """Nor is it in predictions. Spark before 4.1 hands over what pandas makes of columns."""
     rows = spark.createDataFrame(
         [(1.0, 1), (float("nan"), 2), (None, None)], "x double, n int"
@@ -364,7 +362,7 @@ def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
     assert [row["prediction"] for row in found] == expected
 
 
-def test_columns_that_are_null_in_all_rows_of_a_chunk_have_their_type(spark: Any) -> None:
+def test_columns_of_nulls_in_a_chunk_have_their_type(spark: Any) -> None:
     """Of such a column pandas has no type, and the first chunk says what the columns are. A chunk
     has 100 rows.
     """
@@ -490,7 +488,7 @@ def test_what_cannot_work_is_told_on_the_driver() -> None:
         transform(None, len, inputs="a", output=["b", "c"], returns="float")
 
 
-def test_files_of_predictions_keep_what_spark_knows_of_their_columns(
+def test_files_of_predictions_keep_the_columns_metadata_of_spark(
     spark: Any, tmp_path: Path
 ) -> None:
     rows = [

@@ -45,7 +45,7 @@ def column(*values: Any, kind: Any = None) -> Any:
     return pa.array(list(values), kind)
 
 
-def test_batches_are_recut_across_chunks_and_numbers_get_the_models_dtype() -> None:
+def test_batches_are_recut_and_numbers_get_the_models_dtype() -> None:
     model = Function(lambda x, n: x.sum(axis=1) * n, floating="float32")
     rows = [([float(row), 1.0], row) for row in range(11)]
     chunks = [
@@ -194,7 +194,7 @@ def test_stacked_columns_have_the_models_dtype() -> None:
     assert [call["a"].dtype.name for call in model.calls] == ["float32", "int64", "float64"]
 
 
-def test_decoded_rows_that_the_first_ones_dtype_does_not_hold_fail() -> None:
+def test_decoded_rows_beyond_the_first_ones_dtype_fail() -> None:
     def decode(value: bytes) -> Any:
         return np.array([len(value) * 100], "uint8" if len(value) < 3 else "uint16")
 
@@ -216,7 +216,7 @@ def test_batches_of_a_model_with_one_buffer_are_kept() -> None:
     assert run([(column(1.0, 2.0, 3.0, 4.0),)], model, how(["x"], "double", 2)) == [2, 4, 6, 8]
 
 
-def test_chunks_of_a_column_that_pandas_gave_other_types_are_joined() -> None:
+def test_chunks_of_a_column_with_other_pandas_types_are_joined() -> None:
     text = column(None, None), column("a", "b")
     for first, second in (((1, 2), (3.0, None)), ((3.0, None), (1, 2))):
         model = Function(lambda x, name: x)

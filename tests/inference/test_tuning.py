@@ -14,7 +14,7 @@ from farandole.inference.tuning import Measured, choose
 from tests.kits.messages import mentioning
 
 
-def test_the_smallest_batch_of_nearly_equal_ones_is_chosen_per_core() -> None:
+def test_the_smallest_batch_of_nearly_equal_rates_is_chosen() -> None:
     found = [
         Measured(16, 1, 500),
         Measured(64, 1, 990),

@@ -37,7 +37,7 @@ def function(factor: float) -> Any:
     return lambda x: Twice().of(x)
 
 
-def test_functions_have_an_identity_that_classes_drawn_anew_do_not_change() -> None:
+def test_the_identity_of_functions_does_not_depend_on_class_ids() -> None:
     # a class that is gone has no number
     functions = [function(factor) for factor in (1.0, 1.0, 2.0)]
     one, same, other = map(pack, functions)

@@ -191,9 +191,7 @@ def printed(run: Callable[[], Any]) -> tuple[str, str]:
 
 
 class TestOutput:
-    def test_many_lines_arrive_complete_and_in_order_and_the_ranks_do_not_wait_for_the_driver(
-        self, tmp_path: Path
-    ) -> None:
+    def test_many_lines_arrive_in_order_without_delaying_the_ranks(self, tmp_path: Path) -> None:
         def chatter(folder: str) -> None:
             rank = os.environ["HOROVOD_RANK"]
             for number in range(LINES):

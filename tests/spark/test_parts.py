@@ -38,7 +38,7 @@ from tests.kits.messages import mentioning, mentions
 
 
 class TestGpus:
-    def test_the_device_of_a_local_rank_is_the_one_that_spark_gave_it(self) -> None:
+    def test_the_device_of_a_local_rank_is_the_one_of_its_task(self) -> None:
         gpus = [["3"], ["0"], ["5"]]
         for local_rank, own in enumerate(("3", "0", "5")):
             found = visible(gpus, local_rank)
@@ -81,7 +81,7 @@ class TestBundle:
                 archive.writestr(f"{name}/__init__.py", source)
         return packed.getvalue()
 
-    def test_holds_farandole_as_it_is_here_and_what_functions_are_pickled_with(self) -> None:
+    def test_the_archive_holds_farandole_and_cloudpickle(self) -> None:
         archive, wanted = bundle()
         assert {"farandole", "cloudpickle"} <= set(wanted)
         names = zipfile.ZipFile(io.BytesIO(archive)).namelist()
@@ -228,7 +228,7 @@ class TestSlots:
     def test_executors_that_come_are_awaited(self) -> None:
         assert SparkCluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
 
-    def test_nobody_says_how_many_will_come_and_they_are_awaited_until_the_start_timeout(
+    def test_an_unknown_number_of_slots_is_awaited_until_the_timeout(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A minute passes with every look."""

@@ -124,7 +124,7 @@ def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyP
         reading.run()
 
 
-def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(
+def test_memory_that_a_thread_still_fills_is_not_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(self: threading.Thread) -> None:
@@ -157,7 +157,7 @@ def test_memory_that_a_thread_still_fills_is_not_kept_for_the_next_epoch(
     assert spare
 
 
-def test_functions_of_values_run_here_too_and_the_first_error_is_raised() -> None:
+def test_functions_run_here_too_and_the_first_error_is_raised() -> None:
     taken, here = chunks(block, threads=1), threading.Event()
 
     def double(value: int) -> int:

@@ -29,7 +29,7 @@ def test_shuffled_rows_do_not_pile_up(tmp_path: Path) -> None:
     assert found[1 << 30] > ROWS * WIDTH * 4, "with memory for all they stay"
 
 
-def test_of_large_row_groups_only_as_many_are_read_ahead_as_memory_allows(tmp_path: Path) -> None:
+def test_memory_limits_how_many_row_groups_are_read_ahead(tmp_path: Path) -> None:
     group = ROWS // 5  # 40 MB
     large, small = (
         write(tmp_path / "large.parquet", ROWS, group),
@@ -39,7 +39,7 @@ def test_of_large_row_groups_only_as_many_are_read_ahead_as_memory_allows(tmp_pa
     assert grown(prepare, f"assert rows({large!r}, {64 << 20}) == {ROWS}") < 4 * group * WIDTH * 4
 
 
-def test_besides_the_rows_that_are_shuffled_a_reader_takes_little(tmp_path: Path) -> None:
+def test_a_reader_takes_little_memory_besides_shuffled_rows(tmp_path: Path) -> None:
     """What is decoded, put together and handed out, and what allocators keep: the latter hangs on
     when threads run, and the least of three tells what the reader needs.
     """

@@ -76,7 +76,7 @@ def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "options", [{}, {"memory": SMALL}, {"memory": SMALL, "threads": 0}, {"shuffle": False}]
 )
-def test_each_row_once_in_the_same_global_batches_for_any_number_of_ranks(
+def test_global_batches_are_the_same_for_any_number_of_ranks(
     data: ParquetData, options: Any
 ) -> None:
     alone = ids(data.numpy(24, rank=0, size=1, **options))
@@ -108,9 +108,7 @@ def test_epochs_differ_and_are_the_same_again_with_the_same_seed(data: ParquetDa
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": SMALL}])
-def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(
-    data: ParquetData, options: Any
-) -> None:
+def test_an_epoch_goes_on_with_another_number_of_ranks(data: ParquetData, options: Any) -> None:
     whole = [row for batch in ids(data.numpy(1, rank=0, size=1, **options)) for row in batch]
     three = [data.numpy(8, rank=rank, size=3, **options) for rank in range(3)]
     seen: list[int] = []
@@ -147,7 +145,7 @@ def test_the_state_of_files_in_their_order_knows_no_memory(data: ParquetData) ->
     assert states[0] == states[1] != data.numpy(8).state_dict()
 
 
-def test_a_rest_that_a_larger_job_drops_is_followed_by_the_next_epoch(data: ParquetData) -> None:
+def test_the_next_epoch_follows_a_rest_that_a_larger_job_drops(data: ParquetData) -> None:
     state = data.numpy(100, even="drop", rank=0, size=1).state_dict(steps=9)
     larger = [data.numpy(100, even="drop", rank=rank, size=2) for rank in range(2)]
     expected = data.numpy(200, even="drop", rank=0, size=1)
@@ -178,7 +176,7 @@ def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> 
         assert reader.state_dict(steps=0)["epoch"] == 1
 
 
-def test_ranks_have_equally_many_batches_whatever_becomes_of_the_rest(data: ParquetData) -> None:
+def test_ranks_have_equally_many_batches_for_each_even(data: ParquetData) -> None:
     lengths = {}
     for even in ("exact", "pad", "drop"):
         ranks = [
@@ -292,7 +290,7 @@ def test_a_handle_of_some_of_the_columns(folder: Path) -> None:
     assert [column.name for column in whole.columns] == ["x", "id", "w"]
 
 
-def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle(
+def test_a_changed_file_is_an_error_in_the_next_epoch(
     tmp_path: Path,
 ) -> None:
     part = tmp_path / "part.parquet"
@@ -442,7 +440,7 @@ def test_the_benchmark_reads_what_it_wrote() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_epochs_use_memory_again_and_loops_at_once_have_their_own(
+def test_epochs_reuse_memory_and_concurrent_loops_have_their_own(
     data: ParquetData, threads: int
 ) -> None:
     reader = data.numpy(10, memory=SMALL, threads=threads)
@@ -469,7 +467,7 @@ def test_epochs_use_memory_again_and_loops_at_once_have_their_own(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 @pytest.mark.parametrize(("memory", "threads"), [(SMALL, 1), (1 << 30, 1), (SMALL, 0)])
-def test_a_loop_that_goes_on_in_a_fork_is_told_where_it_has_no_threads(
+def test_a_loop_that_goes_on_in_a_fork_is_an_error(
     data: ParquetData, memory: int, threads: int
 ) -> None:
     """It waited for ever."""
