@@ -85,7 +85,7 @@ class TestBundle:
         archive, wanted = bundle()
         assert {"farandole", "cloudpickle"} <= set(wanted)
         names = zipfile.ZipFile(io.BytesIO(archive)).namelist()
-        assert "farandole/worker.py" in names
+        assert "farandole/job/worker.py" in names
         assert all(name.endswith((".py", ".typed")) for name in names)
 
     def test_what_is_there_already_is_used(self) -> None:
