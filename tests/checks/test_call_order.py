@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from farandole.checks.call_order import Called, swapped
-from farandole.checks.call_sites import Calls
+from farandole.checks.call_order import CallReport, swapped_calls
+from farandole.checks.call_sites import CallRecorder
 from farandole.checks.catalogue import CALL_ORDER
 
 
-def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> Called:
-    """Calls at the places of ``order``, a letter each."""
+def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> CallReport:
+    """CallRecorder at the places of ``order``, a letter each."""
     places = sorted(set(order))
     calls = {number: places.index(place) for number, place in enumerate(order, begin)}
-    return Called(
+    return CallReport(
         places,
         calls,
         [[places.index(each) for each in pair] for pair in exclusive],
@@ -23,15 +23,15 @@ def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) 
     )
 
 
-def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None:
-    found = swapped([called("abab"), called("abba"), None, called("abab")])
+def test_calls_in_another_order_are_reported_with_lines_and_ranks() -> None:
+    found = swapped_calls([called("abab"), called("abba"), None, called("abab")])
     assert found is not None
     assert found.code == CALL_ORDER.code
     assert found.where == "a and b"
     assert "as call 3, ranks 0 and 3 came to a, and rank 1 to b." in found.text
     assert "hvd.allreduce(loss, name='loss')" in found.text
     assert "as call 3, " in getattr(
-        swapped([called("ab", 2**40 + 3), called("ba", 2**40 + 3)]), "text", ""
+        swapped_calls([called("ab", 2**40 + 3), called("ba", 2**40 + 3)]), "text", ""
     )
 
 
@@ -44,15 +44,15 @@ def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None
         [called("abab", exclusive=["ab"]), called("baba", exclusive=["ab"])],
         [called("aab"), called("b", 3)],  # what is not known of a rank
         [called("aab"), called("aabaab")],  # more calls, still under way
-        [Called(), Called()],
+        [CallReport(), CallReport()],
     ],
 )
-def test_what_is_no_other_order(reports: list[Called | None]) -> None:
-    assert swapped(reports) is None
+def test_what_is_no_other_order(reports: list[CallReport | None]) -> None:
+    assert swapped_calls(reports) is None
 
 
-def noted(program: Callable[[Callable[[], None]], None], after: int = 0) -> Called:
-    calls = Calls()
+def noted(program: Callable[[Callable[[], None]], None], after: int = 0) -> CallReport:
+    calls = CallRecorder()
 
     def add() -> None:
         made()
@@ -65,7 +65,7 @@ def noted(program: Callable[[Callable[[], None]], None], after: int = 0) -> Call
     return calls.called(after)
 
 
-def test_places_of_one_function_are_exclusive_if_no_way_leads_from_one_to_the_other() -> None:
+def test_places_of_one_function_that_exclude_each_other() -> None:
     def branches(add: Callable[[], None]) -> None:
         for turn in range(4):
             if turn % 2:
@@ -86,12 +86,12 @@ def test_places_of_one_function_are_exclusive_if_no_way_leads_from_one_to_the_ot
     assert [branch.exclusive, straight.exclusive] == [[[0, 1]], []]
     assert all(place.startswith(f"{__file__}:") for place in (*branch.places, *straight.places))
     assert noted(branches, 3).calls == {4: 0}
-    assert (branch.last, noted(branches, 9)) == (4, Called([], {}, [], 4))
+    assert (branch.last, noted(branches, 9)) == (4, CallReport([], {}, [], 4))
 
 
 def test_the_digest_is_that_of_the_order() -> None:
     def program(order: str) -> int:
-        calls = Calls()
+        calls = CallRecorder()
 
         def one() -> None:
             add()

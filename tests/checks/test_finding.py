@@ -12,7 +12,7 @@ from farandole import checks
 from farandole.base.log import logger
 from farandole.checks import catalogue, finding, reporting
 from farandole.checks.catalogue import CALL_ORDER, CATALOGUE, DRIFT, SAME_DATA
-from farandole.checks.finding import Rule, error_of
+from farandole.checks.finding import FindingKind, error_of
 from farandole.errors import RanksDifferError
 from farandole.job import context
 from tests.test_architecture import PACKAGE
@@ -49,7 +49,7 @@ def test_codes_are_unique_and_never_reused() -> None:
 
 
 @pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
-def test_every_kind_is_described(rule: Rule) -> None:
+def test_every_kind_is_described(rule: FindingKind) -> None:
     assert rule.title
     for sentence in (rule.meaning, rule.cure):
         assert sentence.endswith(".")
@@ -59,7 +59,7 @@ def test_every_kind_is_described(rule: Rule) -> None:
 
 def test_every_kind_is_found_by_some_check() -> None:
     sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "catalogue.py"]
-    names = [name for name, value in vars(catalogue).items() if isinstance(value, Rule)]
+    names = [name for name, value in vars(catalogue).items() if isinstance(value, FindingKind)]
     assert len(names) == len(CATALOGUE)
     unused = [
         name

@@ -14,7 +14,7 @@ from farandole.base.ranks import ranks_named
 from farandole.checks.replicas import (
     Cures,
     History,
-    Report,
+    ReplicaReport,
     Schedule,
     findings,
     same_gradients,
@@ -26,7 +26,7 @@ CURES = Cures("CALL BROADCAST", "DEAL DATA")
 NAMES = ["first", "second"]
 
 
-def told(*reports: Report | None, history: History | None = None, step: int = 1) -> str:
+def told(*reports: ReplicaReport | None, history: History | None = None, step: int = 1) -> str:
     found = findings(reports, NAMES, history or History(), step, CURES)
     return " & ".join(each.text for each in found)
 
@@ -44,35 +44,41 @@ def test_the_schedule_becomes_rare_but_never_ends() -> None:
 
 
 def test_never_broadcast() -> None:
-    text = told(Report((1, 2)), Report((3, 4)), Report((1, 2)))
+    text = told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((1, 2)))
     assert mentions(text, "weights")
     assert "rank 1 differs from ranks 0 and 2 in 2 of 2 parameters, first in first" in text
     assert text.endswith("Nothing was broadcast: before the first step call CALL BROADCAST")
-    assert mentions(told(Report((1, 2)), Report((3, 4)), Report((5, 2))), "3")
+    assert mentions(told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((5, 2))), "3")
 
 
 def test_loaded_between_broadcast_and_training() -> None:
-    text = told(Report((1, 2), broadcast=True), Report((1, 3), broadcast=True))
+    text = told(ReplicaReport((1, 2), broadcast=True), ReplicaReport((1, 3), broadcast=True))
     assert "rank 1 differs from rank 0 in 1 of 2 parameters, first in second" in text
     assert mentions(text, "rank 0", "CALL", "BROADCAST")
 
 
 def test_alike_no_more() -> None:
     text = told(
-        Report((1, 2), steps=4), Report((1, 3), steps=4), history=History(alike_at=4), step=8
+        ReplicaReport((1, 2), steps=4),
+        ReplicaReport((1, 3), steps=4),
+        history=History(alike_at=4),
+        step=8,
     )
     assert mentions(text, "step 4", "step 8")
     assert "another learning rate" in text  # nobody knows the settings
     assert "some ranks skipped" not in text
     text = told(
-        Report((1, 2), steps=4), Report((1, 3), steps=3), history=History(alike_at=4), step=8
+        ReplicaReport((1, 2), steps=4),
+        ReplicaReport((1, 3), steps=3),
+        history=History(alike_at=4),
+        step=8,
     )
     assert mentions(text, "optimizer.step()", "3", "rank 1", "4", "rank 0")
 
 
 def test_a_state_that_some_ranks_have_alone() -> None:
     cures = CURES._replace(state="CALL STATE")
-    reports = [Report((1, 2), {"lr": "0.1"}, 4), Report((1, 3), {"lr": "0.1"}, 4)]
+    reports = [ReplicaReport((1, 2), {"lr": "0.1"}, 4), ReplicaReport((1, 3), {"lr": "0.1"}, 4)]
     (found,) = findings(reports, NAMES, History(alike_at=1), 2, cures)
     assert mentions(found.text, "momentum")
     assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
@@ -81,20 +87,22 @@ def test_a_state_that_some_ranks_have_alone() -> None:
 def test_parameters_that_came_later() -> None:
     """The others were alike, and are; a checkpoint that ranks loaded is no cause of it."""
     history = History()
-    assert told(Report((1,)), Report((1,)), history=history, step=2) == ""
-    text = told(Report((2, 3)), Report((2, 4)), history=history, step=4)
+    assert told(ReplicaReport((1,)), ReplicaReport((1,)), history=history, step=2) == ""
+    text = told(ReplicaReport((2, 3)), ReplicaReport((2, 4)), history=history, step=4)
     assert mentions(text, "1", "step 2", "parameters")
     assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
     history.reported.clear()
-    assert mentions(told(Report((2, 3)), Report((5, 4)), history=history, step=8), "step 2")
+    assert mentions(
+        told(ReplicaReport((2, 3)), ReplicaReport((5, 4)), history=history, step=8), "step 2"
+    )
 
 
 def test_settings_are_the_cause_of_what_follows_from_them() -> None:
     history = History(alike_at=1)
     reports = [
-        Report((1, 2), {"lr": "0.1"}),
-        Report((1, 3), {"lr": "0.2"}),
-        Report((1, 2), {"lr": "0.1"}),
+        ReplicaReport((1, 2), {"lr": "0.1"}),
+        ReplicaReport((1, 3), {"lr": "0.2"}),
+        ReplicaReport((1, 2), {"lr": "0.1"}),
     ]
     text = told(*reports, history=history, step=2)
     assert "lr is 0.1 on ranks 0 and 2, 0.2 on rank 1" in text
@@ -104,14 +112,16 @@ def test_settings_are_the_cause_of_what_follows_from_them() -> None:
 
 def test_a_kind_is_told_once() -> None:
     history = History()
-    assert told(Report((1, 2)), Report((3, 4)), history=history)
-    assert told(Report((5, 2)), Report((3, 4)), history=history, step=2) == ""
+    assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history)
+    assert told(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2) == ""
 
 
 def test_frameworks_whose_first_step_comes_before_the_broadcast() -> None:
     history = History(patient=True)
-    assert told(Report((1, 2)), Report((3, 4)), history=history) == ""
-    assert "began to train" in told(Report((5, 2)), Report((3, 4)), history=history, step=2)
+    assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history) == ""
+    assert "began to train" in told(
+        ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2
+    )
 
 
 def test_same_data_is_believed_the_second_time() -> None:
@@ -154,14 +164,16 @@ def test_ranks_that_are_alike_are_left_in_peace(
     """Whatever the weights of a step are; ranks that have joined, or know nothing, do not count."""
     history = History()
     for step, each in enumerate(weights, 1):
-        reports: list[Report | None] = [Report(each, {"lr": "0.1"}, 1) for _ in range(5)]
-        reports[joined] = None if step % 2 else Report()
+        reports: list[ReplicaReport | None] = [
+            ReplicaReport(each, {"lr": "0.1"}, 1) for _ in range(5)
+        ]
+        reports[joined] = None if step % 2 else ReplicaReport()
         assert told(*reports, history=history, step=step) == ""
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_what_is_a_ranks_own_may_differ(one: int, other: int) -> None:
-    assert told(Report((0, one)), Report((other, one)), Report((0, one))) == ""
+    assert told(ReplicaReport((0, one)), ReplicaReport((other, one)), ReplicaReport((0, one))) == ""
 
 
 @given(

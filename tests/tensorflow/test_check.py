@@ -182,7 +182,7 @@ def test_an_epoch_of_keras_2_without_an_exchange() -> None:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_the_end_of_a_job_that_predicts_and_of_one_that_trains_apart(trains: bool) -> None:
+def test_the_end_of_jobs_that_predict_or_train_apart(trains: bool) -> None:
     def program(rank: int) -> None:
         from farandole.job import context
 

@@ -155,7 +155,7 @@ def test_what_is_no_optimizer(optimizer: Any, found: str) -> None:
         hvd.DistributedOptimizer(optimizer)
 
 
-def test_num_groups_is_deprecated_and_passes_are_checked_later_too() -> None:
+def test_num_groups_is_deprecated_and_passes_are_checked() -> None:
     with pytest.warns(DeprecationWarning, match="num_groups"):
         optimizer = wrap_alone(num_groups=2)
     with pytest.raises(ValueError, match=mentioning("backward_passes_per_step", "0")):
@@ -288,7 +288,7 @@ def test_a_type_that_cannot_travel() -> None:
     job(2, train)
 
 
-def test_a_model_converted_to_another_type_after_its_optimizer_was_wrapped() -> None:
+def test_a_model_converted_after_its_optimizer_was_wrapped() -> None:
     def fn(rank: int) -> str:
         import farandole.torch as hvd
 
@@ -335,7 +335,7 @@ def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
     job(2, train)
 
 
-def test_a_failure_of_a_handle_that_nobody_synchronizes_is_told_at_the_end() -> None:
+def test_a_failed_handle_that_nobody_synchronizes() -> None:
     """The tensor in place is as it was, and a program that goes on takes it for the mean."""
 
     def ends(*, asks: bool) -> Any:

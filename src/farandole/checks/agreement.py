@@ -16,14 +16,14 @@ import numpy as np
 
 from farandole.base.digests import combined, digest_of_text
 from farandole.base.types import DType, ReduceOp
-from farandole.checks.call_order import Called, swapped
-from farandole.checks.call_sites import Calls
+from farandole.checks.call_order import CallReport, swapped_calls
+from farandole.checks.call_sites import CallRecorder
 from farandole.checks.exchange import all_equal, gathered, reduce
 from farandole.checks.finding import Finding
 from farandole.checks.replicas import (
     Cures,
     History,
-    Report,
+    ReplicaReport,
     Schedule,
     findings,
     same_gradients,
@@ -71,7 +71,7 @@ class Agreement:
         self._history = History(patient=replica.patient, reported=replica.reported)
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
-        self._calls = engine.numbers.recorded(Calls) if self._mode != "off" else None
+        self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
         self._ordered = 0  # the last call without a name at the look before
 
     def soon(self) -> bool:
@@ -111,7 +111,9 @@ class Agreement:
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
-            mine = Report(tuple(weights or ()), settings, since, context.parameters_broadcast() > 0)
+            mine = ReplicaReport(
+                tuple(weights or ()), settings, since, context.parameters_broadcast() > 0
+            )
             reports = self._reports(mine)
             found = findings(
                 reports, self.replica.names(), self._history, self._step, self.replica.cures
@@ -143,23 +145,25 @@ class Agreement:
             return []
         mine = self._calls.called(self._ordered)
         texts = gathered(self._engine, f"{self._label}.calls", json.dumps(mine._asdict()).encode())
-        reports = [_called(text) if text else None for text in texts]
+        reports = [_call_report(text) if text else None for text in texts]
         self._ordered = min(report.last for report in reports if report is not None)
-        found = swapped(reports) if not self._calls.reported else None
+        found = swapped_calls(reports) if not self._calls.reported else None
         self._calls.reported |= found is not None
         return [] if found is None else [found]
 
-    def _reports(self, mine: Report) -> list[Report | None]:
+    def _reports(self, mine: ReplicaReport) -> list[ReplicaReport | None]:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
         reports = [json.loads(text) if text else None for text in texts]
         return [
-            None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])})
+            None
+            if fields is None
+            else ReplicaReport(**{**fields, "weights": tuple(fields["weights"])})
             for fields in reports
         ]
 
 
-def _called(text: bytes) -> Called:
+def _call_report(text: bytes) -> CallReport:
     fields = json.loads(text)
-    return Called(
+    return CallReport(
         **{**fields, "calls": {int(number): place for number, place in fields["calls"].items()}}
     )

@@ -19,7 +19,7 @@ from farandole.checks.catalogue import CALL_ORDER
 from farandole.checks.finding import Finding
 
 
-class Called(NamedTuple):
+class CallReport(NamedTuple):
     """The lines from which one rank called unnamed collectives.
 
     ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call.
@@ -33,7 +33,7 @@ class Called(NamedTuple):
     last: int = 0
 
 
-def swapped(reports: Sequence[Called | None]) -> Finding | None:
+def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
     """``reports``: by rank; None for a rank that takes no part. The first pair of calls in another
     order.
     """

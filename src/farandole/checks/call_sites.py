@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from farandole.base.package import FOLDER
 
 if TYPE_CHECKING:
-    from farandole.checks.call_order import Called
+    from farandole.checks.call_order import CallReport
 
 _KEPT = 256  # calls
 _OTHERS = 32  # places of which it is known whether they exclude each other
 _OURS = FOLDER + os.sep
 
 
-class Calls:
+class CallRecorder:
     """The latest calls of this rank over one engine: numbers and places."""
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Calls:
             "\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after))
         )
 
-    def called(self, after: int) -> Called:
+    def called(self, after: int) -> CallReport:
         """All that is known of them."""
         from farandole.checks.branches import alternatives
-        from farandole.checks.call_order import Called
+        from farandole.checks.call_order import CallReport
 
         calls = self._since(after)
         sites = list(dict.fromkeys((code, at) for _, code, at in calls))
@@ -68,7 +68,7 @@ class Calls:
             for one, other in combinations(sites[:_OTHERS], 2)
             if one[0] is other[0] and alternatives(one[0], one[1], other[1])
         ]
-        return Called(
+        return CallReport(
             places,
             {number: index[_place(code, at)] for number, code, at in calls},
             exclusive,

@@ -29,7 +29,7 @@ class Finding(NamedTuple):
         return f"{self.text} [{self.code}]"
 
 
-class Rule(NamedTuple):
+class FindingKind(NamedTuple):
     """A kind of finding: an entry of the catalogue."""
 
     code: str

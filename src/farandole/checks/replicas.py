@@ -50,7 +50,7 @@ class Cures(NamedTuple):
     reduced: str = ""
 
 
-class Report(NamedTuple):
+class ReplicaReport(NamedTuple):
     """One rank's report.
 
     ``weights``: a digest per parameter, 0 where the parameter is this rank's own affair; empty if
@@ -116,7 +116,7 @@ def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def findings(
-    reports: Sequence[Report | None],
+    reports: Sequence[ReplicaReport | None],
     names: Sequence[str],
     history: History,
     step: int,
@@ -197,7 +197,7 @@ def same_data(size: int, how: str, cures: Cures) -> Finding:
     return SAME_DATA.finding(text, cure=cures.share)
 
 
-def _settings(present: Mapping[int, Report]) -> Finding | None:
+def _settings(present: Mapping[int, ReplicaReport]) -> Finding | None:
     reports = list(present.values())
     for name in sorted(
         {name for report in reports for name in report.settings},
@@ -226,7 +226,11 @@ def _settings(present: Mapping[int, Report]) -> Finding | None:
 
 
 def _weights(
-    present: Mapping[int, Report], names: Sequence[str], history: History, step: int, cures: Cures
+    present: Mapping[int, ReplicaReport],
+    names: Sequence[str],
+    history: History,
+    step: int,
+    cures: Cures,
 ) -> Finding | None:
     known = {rank: report.weights for rank, report in present.items() if report.weights}
     columns = list(zip(*known.values(), strict=False))
@@ -265,7 +269,7 @@ def _weights(
     )
 
 
-def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str:
+def _never_alike(present: Mapping[int, ReplicaReport], where: str, cures: Cures) -> str:
     text = f"the ranks began to train with different weights, and train different models: {where}. "
     if cures.certain:
         return text + cures.certain
@@ -280,7 +284,7 @@ def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str
 
 
 def _alike_no_more(
-    present: Mapping[int, Report], where: str, history: History, step: int, cures: Cures
+    present: Mapping[int, ReplicaReport], where: str, history: History, step: int, cures: Cures
 ) -> str:
     text = (
         f"the ranks hold different weights, and train different models from now on: {where}. They"

@@ -22,13 +22,14 @@ from typing import Any
 
 from farandole.base.exchange_names import BUCKETS, exchange_name
 from farandole.base.types import ReduceOp
-from farandole.checks.agreement import Agreement, Replica
+from farandole.checks.agreement import Replica
 from farandole.checks.consistency import check_same_parameters
+from farandole.checks.gradient_checks import GradientChecks
 from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.job.config.settings import spare_cores
 from farandole.strategies import step_sync
-from farandole.strategies.ballot import NO_WORD, UNOPENED, UNPLANNED, Ballot
+from farandole.strategies.ballot import NO_WORD, UNOPENED, UNPLANNED, Ballot, Tally
 from farandole.strategies.bucket_layout import BucketLayout
 from farandole.strategies.buckets import Gradient
 from farandole.strategies.codecs import HandingOver, claim, codec
@@ -36,7 +37,6 @@ from farandole.strategies.gradient_step import GradientStep, Unexpected
 from farandole.strategies.optimizer_id import OptimizerId
 from farandole.strategies.optimizer_session import OptimizerSession
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
-from farandole.strategies.replica_looks import ReplicaLooks
 from farandole.strategies.residual_scale import ResidualScale
 
 
@@ -65,11 +65,10 @@ class BucketReducer:
         self.backward = -1
         self.nonfinite: int | None = None
         self._passes = options.passes
-        self._replica = replica
         self._id = OptimizerId(options.process_set)
         self._session: OptimizerSession | None = None
         self._layout = BucketLayout(options, self.codec, flat=flat and self.codec is None)
-        self._looks = ReplicaLooks()
+        self._checks = GradientChecks(replica)
         # the reduced part of gradients that may grow yet (op=Sum)
         self._sums: dict[int, Any] = {}
         self._begin()
@@ -116,7 +115,7 @@ class BucketReducer:
 
     def after_step(self) -> None:
         """After the first step: lay out the buckets in the order in which gradients came."""
-        self._looks.steps += 1
+        self._checks.after_step()
         if not self._step.new_gradients and self._session is not None:
             arrivals = self._session.arrivals
             if arrivals is not None and self._session.rounds:
@@ -133,7 +132,7 @@ class BucketReducer:
         self._enter()
         assert self._session is not None
         tally = self._session.poll(self._ballot(0 if self._step.new_gradients else 1))
-        self._looks.hear(tally)
+        self._take_spread(tally)
         self._layout.wished = tally.bucket_bytes
         self._step.hear(new_gradients=tally.new_gradients)
         return tally.ready_buckets == 0
@@ -262,14 +261,21 @@ class BucketReducer:
         assert self._session is not None
         try:
             tally = self._session.receive()
-            self._looks.hear(tally)
+            self._take_spread(tally)
             self._layout.wished = tally.bucket_bytes
             self._step.hear(new_gradients=tally.new_gradients)
             self._reduce(tally.ready_buckets)
-            self._looks.look_if_asked()
+            self._checks.compare_if_wanted()
         except Exception:
             self._begin()  # the engine goes on after an error, and so does this
             raise
+
+    def _take_spread(self, tally: Tally) -> None:
+        """Ranks that had joined know an older spread: it is agreed upon as well, or some ranks
+        would compare alone.
+        """
+        wanted = tally.compare_replicas or not tally.spread_was_known
+        self._checks.on_agreed(tally.spread, wanted=wanted)
 
     # A step.
 
@@ -277,7 +283,7 @@ class BucketReducer:
         """Expect a step's gradients."""
         self._step = GradientStep(len(self.gradients), self._passes, self._layout.sizes())
         self._sums = {}
-        self._looks.begin_step()
+        self._checks.begin_step()
         for bucket in self._layout.buckets:
             bucket.open()
 
@@ -311,8 +317,8 @@ class BucketReducer:
         assert session is not None
         if session.arrivals is not None:
             session.arrivals[index] = None  # once: some programs never call ``step``
-        if self._looks.sampling and gradient is not None:
-            self._looks.sample(index, self.gradients[index].digest(gradient))
+        if self._checks.sampling and gradient is not None:
+            self._checks.on_gradient(index, self.gradients[index].digest(gradient))
         if home is None:
             return
         self._layout.buckets[home.bucket].put(home.slot, gradient)
@@ -338,7 +344,7 @@ class BucketReducer:
             if not number:
                 self.residual_scale.update(self.gradients)
                 self.nonfinite = None
-            if not again and self.nonfinite is None and self._looks.agreement is not None:
+            if not again and self.nonfinite is None and self._checks.active:
                 self._find_nonfinite(number)
             assert self._session is not None
             self._layout.buckets[number].launch(self._session.engine, again=again, soon=soon)
@@ -494,9 +500,9 @@ class BucketReducer:
             ready_buckets=ready,
             bucket_bytes=self.engine.sizes.bucket_bytes if self.engine.rank == 0 else NO_WORD,
             # counts exchanges, not layouts
-            compare_replicas=self._layout.common and self._looks.due(),
-            steps=self._looks.steps,
-            spread=self._looks.spread,
+            compare_replicas=self._layout.common and self._checks.due(),
+            steps=self._checks.steps,
+            spread=self._checks.spread,
             new_gradients=self._step.new_gradients,
         )
 
@@ -541,8 +547,7 @@ class BucketReducer:
         overlap = spare_cores(settings, context.local_size())
         overlap = overlap or (on_device and settings.overlap != "off")
         self._session = OptimizerSession(engine, name, overlap=overlap)
-        if self._replica is not None:
-            self._looks.agreement = Agreement(self._replica, engine, name)
+        self._checks.begin(engine, name)
         self._layout.leave_engine()
 
     def _abandon_session(self) -> None:

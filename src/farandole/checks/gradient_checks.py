@@ -1,0 +1,64 @@
+"""The checks of gradients on their way through a reducer that takes them one by one."""
+
+from __future__ import annotations
+
+from farandole.base.digests import combined
+from farandole.checks.agreement import Agreement, Replica
+from farandole.core.engine import Engine
+
+
+class GradientChecks:
+    """Compares the ranks' replicas and gradients at some steps. The reducer asks whether it is time
+    with an exchange that it makes anyway.
+
+    ``steps``: of this rank's optimizer; ``spread``: by how much ranks differ in them. ``sampling``:
+    digests of this rank's own gradients are wanted in this step.
+    """
+
+    def __init__(self, replica: Replica | None) -> None:
+        self.steps = 0
+        self.spread = 0
+        self.sampling = False
+        self._replica = replica
+        self._agreement: Agreement | None = None
+        self._samples: dict[int, int] = {}
+        self._wanted = False  # by some rank
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a replica to compare, over the present engine."""
+        return self._agreement is not None
+
+    def begin(self, engine: Engine, name: str) -> None:
+        """Compare over another engine from now on."""
+        if self._replica is not None:
+            self._agreement = Agreement(self._replica, engine, name)
+
+    def begin_step(self) -> None:
+        self.sampling = self._agreement is not None and self._agreement.soon()
+        self._samples = {}
+
+    def on_gradient(self, index: int, digest: int) -> None:
+        """Keep the digest of a gradient that this rank's own data gave."""
+        self._samples[index] = digest
+
+    def due(self) -> bool:
+        """Count an exchange. Return whether this rank wants to compare."""
+        return self._agreement is not None and self._agreement.due()
+
+    def on_agreed(self, spread: int, *, wanted: bool) -> None:
+        """Keep what the ranks have agreed on. ``wanted``: some rank wants to compare."""
+        self.spread = spread
+        self._wanted = self._wanted or wanted
+
+    def compare_if_wanted(self) -> None:
+        """Compare the replicas, with the weights after the last step. Collective."""
+        if not self._wanted:
+            return
+        self._wanted = False
+        if self._agreement is not None:
+            own = [digest for _, digest in sorted(self._samples.items())]
+            self._agreement.look(combined(own) if any(own) else None, self.steps)
+
+    def after_step(self) -> None:
+        self.steps += 1
