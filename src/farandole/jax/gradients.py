@@ -16,7 +16,7 @@ from farandole.jax.calls import Collective, check_dtypes
 from farandole.jax.checks import CURES, ArraysReplica, comparable, sample
 from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call, wait
-from farandole.strategies.codecs import keeper
+from farandole.strategies.codecs import state_label
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 
@@ -113,7 +113,7 @@ class _Reduction:
         mark, step = (int(word.flat[0]) for word in arrays[end:]) if self._marked else (None, 0)
         names = self.reducer.names_in(mark, names, arrays[:count])
         lasts = self.reducer.options.owner is not None  # the codec is an object of the program's
-        with self.reducer.models.once(mark, step, keeper(self.reducer.codec), lasts):
+        with self.reducer.models.once(mark, step, state_label(self.reducer.codec), lasts):
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
 
 

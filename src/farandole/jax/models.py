@@ -50,9 +50,10 @@ class Models:
         return self._places.setdefault(mark, len(self._places))
 
     @contextlib.contextmanager
-    def once(self, mark: Hashable, step: int, keeper: str, lasts: bool = False) -> Iterator[None]:
-        """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the
-        model's state; empty if nothing does. ``lasts``: it does not go when this optimizer goes.
+    def once(self, mark: Hashable, step: int, label: str, lasts: bool = False) -> Iterator[None]:
+        """Run the exchange of a model's step (1, 2 ...) once. ``label``: of state outside of the
+        model's that the exchange changes; empty if there is none. ``lasts``: that state outlives
+        this optimizer.
 
         Raises ValueError for a step that is computed anew: what is remembered of the first time,
         and of steps after it, is wrong then. (What ``lasts`` may have been taken back, too.) The
@@ -62,25 +63,20 @@ class Models:
         """
         now = context.session_id(), step
         scope, last = self._exchanged.get(mark, ("", 0))
-        if (
-            keeper
-            and step > 1
-            and scope == now[0]
-            and (step == last or (step < last and not lasts))
-        ):
+        if label and step > 1 and scope == now[0] and (step == last or (step < last and not lasts)):
             raise ValueError(
                 f"step {step} of this model was exchanged before, and its result was dropped, but"
-                f" {keeper} counts both times. optax.MultiSteps around DistributedOptimizer drops"
+                f" {label} counts both times. optax.MultiSteps around DistributedOptimizer drops"
                 " all passes but the last one: use DistributedOptimizer(optimizer,"
                 " backward_passes_per_step=...) instead, or put MultiSteps inside. To go back to"
                 " an earlier state, make a new optimizer"
             )
-        if keeper and not lasts and step:
-            self._check_lasts(mark, *now, keeper)
+        if label and not lasts and step:
+            self._check_lasts(mark, *now, label)
         yield
         self._exchanged[mark] = now
 
-    def _check_lasts(self, mark: Hashable, scope: str, step: int, keeper: str) -> None:
+    def _check_lasts(self, mark: Hashable, scope: str, step: int, label: str) -> None:
         """Optimizers that no model began with may go on from a checkpoint, each with many steps.
         Three with a step each are one that is made anew each time, and what it should keep is lost.
         """
@@ -95,7 +91,7 @@ class Models:
         if count > 2:
             raise ValueError(
                 f"steps {step - 2}, {step - 1} and {step} of this model were made by three"
-                f" optimizers, and {keeper} keeps something from step to step, which each of them"
+                f" optimizers, and {label} keeps something from step to step, which each of them"
                 " lost: make DistributedOptimizer once, before the first step."
                 " optax.inject_hyperparams around it makes a new one in each update outside of"
                 " jax.jit: put it inside,"

@@ -94,7 +94,7 @@ class _Exchanges:
         count = len(names)
         columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
         exchange = self._of[place]
-        with self.models.once(mark, step, exchange.keeper, exchange.lasts):
+        with self.models.once(mark, step, exchange.state_label, exchange.lasts):
             exchange(columns[0], columns[1:], step, names_in(place, names))
 
 

@@ -19,7 +19,7 @@ from farandole.job.context import ProcessSet
 from farandole.keras.checks import KerasReplica
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
-from farandole.strategies.codecs import codec, keeper
+from farandole.strategies.codecs import codec, state_label
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
@@ -60,7 +60,7 @@ class KerasReducer:
         )
         self._applying = False
         # does something wait for the gradients to come?
-        self._keeps = bool(keeper(codec(options.codec)))
+        self._keeps = bool(state_label(codec(options.codec)))
         # a codec is given the sum of all passes: the votes and thresholds of some are of sizes
         self._before = self.factor if codec(options.codec) else 1.0
         self._list: tuple[Any, GradientListReducer] | None = None

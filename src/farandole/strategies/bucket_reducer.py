@@ -32,7 +32,7 @@ from farandole.strategies import step_sync
 from farandole.strategies.ballot import NO_WORD, UNOPENED, UNPLANNED, Ballot, Tally
 from farandole.strategies.bucket_layout import BucketLayout
 from farandole.strategies.buckets import Gradient
-from farandole.strategies.codecs import HandingOver, claim, codec
+from farandole.strategies.codecs import Releasable, claim, codec
 from farandole.strategies.gradient_step import GradientStep, Unexpected
 from farandole.strategies.optimizer_id import OptimizerId
 from farandole.strategies.optimizer_session import OptimizerSession
@@ -483,12 +483,12 @@ class BucketReducer:
         """Add the residuals that the codec kept of gradients while they were dense to their rows:
         the codec sees them no more.
         """
-        if not isinstance(self.codec, HandingOver):
+        if not isinstance(self.codec, Releasable):
             return
         self.residual_scale.update(self.gradients)
         for index in self._layout.sparse:
             gradient = self.gradients[index]
-            unsent = self.codec.hand_over(gradient.identity[0]) if gradient.trainable() else None
+            unsent = self.codec.release(gradient.identity[0]) if gradient.trainable() else None
             # it may be a checkpoint's, of another model
             if unsent is not None and len(unsent) == gradient.count:
                 gradient.add_flat(unsent)

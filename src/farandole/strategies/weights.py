@@ -15,7 +15,7 @@ from farandole.checks.strategy_mismatch import StrategyMismatchCheck, other_stra
 from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.job.report import pace
-from farandole.strategies.codecs import codec, keeper
+from farandole.strategies.codecs import codec, state_label
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers, PeerSession
 
@@ -70,15 +70,15 @@ class WeightExchange:
         return needed
 
     @property
-    def keeper(self) -> str:
-        """What remembers exchanges elsewhere than in slots, for messages; empty: nothing does."""
+    def state_label(self) -> str:
+        """The label, for messages, of state outside of slots; empty if there is none."""
         if isinstance(self.strategy, Consolidating):
             return f"strategy={self.strategy.spec!r}"
-        return keeper(self.codec)
+        return state_label(self.codec)
 
     @property
     def lasts(self) -> bool:
-        """Does ``keeper`` not go with this, for it is the program's?"""
+        """Does that state belong to the program, and outlive this exchange?"""
         return not isinstance(self.strategy, Consolidating) and self._options.owner is not None
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:

@@ -19,7 +19,7 @@ from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
-from farandole.strategies.codecs import keeper
+from farandole.strategies.codecs import state_label
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
 from farandole.torch import checks, codec_state, loss_scale, validation
 from farandole.torch.adasum import AdasumState
@@ -362,7 +362,7 @@ class OptimizerState:
         flat = options.compression is NoneCompressor
         self.reducer = BucketReducer([], options, flat=flat, replica=self._checks.replica)
         self._scaler: Any = None  # a weak reference to the GradScaler
-        if keeper(self.reducer.codec):
+        if state_label(self.reducer.codec):
             loss_scale.watch()
         self._arrivals = Arrivals(self.reducer)
         self.catch_up = self._arrivals.catch_up

@@ -22,7 +22,7 @@ from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
 from farandole.keras.tf_keras.loss_scale import reduced_scaled, watch
 from farandole.strategies.codecs import codec as codec_of
-from farandole.strategies.codecs import keeper
+from farandole.strategies.codecs import state_label
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.checks import readable
@@ -330,7 +330,7 @@ class _OptimizerState:
         self.given: list[Any] = []  # variables of the gradients that are applied now
         self.scale: Any = None  # of the gradients that are being computed
         # does something wait for the gradients to come?
-        self._keeps = bool(keeper(codec_of(options.codec)))
+        self._keeps = bool(state_label(codec_of(options.codec)))
         if self._keeps:
             watch()
         chosen = options.strategy

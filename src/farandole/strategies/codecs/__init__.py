@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class HandingOver(Protocol):
+class Releasable(Protocol):
     """A codec that keeps what it has not sent of a tensor, and can give it away: the tensor travels
     otherwise now.
     """
 
-    def hand_over(self, key: str) -> Array | None:
+    def release(self, key: str) -> Array | None:
         """What this rank has not sent of the tensor, flat and in its units, which the codec keeps
         no more. None if that is nothing.
         """
@@ -55,9 +55,9 @@ def codec(spec: str | Codec | None) -> Codec | None:
     return spec
 
 
-def keeper(of: Codec | None) -> str:
-    """``of``, for messages, if later results depend on what it keeps (residuals, momentum); else
-    empty.
+def state_label(of: Codec | None) -> str:
+    """Return the label, for messages, of a codec whose later results depend on its state
+    (residuals, momentum); empty for others.
     """
     return (
         ""
@@ -73,7 +73,8 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
     Raises ValueError if two take turns with one name: what is kept of one's tensor would count for
     the other's.
     """
-    if of is None or owner is None or not keeper(of):
+    label = "" if owner is None else state_label(of)
+    if of is None or not label:
         return
     for name in names:
         owners = _owners_of(of).setdefault(name, deque(maxlen=16))
@@ -81,7 +82,7 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
             owners.append(owner)
         elif owners[-1] is not owner:
             raise ValueError(
-                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r},"
+                f"{label} is one object for several optimizers that have a tensor {name!r},"
                 " and what it keeps of one's would go to the other's: give each an object of its"
                 f" own, or the name {of.spec!r}, of which each makes one. An optimizer that a"
                 " jitted function makes is another one in each trace: make it outside"

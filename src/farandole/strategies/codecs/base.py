@@ -84,8 +84,8 @@ class FlatCodec:
                     self._state[name] = self._state[name] * self._state[name].dtype.type(factor)
                 cleared(self._state[name])
 
-    def hand_over(self, key: str) -> Array | None:
-        """See ``codecs.HandingOver``."""
+    def release(self, key: str) -> Array | None:
+        """See ``codecs.Releasable``."""
         self._before.pop(key, None)
         found, owed, at = (
             self._state.pop(f"{name}/{key}", None) for name in ("residual", "owed", "at")

@@ -168,16 +168,16 @@ class PowerSgd(Pushable):
         the same everywhere.
         """
         rank = self._rank
-        told = np.empty((len(lefts), rank, rank), np.float64)
+        coefficients = np.empty((len(lefts), rank, rank), np.float64)
         if transport.rank == 0:
             for place, left in enumerate(lefts):
-                told[place] = _coefficients(left)
-            self.sent += told.nbytes * (transport.size - 1)
-        transport.broadcast(told.reshape(-1).view(np.uint8), 0)
+                coefficients[place] = _coefficients(left)
+            self.sent += coefficients.nbytes * (transport.size - 1)
+        transport.broadcast(coefficients.reshape(-1).view(np.uint8), 0)
         bases = []
-        for left, coefficients in zip(lefts, told, strict=True):
+        for left, of_left in zip(lefts, coefficients, strict=True):
             basis = np.empty_like(left)
-            _product(coefficients.astype(left.dtype), left, basis)
+            _product(of_left.astype(left.dtype), left, basis)
             bases.append(basis)
         return bases
 
