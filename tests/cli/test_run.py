@@ -85,7 +85,7 @@ class TestRun:
             ("--strategy gosip", "there is no strategy 'gosip'"),
             (
                 "--strategy gossip_async --codec sign",
-                "--codec sign adds up what all ranks have, but with strategy='gos",
+                "--codec sign has nothing to compress with strategy='gossip_async:",
             ),
             (
                 "--strategy gossip --codec sign",

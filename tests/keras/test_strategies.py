@@ -290,7 +290,6 @@ def test_synchronous_parameter_servers_average_gradients(backend: str) -> None:
             "ps threshold:1e-30",
             "ps_async onebit",
             "gossip:complete,gamma=1 topk:1",
-            "gossip_async int8",
         ):
             strategy, _, codec = spec.partition(" ")
             model = p.dense(0)

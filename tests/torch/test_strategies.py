@@ -335,7 +335,6 @@ def test_frozen_parameters_are_left_alone() -> None:
         "ps_async": -1.0,
         "ssp:1": -1.0,
         "gossip:complete int8": 3.0,
-        "gossip_async:complete int8": 3.0,
     }
 
     def fn(rank: int) -> list[Any]:
@@ -705,7 +704,6 @@ def test_a_broadcast_restarts_the_strategy() -> None:
         ("ssp:1,every=2", ""),
         ("gossip_async:ring,every=2", ""),
         ("gossip", "topk:0.3"),
-        ("gossip_async", "topk:0.3"),
     ]
 
     def fn(rank: int) -> None:

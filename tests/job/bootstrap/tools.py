@@ -43,7 +43,7 @@ if sys.argv[1:] == ["serves"]:
     from farandole.strategies.weights import WeightExchange
 
     found = []
-    for spec, codec in ("ps", "topk:0.25"), ("ps_async", "int8"), ("gossip_async", "int8"):
+    for spec, codec in ("ps", "topk:0.25"), ("ps_async", "int8"), ("gossip_async", ""):
         exchange = WeightExchange(spec, GradientOptions(codec=codec), strategy_of(spec))
         weights = [np.zeros(8)]
         slots = exchange.slots(weights)
