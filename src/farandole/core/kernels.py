@@ -223,4 +223,4 @@ def shares(total: int, parts: int) -> list[int]:
     (Horovod's rule).
     """
     base, extra = divmod(total, parts)
-    return [base + (rank < extra) for rank in range(parts)]
+    return [base + 1 if rank < extra else base for rank in range(parts)]

@@ -15,7 +15,7 @@ class Messages:
     def __init__(self) -> None:
         self.failed, self.asked, self.cancelled = False, list[int](), list[int]()
 
-    def receive(self, src: int, *_: Any) -> Any:
+    def receive(self, src: int, *_: Any, **named: Any) -> Any:
         self.asked.append(src)
         errors = {2: PeerLostError("rank 2 left", 2, left=True), 3: HorovodInternalError("other")}
         return SimpleNamespace(src=src, done=src in errors, error=errors.get(src))

@@ -106,5 +106,5 @@ def test_a_rank_that_cannot_publish_leaves_no_thread() -> None:
     assert not [
         thread
         for thread in threading.enumerate()
-        if thread not in before and "where" in thread.name
+        if thread not in before and "stacks" in thread.name
     ]

@@ -253,10 +253,12 @@ class _Ring:
         return self._scratch("result", chunk, hi - lo, self.out.dtype) if view is None else view
 
     def _sent(self, step: RingStep) -> Range:
-        return step.group[step.chunk][(self.rank - step.step - (not step.gather)) % self.size]
+        first = self.rank if step.gather else self.rank - 1
+        return step.group[step.chunk][(first - step.step) % self.size]
 
     def _received(self, step: RingStep) -> Range:
-        return step.group[step.chunk][(self.rank - step.step - 1 - (not step.gather)) % self.size]
+        first = self.rank if step.gather else self.rank - 1
+        return step.group[step.chunk][(first - step.step - 1) % self.size]
 
     def _scratch(self, purpose: str | int, chunk: int, length: int, dtype: np.dtype[Any]) -> Array:
         return self.scratch.take((purpose, chunk), length, dtype)

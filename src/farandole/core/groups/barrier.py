@@ -28,7 +28,9 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
     unanswered, notes = list(range(1, group.size)), dict[int, Transfer]()
     try:
         for rank in unanswered:
-            notes[rank] = group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf)
+            notes[rank] = group.messages.receive(
+                rank, tag, np.empty(1, np.uint8), dtype=0, timeout=math.inf
+            )
         missing = _missing(group, notes, seconds, everybody)
         lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
         text = _reproach(group, missing, seconds, lost) if missing else ""
@@ -40,7 +42,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
     if missing:
         stopped = (
-            f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+            f"{text}: they have stopped, or do not call it ({group.name}){group.stacks_of(missing)}"
         )
         raise StalledError(stopped, missing[0])
 
@@ -82,7 +84,7 @@ def _answer(
     while unanswered:
         note = notes.get(unanswered[-1])
         if note is None or note.error is None:
-            group.messages.send(unanswered[-1], tag, answer, 0, math.inf)
+            group.messages.send(unanswered[-1], tag, answer, dtype=0, timeout=math.inf)
         unanswered.pop()
         if note is not None and not note.done:
             group.messages.cancel(note)
@@ -91,21 +93,21 @@ def _answer(
 def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
     """On the members but 0: come, and hear from 0 whether all have."""
     answer = np.empty(_TEXT, np.uint8)
-    group.messages.send(0, tag, np.zeros(1, np.uint8), 0, math.inf)
-    heard = group.messages.receive(0, tag, answer, 0, math.inf)
+    group.messages.send(0, tag, np.zeros(1, np.uint8), dtype=0, timeout=math.inf)
+    verdict = group.messages.receive(0, tag, answer, dtype=0, timeout=math.inf)
     me = group.ranks[group.rank]
     reached = (
         f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for"
         " send/recv from "
     )
     zero = f"rank {group.ranks[0]}"
-    if not group.messages.wait(heard, 2 * seconds + 1.0):
-        group.messages.cancel(heard)
+    if not group.messages.wait(verdict, 2 * seconds + 1.0):
+        group.messages.cancel(verdict)
         raise StalledError(
             f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0
         )
-    if heard.error is not None:
-        raise PeerLostError(f"{reached}{zero}: {heard.error}", 0) from heard.error
+    if verdict.error is not None:
+        raise PeerLostError(f"{reached}{zero}: {verdict.error}", 0) from verdict.error
     text = answer.tobytes().decode(errors="replace").rstrip()
     if text:
         raise StalledError(f"{reached}{zero}: {text} ({group.name})", 0)

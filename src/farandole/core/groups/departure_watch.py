@@ -33,7 +33,7 @@ class DepartureWatch:
             for place, rank in enumerate(self._ranks):
                 if rank != group.rank:
                     self._notes[place] = group.messages.receive(
-                        rank, _TAG, np.empty(1, np.uint8), 0, math.inf
+                        rank, _TAG, np.empty(1, np.uint8), dtype=0, timeout=math.inf
                     )
         # for another reason, which all its members hear of: they may come all the same
         if group.messages.failed:

@@ -36,23 +36,23 @@ _FORKED = (
 class Members:
     """How messages speak of a group's members. A group's parts have it rather than the group, which
     has them: with no cycle, its memory goes with the last reference, not when Python looks for
-    garbage. ``where``: see ``CollectiveGroup``.
+    garbage. ``stacks_of``: see ``CollectiveGroup``.
     """
 
-    def __init__(self, ranks: Sequence[int], where: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, ranks: Sequence[int], stacks_of: Callable[[Sequence[int]], str]) -> None:
         self.ranks = list(ranks)
-        self._where = where
+        self._stacks_of = stacks_of
 
     def name_of(self, rank: int) -> str:
         """A member, for messages."""
         number = self.ranks[rank]
         return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
 
-    def where(self, ranks: Sequence[int]) -> str:
-        """Where members stand: lines for messages, empty if it is not known. It may take
+    def stacks_of(self, ranks: Sequence[int]) -> str:
+        """The stacks of members: lines for messages, empty if they are not known. It may take
         seconds.
         """
-        return self._where([self.ranks[rank] for rank in ranks])
+        return self._stacks_of([self.ranks[rank] for rank in ranks])
 
 
 class _CurrentCall:
@@ -68,8 +68,8 @@ class _CurrentCall:
 
 class CollectiveGroup:
     """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``:
-    in seconds, for what does not bring one. The transport is the group's own. ``where``: says where
-    ranks of the job stand. Collective.
+    in seconds, for what does not bring one. The transport is the group's own. ``stacks_of``: the
+    stacks of ranks of the job, as lines. Collective.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class CollectiveGroup:
         ranks: Sequence[int],
         name: str,
         timeout: float,
-        where: Callable[[Sequence[int]], str] = lambda ranks: "",
+        stacks_of: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
         self.rank = transport.rank
         self.size = transport.size
-        members = Members(ranks, where)
+        members = Members(ranks, stacks_of)
         self.ranks = members.ranks
         self.name = name
         self.timeout = timeout
         self.name_of = members.name_of
-        self.where = members.where
+        self.stacks_of = members.stacks_of
         self._transport = transport
         self.collectives = Checked(transport, name, self.name_of)
-        self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
+        self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.stacks_of)
         self.calls = CallQueue(f"farandole-{name}")
         # callbacks that are to come later than their calls
         self.late_callbacks = CallQueue(f"farandole-{name}-callbacks", behind=_BEHIND)
@@ -202,7 +202,7 @@ class CollectiveGroup:
             call.stalled = (
                 f"{call.what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of"
                 f" {call.limit:g} s for {missing}: stopped, or does not make this"
-                f" call{self.where(ranks)}"
+                f" call{self.stacks_of(ranks)}"
             )
 
 

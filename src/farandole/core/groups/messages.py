@@ -39,11 +39,11 @@ class Messages:
         self,
         streams: ByteStreams,
         name_of: Callable[[int], str],
-        where: Callable[[Sequence[int]], str] = lambda ranks: "",
+        stacks_of: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:
         self._streams = streams
         self._name_of = name_of
-        self._where = where
+        self._stacks_of = stacks_of
         self._changing = threading.Lock()
         self._driving = threading.Lock()
         self._outbox: dict[int, deque[Transfer]] = {}
@@ -438,7 +438,7 @@ class Messages:
         """
         message, error = stalled[0]
         if message.peer is not None:
-            error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
+            error = StalledError(f"{error}{self._stacks_of([message.peer])}", message.peer)
             stalled[0] = message, error
         with self._changing:
             self._failure = self._failure or error

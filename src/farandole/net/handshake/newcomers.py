@@ -39,7 +39,7 @@ class Newcomers:
         self._room = room
         self._pending: dict[socket.socket, None] = {}  # in order of arrival
         self._lock = threading.Lock()
-        self._told: set[bool | None] = set()
+        self._warned: set[bool | None] = set()
         self._full_since = math.inf
 
     def __len__(self) -> int:
@@ -99,8 +99,8 @@ class Newcomers:
         unfinished = isinstance(error, UnfinishedHandshakeError)
         with self._lock:
             self.refused += 1
-            first = unfinished not in self._told
-            self._told.add(unfinished)
+            first = unfinished not in self._warned
+            self._warned.add(unfinished)
         if first and unfinished:
             self._logger.info(
                 "somebody%s connected to %s and went away, or was silent, before the handshake was"
@@ -132,8 +132,8 @@ class Newcomers:
     def _overfull(self) -> None:
         """Say why one was turned away that may be of the job."""
         self._full_since = min(self._full_since, time.monotonic())
-        if None not in self._told:
-            self._told.add(None)
+        if None not in self._warned:
+            self._warned.add(None)
             self._logger.warning(
                 "no thread can be started for who connects to %s, so that even ranks of the job are"
                 " turned away: %s",

@@ -34,7 +34,7 @@ ENCRYPTED = "tls:"  # the beginning of a secret that asks for TLS
 
 def new_secret(tls: bool = False) -> str:
     """A fresh secret for one job, in hex. ``tls``: connections between its hosts are encrypted."""
-    return ENCRYPTED * tls + os.urandom(32).hex()
+    return (ENCRYPTED if tls else "") + os.urandom(32).hex()
 
 
 def encrypted(secret: str) -> bool:

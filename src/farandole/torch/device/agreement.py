@@ -1,5 +1,5 @@
-"""Do the ranks exchange directly, or through host memory? They tell each other what they have, and
-decide alike.
+"""The decision whether ranks exchange directly or through host memory: all of them take it from
+the same facts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class View(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """``direct``, and why or why not. ``refused``: some rank insists on what is not possible; what
-    to tell the user. ``pity``: it need not be like that.
+    """``direct``, and why or why not. ``refused``: why this must be an error: some rank
+    insists on what is not possible. ``pity``: it need not be like that.
     """
 
     direct: bool
@@ -81,7 +81,7 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
     return "", False
 
 
-def tell(host: Transport, text: str) -> list[str]:
+def gather_texts(host: Transport, text: str) -> list[str]:
     """Every rank's facts, in rank order. Collective."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     lengths = np.zeros(host.size, dtype=np.int64)
@@ -106,7 +106,7 @@ def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -
         if lack
         else View(accelerator.identity(), "", wish, accelerator.count())
     )
-    return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
+    return [View(*json.loads(text)) for text in gather_texts(host, json.dumps(mine))]
 
 
 def store_for(host: Transport, client: StoreClient | None, seconds: float) -> Any:
@@ -116,5 +116,5 @@ def store_for(host: Transport, client: StoreClient | None, seconds: float) -> An
     Keep it as long as what was given it: torch calls methods of the Python object, but does not
     keep that alive.
     """
-    group = tell(host, secrets.token_hex(8))[0]
+    group = gather_texts(host, secrets.token_hex(8))[0]
     return distributed.HashStore() if client is None else JobStore(client, group, seconds)

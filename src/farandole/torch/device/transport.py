@@ -164,8 +164,8 @@ class TorchTransport:
         bar = f"--tls, and other hosts to reach, to which {name} would send in clear" if far else ""
         decision = agreement.decide(agreement.views(self._host, self._accelerator, wish, bar), name)
         if self.rank == 0:
-            say = logger.warning if decision.pity else logger.info
-            say(
+            log = logger.warning if decision.pity else logger.info
+            log(
                 "GPUs exchange %s: %s",
                 f"by {name}" if decision.direct else "through host memory",
                 decision.why,

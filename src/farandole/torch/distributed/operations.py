@@ -70,7 +70,7 @@ def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operat
             asked.op,
             asked.scale,
             wants,
-            lambda: _told("all_reduce", asked.name, tensors),
+            lambda: _described("all_reduce", asked.name, tensors),
         )
         _write_back(memory for memory, _ in outputs)
 
@@ -89,10 +89,15 @@ def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -
 
     def work() -> None:
         buffers = [Buffer(given.array, taken.array, dtype)]
-        told = f"reduce to {root}"
+        what = f"reduce to {root}"
         given.refresh()
         group.collectives.allreduce(
-            buffers, asked.op, asked.scale, wants, lambda: _told(told, asked.name, tensors), root
+            buffers,
+            asked.op,
+            asked.scale,
+            wants,
+            lambda: _described(what, asked.name, tensors),
+            root,
         )
         taken.write_back()
 
@@ -110,7 +115,7 @@ def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Oper
         if group.rank == root:
             _refresh(memories)
         group.collectives.broadcast(
-            arrays, root, wants, lambda: _told(f"broadcast from {root}", "", tensors)
+            arrays, root, wants, lambda: _described(f"broadcast from {root}", "", tensors)
         )
         if group.rank != root:
             _write_back(memories)
@@ -174,7 +179,7 @@ def _allgather(
                 arrays,
                 wants,
                 lambda: (
-                    f"{_told('all_gather', '', inputs)} into {list(wants[2:])} bytes"  # noqa: B023
+                    f"{_described('all_gather', '', inputs)} into {list(wants[2:])} bytes"  # noqa: B023
                 ),
             )
             _write_back(receives)
@@ -294,7 +299,7 @@ def _reduce_scatter(group: CollectiveGroup, jobs: Sequence[_Part], op: Any) -> O
                 asked.scale,
                 wants,
                 lambda: (
-                    f"{_told('reduce_scatter', asked.name, results)}"  # noqa: B023
+                    f"{_described('reduce_scatter', asked.name, results)}"  # noqa: B023
                     f" out of {list(wants[3:])} elements"  # noqa: B023
                 ),
             )
@@ -319,16 +324,16 @@ def alltoall_base(
     receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
     wants = (Kind.ALLTOALL, code(input.dtype))
 
-    def told() -> str:
+    def describe() -> str:
         cut = (
             f", rows to each rank {list(input_splits) or 'alike'}, from each"
             f" {list(output_splits) or 'alike'}"
         )
-        return f"{_told('all_to_all_single', '', [input])} into {shown([output])}{cut}"
+        return f"{_described('all_to_all_single', '', [input])} into {shown([output])}{cut}"
 
     def work() -> None:
         given.refresh()
-        group.collectives.exchange(sends, receives, wants, told)
+        group.collectives.exchange(sends, receives, wants, describe)
         taken.write_back()
 
     return Operation("all_to_all_single", work, [output])
@@ -364,7 +369,7 @@ def barrier(group: CollectiveGroup) -> Operation:
     return Operation("barrier", work, [torch.empty(0)])
 
 
-def _told(what: str, op: str, tensors: Sequence[Any]) -> str:
+def _described(what: str, op: str, tensors: Sequence[Any]) -> str:
     return f"{what} {op} of {shown(tensors)}" if op else f"{what} of {shown(tensors)}"
 
 

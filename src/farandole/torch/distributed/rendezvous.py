@@ -53,7 +53,7 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     """
     check_rank(rank, size)
     if size == 1:
-        return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
+        return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), secret="", scope="")
     keep_freed_memory()
     # a group of another backend has none
     world = getattr(distributed.group.WORLD, "state", None) if ranks else None
@@ -134,7 +134,7 @@ def _absent(
 
 def stack_query(store: Any, meeting: Meeting, rank: int) -> DirectQuery | None:
     """A query for all groups of the job whose store this is; None where there can be none."""
-    client, key = GroupStore(store), f"{meeting.scope}/where"
+    client, key = GroupStore(store), f"{meeting.scope}/stacks"
 
     def look_up(other: int) -> bytes | None:
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
 _LAST_SECONDS = 0.7  # the same when the job is about to end
-# seconds that the others leave to the rank that speaks, before they end the job themselves
+# seconds that the others leave to the rank that reports, before they end the job themselves
 _GRACE = 2.0
 # seconds of the first warning at least: doubled, 0 would stay 0, and be due without end
 _LEAST = 0.1
@@ -25,7 +25,7 @@ _FRESH = 3.0  # seconds for which the engine's last word counts
 
 class StallCheck(Observer):
     """Reports what stalls after the warning time, and again whenever the wait has doubled, in more
-    detail. Of the ranks that wait, the lowest one speaks. First lines are Horovod's.
+    detail. Of the ranks that wait, the lowest one reports. First lines are Horovod's.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StallCheck(Observer):
             for wait in stalled:
                 self._reported[wait.name] = self._reported.get(wait.name, 0) + 1
             self._report(
-                [wait for wait in stalled if self._speaks(wait)], max(self._reported.values())
+                [wait for wait in stalled if self._is_reporter(wait)], max(self._reported.values())
             )
         return ""
 
@@ -82,28 +82,28 @@ class StallCheck(Observer):
             for wait in collectives
         ]
 
-    def _speaks(self, wait: Waiting) -> bool:
+    def _is_reporter(self, wait: Waiting) -> bool:
         return all(rank in wait.missing for rank in range(self.rank))
 
     def _report(self, stalled: Sequence[Waiting], count: int) -> None:
         if not stalled:
             return
         if self._query is None:
-            self._say(stalled, {}, count)
+            self._log(stalled, {}, count)
         elif self._reporter is None or not self._reporter.is_alive():
             self._reporter = threading.Thread(
-                target=self._ask_and_say,
+                target=self._ask_and_log,
                 args=(stalled, count),
                 name="farandole-stall-report",
                 daemon=True,
             )
             self._reporter.start()
 
-    def _ask_and_say(self, stalled: Sequence[Waiting], count: int) -> None:
+    def _ask_and_log(self, stalled: Sequence[Waiting], count: int) -> None:
         assert self._query is not None
-        self._say(stalled, self._query.ask(self._query.ranks, _ANSWER_SECONDS), count)
+        self._log(stalled, self._query.ask(self._query.ranks, _ANSWER_SECONDS), count)
 
-    def _say(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer], count: int) -> None:
+    def _log(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer], count: int) -> None:
         if not self._left_to_another(stalled, answers):
             from farandole.core.observe.stall import report  # here: few jobs ever wait so long
 
@@ -121,9 +121,9 @@ class StallCheck(Observer):
 
     def _end(self, stalled: Sequence[Waiting], over: Sequence[Waiting]) -> str:
         """Why the job ends; empty if another rank is to say so first."""
-        speaks = any(self._speaks(wait) for wait in over)
+        reports = any(self._is_reporter(wait) for wait in over)
         late = max(wait.seconds for wait in over) >= self.limit + _GRACE
-        if not speaks and not late:
+        if not reports and not late:
             return ""
         from farandole.core.observe.stall import report
 
@@ -131,7 +131,7 @@ class StallCheck(Observer):
         answers = query.ask(query.ranks, _LAST_SECONDS) if query is not None else {}
         if not late and self._left_to_another(over, answers):
             return ""
-        if speaks:
+        if reports:
             text = report.report(
                 self._in_job(stalled), self.limit, self.limit, answers, detailed=True
             )

@@ -53,8 +53,8 @@ class DirectQuery:
         self._open = True
         self._thread = threading.Thread(
             target=self._newcomers.accept_all,
-            args=(self._listener, self._answer, "farandole-where-answer"),
-            name="farandole-where",
+            args=(self._listener, self._answer, "farandole-stacks-answer"),
+            name="farandole-stacks",
             daemon=True,
         )
         self._thread.start()
@@ -86,7 +86,7 @@ class DirectQuery:
         self._newcomers.close()
 
     def _purpose(self, rank: int) -> str:
-        return f"where|{self._scope}|{rank}"
+        return f"stacks|{self._scope}|{rank}"
 
     def _answer(self, sock: socket.socket) -> None:
         try:
@@ -113,7 +113,7 @@ class DirectQuery:
                 if entry is not None:
                     found[rank] = entry
 
-        looking = threading.Thread(target=look, name="farandole-where-look", daemon=True)
+        looking = threading.Thread(target=look, name="farandole-stacks-look-up", daemon=True)
         looking.start()
         looking.join(seconds)
         return dict(found)

@@ -51,8 +51,8 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
     else:
         ranks = _culprits(_missing(over), answers)
         text = f"{_ranks(ranks)} stayed away from {names}"
-    told = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
-    return f"{text} for more than {limit:g} s ({_FLAG})" + (f"; {'; '.join(told)}" if told else "")
+    places = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
+    return "; ".join([f"{text} for more than {limit:g} s ({_FLAG})", *places])
 
 
 def stacks_text(answers: Mapping[int, Answer]) -> str:

@@ -35,8 +35,8 @@ def earlier(path: str) -> Earlier | None:
                 if not head:
                     head = json.loads(event)["farandole"]
                 elif event.startswith(_NAME):
-                    told = json.loads(event)
-                    tensors[told["args"]["name"]] = told["pid"]
+                    fields = json.loads(event)
+                    tensors[fields["args"]["name"]] = fields["pid"]
                 end = place + len(event)
             elif place or event != b"[":
                 break

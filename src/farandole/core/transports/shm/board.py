@@ -24,7 +24,7 @@ class ShmBoard:
         self._views = list(zip(segment.words, segment.chars, strict=True))
         self._mine = self._views[segment.rank]
         self._collected: list[bytes] = [b""] * segment.size
-        self._heard = 0
+        self._seen_wakes = 0
 
     def post(self, message: bytes) -> None:
         if len(message) <= _ROOM:
@@ -61,12 +61,12 @@ class ShmBoard:
         enough = any if self._rest is None else all
 
         def news() -> bool:
-            return segment.wakes != self._heard or enough(
+            return segment.wakes != self._seen_wakes or enough(
                 [words[_POSTED] >= page for words in flags]
             )
 
         segment.wait_until(news, seconds, spin=spin)
-        self._heard = segment.wakes
+        self._seen_wakes = segment.wakes
 
     def wake(self) -> None:
         self._segment.wake_self()

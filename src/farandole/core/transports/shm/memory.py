@@ -24,10 +24,10 @@ def create(nbytes: int) -> int:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     except OSError as error:
         forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
-        cure = (
+        hint = (
             "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without"
-            * forbidden
         )
+        cure = hint if forbidden else ""
         raise OSError(
             error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}"
         ) from None

@@ -160,7 +160,7 @@ class Segment:
         pause = 0.002
         try:
             while True:
-                heard = bell[0]
+                bell_value = bell[0]
                 words[SLEEPING // 8] = 1
                 futex.fence()
                 if condition():
@@ -179,7 +179,7 @@ class Segment:
                     behind = [other for other in self.others if self.words[other][_AT] < stage]
                     self.report(behind or [peer], now - began)
                 futex.sleep_while(
-                    self._bell_addresses[self.rank], heard, min(pause, deadline - now)
+                    self._bell_addresses[self.rank], bell_value, min(pause, deadline - now)
                 )
                 pause = min(pause * 2, _LONGEST_SLEEP)
         finally:

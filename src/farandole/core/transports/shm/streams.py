@@ -65,7 +65,7 @@ class ShmStreams:
             parent=segment,
             names=segment.names,
         )
-        self._heard = 0
+        self._seen_wakes = 0
         self._lines = [(STAGING + _LINE * peer) // 8 for peer in range(self.size)]
 
     def write(self, dst: int, data: Array) -> int:
@@ -128,10 +128,10 @@ class ShmStreams:
             for theirs, line in going:
                 if mine[line] - theirs[me + 1] < self._ring:
                     return True
-            return control.wakes != self._heard
+            return control.wakes != self._seen_wakes
 
         control.wait_until(ready, seconds, spin=spin)
-        self._heard = control.wakes
+        self._seen_wakes = control.wakes
 
     def wake(self) -> None:
         self._control.wake_self()

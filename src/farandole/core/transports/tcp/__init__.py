@@ -15,13 +15,13 @@ from farandole.core.transports.tcp.link import connect as connect
 def wire(end: End) -> TcpLink:
     """See ``contracts.Wire``."""
     return connect(
-        end.rank,
-        end.size,
-        end.secret,
-        end.scope,
-        end.store,
-        end.timeout,
-        end.host,
-        end.streams,
-        end.names,
+        rank=end.rank,
+        size=end.size,
+        secret=end.secret,
+        scope=end.scope,
+        store=end.store,
+        timeout=end.timeout,
+        host=end.host,
+        streams=end.streams,
+        names=end.names,
     )

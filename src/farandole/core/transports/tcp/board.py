@@ -248,7 +248,7 @@ class TcpBoard:
             if self._parent.lost is not None:
                 self._lose(type(self._parent.lost)(str(self._parent.lost), self._parent.lost.rank))
 
-    def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
+    def loss_of(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
         """The data connection to ``rank`` ended: what does its board connection say about that?"""
         end = time.monotonic() + seconds
         neighbour = self._peers.get(rank)
@@ -264,13 +264,13 @@ class TcpBoard:
     def fail(self, error: WireError) -> None:
         """This wire cannot be trusted any more: tell everybody."""
         with self._lock:
-            self._lose(error, told=f"rank {self.name} says: {error}")
+            self._lose(error, reason=f"rank {self.name} says: {error}")
 
     def abort(self, why: str) -> None:
         """Tell everybody, and let nobody here wait any more."""
         with self._lock:
             if self.lost is None and not self._closed:
-                self._lose(PeerLostError(why or "the wire was aborted", self.name), told=why)
+                self._lose(PeerLostError(why or "the wire was aborted", self.name), reason=why)
                 self._finish_sending()
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class TcpBoard:
                 self._forward(everything=True)
                 self._send_to_all(GOODBYE, RANK.pack(self.rank))
             else:
-                self._tell(str(self.lost), self.lost.rank)
+                self._send_loss(str(self.lost), self.lost.rank)
             self._finish_sending()
             self._closed = True
             self._lose(PeerLostError(f"rank {self.name} has closed its wire", self.name))
@@ -296,18 +296,18 @@ class TcpBoard:
             os.close(self._bell)
         self._forwarder.join(_FAREWELL)
 
-    def _lose(self, error: PeerLostError | WireError, told: str | None = None) -> None:
-        """``told``: what all others are to hear about it. In a tree they hear of every loss: few
+    def _lose(self, error: PeerLostError | WireError, reason: str | None = None) -> None:
+        """``reason``: what all others are to hear about it. In a tree they hear of every loss: few
         see it.
         """
         if self.lost is not None:
             return
         self.lost = error
         os.eventfd_write(self.stop, 1)
-        if told is not None or (self._forwarder.neighbours and not self._closed):
-            self._tell(str(error) if told is None else told, error.rank)
+        if reason is not None or (self._forwarder.neighbours and not self._closed):
+            self._send_loss(str(error) if reason is None else reason, error.rank)
 
-    def _tell(self, why: str, rank: int) -> None:
+    def _send_loss(self, why: str, rank: int) -> None:
         self._send_to_all(_ABORT, RANK.pack(rank) + why.encode())
 
     def _send_to_all(self, kind: bytes, payload: bytes) -> None:

@@ -248,7 +248,7 @@ class TcpLink:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise self.board.hear_why(dst) from error
+            raise self.board.loss_of(dst) from error
         _drop(outgoing, count)
         return count
 
@@ -284,9 +284,9 @@ class TcpLink:
             self.board.fail(wrong)
             raise wrong from error
         except OSError as error:
-            raise self.board.hear_why(src) from error
+            raise self.board.loss_of(src) from error
         if not count:
-            raise self.board.hear_why(src)
+            raise self.board.loss_of(src)
         if src in self._stripes:
             self._turn_to(src)
         return count
@@ -301,22 +301,22 @@ class TcpLink:
         del aside[:taken]
         if not aside and src in self._paused:
             self._paused.remove(src)
-            self._hear(src, True)
+            self._listen_to(src, wanted=True)
         return taken
 
     def _turn_to(self, peer: int) -> None:
         """Wait for the connection that brings the next byte of ``peer``."""
         inlet = self._stripes[peer].inlet
         if inlet is not self._inlets[peer]:
-            self._hear(peer, False)
+            self._listen_to(peer, wanted=False)
             self._inlets[peer] = inlet
-            self._hear(peer, peer not in self._paused)
+            self._listen_to(peer, wanted=peer not in self._paused)
 
-    def _hear(self, peer: int, hears: bool) -> None:
-        """Is the end of a wait what comes from ``peer``?"""
+    def _listen_to(self, peer: int, *, wanted: bool) -> None:
+        """Let bytes from ``peer`` end a wait, or not."""
         inlet = self._inlets[peer]
         assert inlet is not None
-        self._readiness.watch(inlet, select.EPOLLIN if hears else 0)
+        self._readiness.watch(inlet, select.EPOLLIN if wanted else 0)
 
     def _wait(self, dst: int, src: int) -> None:
         """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others
@@ -363,7 +363,7 @@ class TcpLink:
             aside += data
             if not data or len(aside) >= self._most_aside:
                 self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
-                self._hear(peer, False)
+                self._listen_to(peer, wanted=False)
                 return
             if not striped:
                 return
@@ -383,16 +383,16 @@ class TcpLink:
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
         again = TcpRendezvous(
-            place,
-            len(ranks),
-            was.secret,
-            scope,
-            was.store,
-            was.timeout,
-            was.host,
-            self._check,
-            streams,
-            [was.names[rank] for rank in ranks],
+            rank=place,
+            size=len(ranks),
+            secret=was.secret,
+            scope=scope,
+            store=was.store,
+            timeout=was.timeout,
+            host=was.host,
+            check=self._check,
+            streams=streams,
+            names=[was.names[rank] for rank in ranks],
         )
         child = _meet(again, self.board)
         self._children.append(child)

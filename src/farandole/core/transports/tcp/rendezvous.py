@@ -40,14 +40,16 @@ _WELCOME = b"\1"
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
 
 
-_said: set[str] = set()  # the networks that this process has told of
+_logged_networks: set[str] = set()  # the networks that this process has named
 
 
 class _Reachability:
     """Which networks have answered, and since when the host that is dialled is silent."""
 
     def __init__(self) -> None:
-        self.heard = 0.0  # when the peer that is dialled last gave a sign that its host is there
+        self.last_sign = (
+            0.0  # when the peer that is dialled last gave a sign that its host is there
+        )
         self.silent = False  # none came from one of its addresses since
         self._reached: set[str] = set()  # networks on which peers answered
         self._failed: set[str] = set()  # and did not
@@ -120,11 +122,11 @@ class TcpRendezvous:
         for acceptor in acceptors:
             threads.start(acceptor)
         try:
-            told = ",".join(
+            entry = ",".join(
                 f"{address}|{listener.getsockname()[1]}" for address, listener in listeners
             )
-            told += f";{self.streams}" if self.streams > 1 else ""
-            self.store.set(self._key(self.rank), told.encode())
+            entry += f";{self.streams}" if self.streams > 1 else ""
+            self.store.set(self._key(self.rank), entry.encode())
             addresses = self._all_addresses() if self.rank else []
             for peer in range(self.rank):
                 for channel in self._channels(peer):
@@ -136,7 +138,7 @@ class TcpRendezvous:
                 session.close()
             raise
         self._end(listeners, acceptors)
-        self._tell_networks()
+        self._log_networks()
         data = [
             [self.sessions[peer, channel] for channel in self._channels(peer) if channel != BOARD]
             for peer in range(self.size)
@@ -160,15 +162,15 @@ class TcpRendezvous:
                 f"rank {self.names[self.rank]} cannot listen on {host}: {error}"
             ) from error
 
-    def _tell_networks(self) -> None:
+    def _log_networks(self) -> None:
         """The first rank says, once, which of its networks the others took."""
         taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
         parts = [interfaces.parted(address) for address in self.host.split(",")]
         used = ", ".join(
             interfaces.network_of(host, prefix) for host, prefix in parts if host in taken
         )
-        if not self.rank and used and used not in _said:
-            _said.add(used)
+        if not self.rank and used and used not in _logged_networks:
+            _logged_networks.add(used)
             offered = self.host.replace(",", ", ")
             logger.info(
                 "rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered
@@ -194,22 +196,22 @@ class TcpRendezvous:
 
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
         """Connect to a lower rank. One that does not answer yet may have left an old address: look
-        again. It has told of itself, so a host that gives no sign at all is cut off from this one.
+        again. It has set its entry, so a host that gives no sign at all is cut off from this one.
         """
         patience = FIRST
         reachability = self._reachability
-        reachability.heard = time.monotonic()
+        reachability.last_sign = time.monotonic()
         while True:
-            told = self._address(peer) if known is None else known.decode()
+            entry = self._address(peer) if known is None else known.decode()
             known = None
-            told, _, streams = told.partition(";")
+            entry, _, streams = entry.partition(";")
             if int(streams or 1) != self.streams:
                 raise SettingsError(
                     f"rank {self.names[self.rank]} was started with --tcp-streams {self.streams}"
                     f" (FARANDOLE_TCP_STREAMS), rank {self.names[peer]} with {streams or 1}: set"
                     " the same number for all ranks"
                 )
-            listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
+            listeners = dict(listener.rsplit("|", 1) for listener in entry.split(","))
             addresses = reachability.order(list(listeners))
             seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
             reachability.silent = False
@@ -223,8 +225,8 @@ class TcpRendezvous:
                     return
             patience *= 2
             if not reachability.silent:
-                reachability.heard = time.monotonic()
-            elif time.monotonic() - reachability.heard >= liveness.LOST_SECONDS:
+                reachability.last_sign = time.monotonic()
+            elif time.monotonic() - reachability.last_sign >= liveness.LOST_SECONDS:
                 hosts = ", ".join(interfaces.parted(address)[0] for address in listeners)
                 raise RendezvousError(
                     f"rank {self.names[self.rank]} does not reach rank {self.names[peer]}"
@@ -238,7 +240,7 @@ class TcpRendezvous:
         why.
         """
         reachability = self._reachability
-        lost = reachability.heard + liveness.LOST_SECONDS - time.monotonic()
+        lost = reachability.last_sign + liveness.LOST_SECONDS - time.monotonic()
         try:
             sock = liveness.connected(
                 host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost)))
@@ -250,7 +252,7 @@ class TcpRendezvous:
             if isinstance(error, TimeoutError) or error.errno in _SILENT:
                 reachability.silent = True
             return False
-        reachability.heard = time.monotonic()
+        reachability.last_sign = time.monotonic()
         try:
             session = authenticate(
                 sock, self.secret, self._key(peer), server=False, seconds=PATIENCE
@@ -323,11 +325,11 @@ class TcpRendezvous:
         for peer in range(self.size):
             if {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
                 continue
-            told = self.store.try_get(self._key(peer))
-            if told is None:
+            entry = self.store.try_get(self._key(peer))
+            if entry is None:
                 absent.append(self.names[peer])
             else:
-                silent.append(f"{self.names[peer]} ({_hosts(told)})")
+                silent.append(f"{self.names[peer]} ({_hosts(entry)})")
         if absent:
             return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
         return (
@@ -376,9 +378,9 @@ class TcpRendezvous:
                 self.newcomers.refuse(caller, error)
 
 
-def _hosts(told: bytes) -> str:
-    """The addresses in what a rank has told of itself."""
-    listeners = told.decode().partition(";")[0].split(",")
+def _hosts(entry: bytes) -> str:
+    """The addresses in what a rank has entry of itself."""
+    listeners = entry.decode().partition(";")[0].split(",")
     return ", ".join(interfaces.parted(listener.partition("|")[0])[0] for listener in listeners)
 
 

@@ -39,7 +39,7 @@ class TcpStreams:
         self._sessions = sessions
         self._gone: dict[int, Exception] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._heard = time.monotonic()
+        self._last_sign = time.monotonic()
         self._closed = False
 
     def write(self, dst: int, data: Array) -> int:
@@ -52,7 +52,7 @@ class TcpStreams:
         except BlockingIOError:
             return 0
         except OSError:
-            self._gone[dst] = self._board.hear_why(dst)
+            self._gone[dst] = self._board.loss_of(dst)
             return 0
 
     def read(self, src: int, into: Array) -> int:
@@ -70,7 +70,7 @@ class TcpStreams:
         except OSError:
             count = 0
         if not count:
-            self._gone[src] = self._board.hear_why(src)
+            self._gone[src] = self._board.loss_of(src)
         return count
 
     def seal(self, dst: int, content: bytes) -> bytes:
@@ -107,9 +107,9 @@ class TcpStreams:
         ready = [fd for fd, _ in poll.poll(math.ceil(seconds * 1000))]
         now = time.monotonic()
         if ready:
-            self._heard = now
-        elif now - self._heard > _LOOK:
-            self._board.look_at_hosts(now - self._heard)
+            self._last_sign = now
+        elif now - self._last_sign > _LOOK:
+            self._board.look_at_hosts(now - self._last_sign)
         if self._bell in ready:
             os.eventfd_read(self._bell)
         if self._board.pump():
