@@ -13,7 +13,10 @@ import pytest
 
 import farandole
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
-from farandole.job.launch.explain import Event, describe, exit_status, explain, with_lines
+from farandole.job.launch.explain.cause import explain
+from farandole.job.launch.explain.events import Event
+from farandole.job.launch.explain.exit_codes import describe, exit_status
+from farandole.job.launch.explain.tracebacks import with_lines
 from farandole.job.report.outcome import SILENT, Outcome
 from tests.kits.messages import mentions
 

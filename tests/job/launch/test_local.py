@@ -300,8 +300,8 @@ class TestReaper:
         code = f"""
 import os, sys, time
 from farandole.job.launch.launchers.local import LocalLauncher
-from farandole.job.launch.contract import Request
-(worker,) = LocalLauncher().allocate(Request(1)).start(["bash", "-c", {script!r}], {{}})
+from farandole.job.launch.contract import JobRequest
+(worker,) = LocalLauncher().allocate(JobRequest(1)).start(["bash", "-c", {script!r}], {{}})
 print(os.read(worker.stdout, 10), flush=True)
 time.sleep(1000)
 """

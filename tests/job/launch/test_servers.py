@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.job.launch.servers import name, running, verdict
+from farandole.job.launch.servers import name, verdict
 from tests.job.launch.tools import Marked
 from tests.kits.messages import mentions
 
@@ -60,7 +60,6 @@ def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
     )
     assert mentions(early.message, "job again")
     assert (name(3, 2), name(2, 2)) == ("parameter server 1, replica 1,", "parameter server 1")
-    assert running([], {}) == ""
 
 
 @pytest.mark.slow

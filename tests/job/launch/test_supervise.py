@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.job.launch.explain import Event, Verdict, explain
+from farandole.job.launch.explain.cause import explain
+from farandole.job.launch.explain.events import Event, Verdict
 from farandole.job.launch.supervise import JobState, Supervisor
 from farandole.job.report.outcome import Outcome
 

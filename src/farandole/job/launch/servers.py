@@ -12,12 +12,58 @@ from collections.abc import Container, Mapping, Sequence
 from farandole.base.package import PARENT
 from farandole.base.types import Slot
 from farandole.errors import counted
-from farandole.job.config import Connection, Placement, Settings
-from farandole.job.config.fields import variables
-from farandole.job.launch import outer
+from farandole.job.config import Settings
+from farandole.job.launch import launcher_env
 from farandole.job.launch.contract import Allocation, Serving, Worker
-from farandole.job.launch.explain import Verdict, describe, exit_status
+from farandole.job.launch.explain.events import Verdict
+from farandole.job.launch.explain.exit_codes import describe, exit_status
 from farandole.job.launch.processes import start_ranks
+from farandole.job.report import keys
+from farandole.net.store import StoreServer
+
+
+class ServerProcesses:
+    """The server processes of a job of ``np`` ranks. ``wanted``: a rank has asked for them."""
+
+    def __init__(self, np: int, settings: Settings, store: StoreServer) -> None:
+        self.workers: Sequence[Worker] = ()
+        self.wanted = False
+        self._codes: dict[int, int] = {}  # exit codes by index
+        self._np = np
+        self._settings = settings
+        self._store = store
+
+    def start(self, env: Mapping[str, str], allocation: Allocation | None) -> None:
+        interface = self._store.interface
+        self.workers = start_servers(self._np, self._settings, env, interface, allocation)
+
+    def poll(self) -> None:
+        """Note which have ended."""
+        for index, worker in enumerate(self.workers):
+            if index not in self._codes and (code := worker.poll()) is not None:
+                self._codes[index] = code
+
+    def verdict(self, tails: Mapping[int, str]) -> Verdict | None:
+        """Return the cause of the job's failure, if a server that has ended is it. ``tails``: by
+        rank, after those of the job.
+        """
+        if not self._codes:
+            return None
+        return verdict(
+            self._codes,
+            self._settings.replicas,
+            {rank - self._np: tail for rank, tail in tails.items() if rank >= self._np},
+            [worker.slot.host for worker in self.workers],
+            {index for index in self._codes if self._store.get(keys.server("", index)) is not None},
+        )
+
+    def describe(self) -> str:
+        """Return the number of running servers, for the status line."""
+        running = len(self.workers) - len(self._codes)
+        return f", {counted(running, 'parameter server')}" if self.workers else ""
+
+    def are_over(self) -> bool:
+        return not any(worker.alive() for worker in self.workers)
 
 
 def start_servers(
@@ -42,8 +88,7 @@ def start_servers(
     if settings.servers > 1 and isinstance(allocation, Serving):
         return allocation.serve(command, [{**env, **own} for own in envs], settings.replicas)
     slots = [Slot(np + index, host, index, count, 0, 1, count) for index in range(count)]
-    known = variables(Placement, Connection, Settings)
-    base = {name: value for name, value in outer.without(os.environ).items() if name not in known}
+    base = launcher_env.inherited(os.environ)
     # this Farandole, no other
     path = os.pathsep.join(filter(None, (PARENT, os.environ.get("PYTHONPATH", ""))))
     base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface}
@@ -91,9 +136,3 @@ def verdict(
                 lines.append(f"What it held of the model is lost: {kept} it.")
             return Verdict(-1, 0.0, exit_status(code), "\n".join(lines))
     return None
-
-
-def running(workers: Sequence[Worker], codes: Mapping[int, int]) -> str:
-    """For the status line."""
-    left = len(workers) - len(codes)
-    return f", {counted(left, 'parameter server')}" if workers else ""

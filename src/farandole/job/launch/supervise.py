@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from farandole.job.launch.explain import Event, Verdict
+from farandole.job.launch.explain.events import Event, Verdict
 
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
 DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
-from farandole.base.host import content
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError, RendezvousError, counted
 from farandole.job.config.rank_variables import STATUS
-from farandole.job.launch import servers
 from farandole.job.launch.contract import Allocation, Worker
-from farandole.job.launch.explain import Event, Verdict, explain, with_lines
+from farandole.job.launch.driver_signals import DriverSignals
+from farandole.job.launch.explain.events import Event, Verdict
 from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams
+from farandole.job.launch.output_pump import OutputPump
 from farandole.job.launch.plan import places
+from farandole.job.launch.servers import ServerProcesses
 from farandole.job.launch.status import status
 from farandole.job.launch.supervise import JobState, Supervisor
 from farandole.job.report import keys, messages
@@ -36,11 +33,6 @@ TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they en
 TICK = 0.1
 # matplotlib backends of a kernel, of no use in a rank
 INLINE = ("module://matplotlib_inline", "module://ipykernel")
-PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
-
-
-# as mpirun and srun do: a scheduler's warning before its time limit
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Interrupted(JobFailedError):
@@ -64,11 +56,9 @@ class Watch:
         self._workers: Sequence[Worker] = ()
         self._slots: Sequence[Slot] = ()
         self._env: Mapping[str, str] = {}
-        self._servers: Sequence[Worker] = ()
         self._allocation: Allocation | None = None
-        self._served: dict[int, int] = {}  # exit codes of parameter servers, by index
-        self._wanted = False  # a rank asks for parameter servers
-        self._told = False  # all were told to end, and had their time
+        self._servers = ServerProcesses(job.np, job.settings, store)
+        self._has_ended_workers = False  # all were signalled, and had their time
         self._job = job
         self._store = store
         self._streams = streams
@@ -79,27 +69,12 @@ class Watch:
         # outcomes that arrived, not looked at yet
         self._reported: deque[tuple[int, Outcome]] = deque()
         self._bereft: set[int] = set()  # ranks that failed because we ended others
-        self._signals: list[int] = []
-        self._for_ranks: deque[int] = deque()  # signals to pass on
-        self._restore: dict[int, Any] = {}
-        self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
-        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
-        self._open: dict[int, set[str]] = {}
+        self._pump = OutputPump(streams, self._on_silent)
+        self._signals = DriverSignals(self._pump.wake)
         store.hooks.append(self._on_set)
 
     def __enter__(self) -> Watch:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # Ignored (nohup), or handled by something that Python could not put back: not ours
-                # to take.
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._restore[number] = signal.signal(number, self._on_signal)
-            for number in PASSED_ON:
-                if not _is_taken(number):
-                    self._restore[number] = signal.signal(number, self._on_notice)
+        self._signals.install()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -113,12 +88,8 @@ class Watch:
                 "ended" if kind is None else "interrupted" if kind is Interrupted else "failed"
             )
             self._store.hooks.remove(self._on_set)
-            for key in list(self._selector.get_map().values()):
-                os.close(key.fd)
-            self._selector.close()
-            os.close(self._wake_out)
-            for number, handler in self._restore.items():
-                signal.signal(number, handler)
+            self._pump.close()
+            self._signals.restore()
 
     def watched_by(self) -> dict[str, str]:
         """The variables that tell ranks who watches them."""
@@ -133,7 +104,9 @@ class Watch:
         while (slots := allocation.slots()) is None:
             self._doing = allocation.status()
             self._step(TICK)
-        self._slots, self._allocation, self._doing = slots, allocation, ""
+        self._slots = slots
+        self._allocation = allocation
+        self._doing = ""
         if allocation.remote:
             self._status.places = places(slots)
             if self._job.display.verbose:
@@ -144,22 +117,15 @@ class Watch:
         """Watch over these from now on. ``env``: their variables, which parameter servers
         get, too.
         """
-        self._workers, self._slots, self._env = workers, [worker.slot for worker in workers], env
-        self._listen_to(workers)
-
-    def _listen_to(self, workers: Sequence[Worker]) -> None:
-        for worker in workers:
-            self._open[worker.slot.rank] = set()
-            for name, fd in (("stdout", worker.stdout), ("stderr", worker.stderr)):
-                if fd is not None:
-                    os.set_blocking(fd, False)
-                    self._selector.register(fd, selectors.EVENT_READ, (worker.slot.rank, name))
-                    self._open[worker.slot.rank].add(name)
+        self._workers = workers
+        self._slots = [worker.slot for worker in workers]
+        self._env = env
+        self._pump.listen_to(workers)
 
     def until_done(self) -> None:
         """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
         if self._await_end() is JobState.ENDED:
-            self._end(self._servers)
+            self._end(self._servers.workers)
             self._pump_until(self._is_tidy, TIDY_GRACE)
             self._take_reports()  # a last one may have come
         if self._await_end() is JobState.FAILED:
@@ -179,8 +145,8 @@ class Watch:
         """(A store's thread.) A rank reported its outcome, or something for those who watch."""
         kind, _, rest = key.partition("/")
         if key == keys.SERVERS_WANTED:
-            self._wanted = True
-            self._wake()
+            self._servers.wanted = True
+            self._pump.wake()
         if kind not in ("outcome", "message"):
             return
         try:
@@ -197,24 +163,20 @@ class Watch:
                 error,
             )
             return
-        self._wake()
+        self._pump.wake()
 
     def _rank(self, text: str) -> int:
         if not (text.isdecimal() and int(text) < self._job.np):
             raise ValueError(f"{text!r} is no rank from 0 to {self._job.np - 1}")
         return int(text)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-        self._wake()
-
-    def _on_notice(self, number: int, frame: FrameType | None) -> None:
-        self._for_ranks.append(number)
-        self._wake()
+    def _on_silent(self, rank: int) -> None:
+        if rank < self._job.np:
+            self._supervisor.silent(rank, time.monotonic())
 
     def _pass_signals_on(self) -> None:
-        while self._for_ranks and self._allocation is not None:  # else nothing may run yet
-            number = self._for_ranks.popleft()
+        while self._signals.for_ranks and self._allocation is not None:  # else nothing may run yet
+            number = self._signals.for_ranks.popleft()
             running = [
                 worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
             ]
@@ -225,15 +187,11 @@ class Watch:
             for worker in running:
                 worker.signal(number)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_out, b"\0")
-
     def _step(self, seconds: float) -> None:
         """Wait for something to happen, pass output on, note who reported or ended."""
         soon = self._supervisor.exiting(time.monotonic())  # then look again soon
-        self._pump(min(seconds, 0.005) if soon else seconds)
-        if self._wanted and not self._servers:
+        self._pump.pump(min(seconds, 0.005) if soon else seconds)
+        if self._servers.wanted and not self._servers.workers:
             self._start_servers()
         self._note()
         self._pass_signals_on()
@@ -241,48 +199,18 @@ class Watch:
         self._status.tick(
             self._doing
             or f"{self._supervisor.running} of {counted(self._job.np, 'rank')} running"
-            + servers.running(self._servers, self._served)
+            + self._servers.describe()
         )
-        if self._signals:
-            raise Interrupted(self._signals[0])
+        if self._signals.received:
+            raise Interrupted(self._signals.received[0])
         if self._streams.out.broken or self._streams.err.broken:
             raise Interrupted(signal.SIGPIPE)
 
     def _start_servers(self) -> None:
-        job, interface = self._job, self._store.interface
-        self._servers = servers.start_servers(
-            job.np, job.settings, self._env, interface, self._allocation
-        )
-        for number, worker in enumerate(self._servers):
+        self._servers.start(self._env, self._allocation)
+        for number, worker in enumerate(self._servers.workers):
             self._streams.add_server(worker.slot.rank, number)
-        self._listen_to(self._servers)
-
-    def _pump(self, seconds: float) -> None:
-        """Pass on the output of the ranks."""
-        for key, _ in self._selector.select(seconds):
-            if key.data is None:
-                with contextlib.suppress(OSError):
-                    os.read(self._wake_in, 4096)
-            else:
-                self._read(key.fd, *key.data)
-        self._streams.show_stale(PAUSE)
-
-    def _read(self, fd: int, rank: int, name: str) -> None:
-        data = b""
-        try:
-            data = os.read(fd, 1 << 18)
-            if data:
-                self._streams.feed(rank, name, data)
-            else:
-                self._streams.pause(rank, name)
-        except BlockingIOError:
-            return
-        if not data:
-            self._selector.unregister(fd)
-            os.close(fd)
-            self._open[rank].discard(name)
-            if not self._open[rank] and rank < self._job.np:
-                self._supervisor.silent(rank, time.monotonic())
+        self._pump.listen_to(self._servers.workers)
 
     def _note(self) -> None:
         """Outcomes before exits: a rank reports before it ends, and before others can notice."""
@@ -297,12 +225,10 @@ class Watch:
         self._take_reports()
         for _, rank, code in sorted(ends):
             self._see(Event(rank, code=code))
-            self._tell_finished()
-        for number, server in enumerate(self._servers):
-            if number not in self._served and (code := server.poll()) is not None:
-                self._served[number] = code
+            self._report_finished()
+        self._servers.poll()
 
-    def _tell_finished(self) -> None:
+    def _report_finished(self) -> None:
         """For ranks that wait in another ``init()``."""
         finished = sorted(rank for rank, code in self._supervisor.codes.items() if not code)
         self._store.set(keys.FINISHED, json.dumps(finished).encode())
@@ -320,9 +246,12 @@ class Watch:
     def _take_reports(self) -> None:
         while self._reported:
             rank, outcome = self._reported.popleft()
-            self._see(
-                Event(rank, outcome=outcome._replace(traceback=with_lines(outcome.traceback)))
-            )
+            if outcome.traceback:
+                # here: a job that ends well needs no source
+                from farandole.job.launch.explain.tracebacks import with_lines
+
+                outcome = outcome._replace(traceback=with_lines(outcome.traceback))
+            self._see(Event(rank, outcome=outcome))
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)
@@ -332,21 +261,13 @@ class Watch:
     # ---- judging ----
 
     def _verdict(self) -> Verdict | None:
-        if self._served:
-            first, tails = self._job.np, self._streams.tails()
-            told = {rank - first: tail for rank, tail in tails.items() if rank >= first}
-            hosts = [server.slot.host for server in self._servers]
-            begun = {
-                number
-                for number in self._served
-                if self._store.get(keys.server("", number)) is not None
-            }
-            if found := servers.verdict(
-                self._served, self._job.settings.replicas, told, hosts, begun
-            ):
-                return found
+        if verdict := self._servers.verdict(self._streams.tails()):
+            return verdict
         if not self._supervisor.failing:
             return None
+        # here: a job that ends well has nothing to explain
+        from farandole.job.launch.explain.cause import explain
+
         hosts = [slot.host for slot in self._slots]
         return explain(self._supervisor.events, hosts, self._streams.tails(), self._activities())
 
@@ -384,29 +305,30 @@ class Watch:
     # ---- ending ----
 
     def _is_tidy(self) -> bool:
-        return not any(self._open.values()) and not any(
-            one.alive() for one in (*self._workers, *self._servers)
-        )
+        return self._pump.is_drained() and self._ranks_are_over() and self._servers.are_over()
 
     def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
-        deadline, signals = time.monotonic() + seconds, len(self._signals)
-        while not done() and time.monotonic() < deadline and len(self._signals) == signals:
-            self._pump(0.01)
+        deadline = time.monotonic() + seconds
+        signals = len(self._signals.received)
+        while not done() and time.monotonic() < deadline and len(self._signals.received) == signals:
+            self._pump.pump(0.01)
 
     def _end_workers(self) -> None:
         """SIGTERM, a grace, SIGKILL for everything that is left, once."""
-        if self._told or self._is_tidy():
+        if self._has_ended_workers or self._is_tidy():
             return
         self._take_reports()  # those that come from now on may be our doing
         self._end(self._workers)
-        self._pump_until(self._ranks_are_over if self._servers else self._is_over, TERM_GRACE)
-        self._end(self._servers)
-        self._pump_until(self._servers_are_over, TERM_GRACE)
-        for worker in (*self._workers, *self._servers):
+        self._pump_until(
+            self._ranks_are_over if self._servers.workers else self._is_over, TERM_GRACE
+        )
+        self._end(self._servers.workers)
+        self._pump_until(self._servers.are_over, TERM_GRACE)
+        for worker in (*self._workers, *self._servers.workers):
             worker.kill()
         self._pump_until(self._is_over, 1.0)
-        self._told = True
+        self._has_ended_workers = True
 
     @staticmethod
     def _end(workers: Sequence[Worker]) -> None:
@@ -415,9 +337,6 @@ class Watch:
 
     def _ranks_are_over(self) -> bool:
         return not any(worker.alive() for worker in self._workers)
-
-    def _servers_are_over(self) -> bool:
-        return not any(server.alive() for server in self._servers)
 
     def _is_over(self) -> bool:
         """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so
@@ -430,17 +349,3 @@ class Watch:
                 self._bereft.add(rank)
                 self._streams.ending.add(rank)
         return tidy
-
-
-def _is_taken(number: int) -> bool:
-    """Does this process already do something about the signal? The program that called us may, also
-    in native code (faulthandler), which Python does not know of.
-    """
-    if signal.getsignal(number) != signal.SIG_DFL:
-        return True
-    caught = [
-        line.split()[1]
-        for line in content("/proc/self/status").splitlines()
-        if line.startswith("SigCgt")
-    ]
-    return bool(caught and int(caught[0], 16) >> (number - 1) & 1)

@@ -28,9 +28,7 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
-from farandole.job.config import Connection, Placement, Settings
-from farandole.job.config.fields import variables
-from farandole.job.launch import outer
+from farandole.job.launch import launcher_env
 from farandole.job.launch.limits import cure
 from farandole.job.launch.processes import LocalWorker, start_ranks
 from farandole.net.store import StoreClient
@@ -50,8 +48,8 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 class Agent:
     """``task``: index, address, secret (``redeem``: those of a secret exchange), timeout, gpus;
     ``env``: variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
-    variables that ranks do not get, if not those of ``outer``; ``cwd``: where ranks work, if not
-    here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
+    variables that ranks do not get, if not those of ``launcher_env``; ``cwd``: where ranks work,
+    if not here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
     """
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
@@ -124,7 +122,9 @@ class Agent:
 
     def _run(self, order: Mapping[str, Any]) -> bool:
         """Start what the order says; False if it cannot be started."""
-        own = environment(os.environ, self._folder, tuple(self._task.get("hidden", outer.PLACE)))
+        own = environment(
+            os.environ, self._folder, tuple(self._task.get("hidden", launcher_env.PLACE))
+        )
         command = [order["python"] or sys.executable, *order["command"]]
         slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
         # not every host reaches the driver by the same address
@@ -355,12 +355,11 @@ def place() -> str:
 
 
 def environment(
-    own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = outer.PLACE
+    own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = launcher_env.PLACE
 ) -> dict[str, str]:
     """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes,
     with its importable packages.
     """
-    known = variables(Placement, Connection, Settings)
-    base = {name: value for name, value in outer.without(own, hidden).items() if name not in known}
+    base = launcher_env.inherited(own, hidden)
     path = [folder, *(entry for entry in sys.path if entry != folder)]
     return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.job.launch import outer
+from farandole.job.launch import launcher_env
 from farandole.job.launch.agents.agent import Agent
 from farandole.job.launch.agents.remote import contact, no_contact
 from farandole.job.plugins import registry
@@ -26,7 +26,7 @@ def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
     """Until the driver lets it go; its status. See ``agent.Agent``."""
     here = registry.load("launcher", task["launcher"])().placement(os.environ)
     # Where Open MPI starts an agent for each rank, the rank takes its place, and may call MPI.
-    hidden = outer.OTHERS if task["launcher"] == "mpi" else outer.PLACE
+    hidden = launcher_env.OTHERS if task["launcher"] == "mpi" else launcher_env.PLACE
     own = {"index": here.rank if here is not None else 0, "hidden": hidden}
     address = contact(task["addresses"], task["secret"])
     if not address:

@@ -10,9 +10,8 @@ from typing import ClassVar
 from farandole.base.host import cores
 from farandole.base.types import Slot
 from farandole.errors import SettingsError, counted
-from farandole.job.config import Connection, Placement, Settings
-from farandole.job.config.fields import variables
-from farandole.job.launch import outer
+from farandole.job.config import Placement
+from farandole.job.launch import launcher_env
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.limits import crowding
 from farandole.job.launch.plan import places, plan
@@ -58,12 +57,7 @@ class LocalAllocation:
         return StoreServer(secret)
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[LocalWorker]:
-        # Settings in our own environment have been read already and are part of env where they
-        # matter.
-        known = variables(Placement, Connection, Settings)
-        base = {
-            name: value for name, value in outer.without(os.environ).items() if name not in known
-        }
+        base = launcher_env.inherited(os.environ)
         return start_ranks(self._slots, command, {**base, **env})
 
     def slots(self) -> Sequence[Slot]:

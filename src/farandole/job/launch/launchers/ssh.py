@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import SettingsError, counted
-from farandole.job.config import Connection, Placement, Settings
-from farandole.job.config.fields import variables
-from farandole.job.launch import outer
+from farandole.job.config import Placement, Settings
+from farandole.job.launch import launcher_env
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.openssh import CONNECT, SshSession, command, failures, program
 from farandole.job.launch.plan import parse_hosts, places, plan
@@ -209,11 +208,5 @@ def search_path() -> list[str]:
 
 
 def environment(driver: Mapping[str, str]) -> dict[str, str]:
-    """The driver's variables for ranks on other hosts. Settings have been read already, and come
-    with the job.
-    """
-    known = {*variables(Placement, Connection, Settings), *OWN}
-    hidden = (*OWN_PREFIXES, *outer.PLACE)
-    return {
-        name: value for name, value in outer.without(driver, hidden).items() if name not in known
-    }
+    """Return the driver's variables for ranks on other hosts."""
+    return launcher_env.inherited(driver, (*OWN_PREFIXES, *launcher_env.PLACE), OWN)

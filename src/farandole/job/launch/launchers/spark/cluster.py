@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.base.log import logger
 from farandole.errors import SettingsError, counted
-from farandole.job.launch import outer
+from farandole.job.launch import launcher_env
 from farandole.job.launch.agents import boot
 from farandole.job.launch.agents.bundle import bundle
 from farandole.job.report.spark import session
@@ -209,7 +209,7 @@ def _task(
     nothing of Farandole: it need not be there. The secret is among ``facts``, so in no environment
     and no setting of Spark's.
     """
-    files, hidden = FILES, (*PRIVATE, *outer.PLACE)
+    files, hidden = FILES, (*PRIVATE, *launcher_env.PLACE)
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
         from pyspark import BarrierTaskContext, SparkFiles

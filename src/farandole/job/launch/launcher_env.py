@@ -1,6 +1,7 @@
-"""Variables that say which process of mpirun or of a step of Slurm this one is, by prefix. The
-ranks that are started below it are no such processes: all of them would take themselves for the
-same one.
+"""The environment that ranks inherit from a launcher.
+
+Variables that say which process of mpirun or of a step of Slurm this one is, are hidden from its
+ranks, by prefix: all of them would take themselves for that one process.
 
 What the user sets (``OMPI_MCA_btl``, ``OMPI_ALLOW_RUN_AS_ROOT``, ``HYDRA_IFACE``) is not among
 them, nor what says of the allocation where it is (``SLURM_JOB_ID``).
@@ -8,7 +9,10 @@ them, nor what says of the allocation where it is (``SLURM_JOB_ID``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
 
 OTHERS = (
     "PMI_",
@@ -60,6 +64,15 @@ OPEN_MPI = (
 PLACE = (*OTHERS, *OPEN_MPI)
 
 
-def without(env: Mapping[str, str], prefixes: tuple[str, ...] = PLACE) -> dict[str, str]:
-    """``env`` for processes that are started from here."""
-    return {name: value for name, value in env.items() if not name.startswith(prefixes)}
+def inherited(
+    env: Mapping[str, str], hidden: tuple[str, ...] = PLACE, names: Container[str] = ()
+) -> dict[str, str]:
+    """Return the variables of ``env`` that ranks get: none with a ``hidden`` prefix, none of
+    ``names``, and no settings, which have been read already and come with the job.
+    """
+    settings = variables(Placement, Connection, Settings)
+    return {
+        name: value
+        for name, value in env.items()
+        if not name.startswith(hidden) and name not in settings and name not in names
+    }

@@ -1,0 +1,67 @@
+"""Signals that the driver receives: some end the job, others go on to its ranks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from farandole.base.host import content
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# as mpirun and srun do: a scheduler's warning before its time limit
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class DriverSignals:
+    """``received``: those that end the job; ``for_ranks``: those to pass on. ``wake`` is called
+    after each.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.received: list[int] = []
+        self.for_ranks: deque[int] = deque()
+        self._wake = wake
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Take over signals, in the main thread, unless they are ignored (nohup) or in use."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _ENDING:
+            # A handler that Python could not put back is not ours to take.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._previous[number] = signal.signal(number, self._on_end)
+        for number in _PASSED_ON:
+            if not _is_taken(number):
+                self._previous[number] = signal.signal(number, self._on_notice)
+
+    def restore(self) -> None:
+        """Put back the handlers from before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self._wake()
+
+    def _on_notice(self, number: int, frame: FrameType | None) -> None:
+        self.for_ranks.append(number)
+        self._wake()
+
+
+def _is_taken(number: int) -> bool:
+    """Return whether this process already handles the signal: the calling program may, also in
+    native code (faulthandler), which Python does not know of.
+    """
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return True
+    caught = [
+        line.split()[1]
+        for line in content("/proc/self/status").splitlines()
+        if line.startswith("SigCgt")
+    ]
+    return bool(caught and int(caught[0], 16) >> (number - 1) & 1)

@@ -1,0 +1,1 @@
+"""Which rank is the cause when a job fails: pure functions from events to a verdict."""

@@ -1,0 +1,189 @@
+"""The verdict on a failed job: its cause, and what became of the other ranks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from farandole.job.launch.explain.events import (
+    Event,
+    Facts,
+    RankState,
+    Verdict,
+    rank_states,
+    ranks_named,
+)
+from farandole.job.launch.explain.exit_codes import describe, exit_status
+from farandole.job.launch.explain.tracebacks import program_line
+from farandole.job.launch.explain.victims import patience, without_cause
+
+# seconds in which a cause must show after a plain exit code, which may be that of a victim that
+# caught its exception
+EXIT_PATIENCE = 0.3
+_PLACES = 4  # at which ranks failed in the same way
+# What the program's Python does not have, though this command's does: another one stands first on
+# the PATH.
+_MISSING = {
+    "No module named 'farandole'": (
+        "The Python that ran the program has no farandole. That of this command is"
+        f" {sys.executable}: write it in the place of python, or activate its environment"
+    ),
+    "No module named 'horovod'": (
+        "The import name horovod comes with the distribution farandole-horovod: in a clone of"
+        " Farandole, pip install ./compat for the Python that runs the program; or write import"
+        " farandole.torch as hvd"
+    ),
+}
+
+
+def explain(
+    events: Sequence[Event],
+    hosts: Sequence[str],
+    tails: Mapping[int, str] | None = None,
+    activity: Mapping[int, str] | None = None,
+) -> Verdict | None:
+    """Which rank failed first in cause; None while no rank has failed.
+
+    ``events`` in the order they were seen, without what the driver's own signals did. A rank that
+    reported an error of its own or was killed by a signal is the cause before one that merely
+    exited with a code (it may have caught what a victim gets), and both before one whose own error
+    came after another rank had left; SIGKILL, which no failure of another rank brings about, comes
+    before all. Victims are never the cause. ``hosts``: per rank; ``tails``: per rank, its last
+    lines on stderr; ``activity``: its present activity.
+    """
+    ranks = rank_states(events, tails or {}, len(hosts))
+    facts = Facts(ranks, hosts, tails or {}, activity or {})
+    failed = [rank for rank in ranks if rank.standing not in ("running", "finished")]
+    if not failed:
+        return None
+    candidates = [rank for rank in failed if rank.standing != "victim"]
+    if not candidates:
+        return without_cause(facts)
+    return _blame(min(candidates, key=lambda rank: (_weight(rank), rank.order)), facts)
+
+
+def _weight(rank: RankState) -> int:
+    if rank.code == -signal.SIGKILL:
+        return 0
+    if rank.failed_after_loss:
+        return 3
+    return 1 if rank.standing in ("error", "signal") else 2
+
+
+def _patience(cause: RankState, facts: Facts) -> float:
+    """Return the seconds in which a better cause may still show."""
+    if facts.all_ended:
+        return 0.0
+    if cause.failed_after_loss:
+        return patience([cause], facts.ranks)
+    return EXIT_PATIENCE if cause.standing == "exit" else 0.0
+
+
+def _blame(cause: RankState, facts: Facts) -> Verdict:
+    same = [
+        rank.rank
+        for rank in facts.ranks
+        if rank.rank != cause.rank and _failed_alike(rank, cause, facts.tails)
+    ]
+    caught = facts.caught + [
+        rank.rank
+        for rank in facts.ranks
+        if rank.standing == "exit" and rank.lost_another and rank != cause
+    ]
+    caught = sorted(rank for rank in caught if rank not in same)
+    apart = [
+        rank
+        for rank in facts.numbers("error", "signal", "exit")
+        if rank != cause.rank and rank not in same
+    ]
+    lines = [
+        *_own_failure(cause, facts),
+        *_in_the_same_way(cause, [rank for rank in facts.ranks if rank.rank in same]),
+        *_consequences(cause, caught, facts),
+    ]
+    outcome = cause.outcome if cause.standing == "error" else None
+    return Verdict(
+        rank=cause.rank,
+        patience=_patience(cause, facts),
+        exit_code=_status(cause),
+        message="\n".join(lines),
+        traceback=outcome.traceback if outcome is not None else "",
+        apart=tuple(dict.fromkeys((*apart, *caught))),
+    )
+
+
+def _status(cause: RankState) -> int:
+    """Return the launcher's exit status."""
+    # Python's own exit code for it is lost when anything is imported meanwhile
+    if cause.standing == "error" and cause.outcome is not None and cause.outcome.interrupted:
+        return 128 + signal.SIGINT
+    return exit_status(cause.code)
+
+
+def _own_failure(cause: RankState, facts: Facts) -> list[str]:
+    """Return how the cause failed, with its traceback or its last lines on stderr."""
+    outcome = cause.outcome if cause.standing == "error" else None
+    if outcome is None:
+        how = describe(cause.code or 0)
+    elif cause.code and not outcome.interrupted:
+        how = f"{outcome.words} ({describe(cause.code)})"
+    else:
+        how = outcome.words
+    lines = [f"Rank {cause.rank} on {facts.hosts[cause.rank]} {how}"]
+    tail = facts.tails.get(cause.rank, "").strip("\n")
+    if outcome is not None and outcome.traceback:
+        lines.append(outcome.traceback.rstrip("\n"))
+    elif tail:
+        lines.append(f"Its last lines on stderr:\n{tail}")
+        lines += [cure for missing, cure in _MISSING.items() if missing in tail]
+    return lines
+
+
+def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list[str]:
+    """Return what became of the ranks that did not fail in the same way."""
+    lines = []
+    victims = [rank for rank in facts.ranks if rank.standing == "victim"]
+    silent = [rank.rank for rank in victims if rank.host_silent and cause.host_silent]
+    if silent:
+        were = "was" if len(silent) == 1 else "were"
+        lines.append(
+            f"{ranks_named(silent)} on {facts.places(silent)} {were} lost at the same time: look"
+            " for what the hosts have in common, such as a switch, or the network of the driver's"
+            " machine."
+        )
+    followed = [rank.rank for rank in victims if not rank.caught and rank.rank not in silent]
+    if followed:
+        lines.append(f"{ranks_named(followed)} failed only in consequence.")
+    if caught:
+        lines.append(f"{ranks_named(caught)} had lost another rank before exiting with a code.")
+    early = facts.numbers("finished")
+    lost_early = cause.failed_after_loss and cause.outcome is not None and cause.lost in early
+    if early and (followed or caught or lost_early):
+        lines.append(f"{ranks_named(early)} had finished before.")
+    return lines
+
+
+def _failed_alike(rank: RankState, cause: RankState, tails: Mapping[int, str]) -> bool:
+    if rank.standing != cause.standing:
+        return False
+    if rank.outcome is not None and cause.outcome is not None and rank.standing == "error":
+        return (rank.outcome.kind, rank.outcome.message) == (
+            cause.outcome.kind,
+            cause.outcome.message,
+        )
+    return rank.code == cause.code and tails.get(rank.rank) == tails.get(cause.rank)
+
+
+def _in_the_same_way(cause: RankState, same: Sequence[RankState]) -> list[str]:
+    """Where ranks made different calls, the line of the others tells as much as that of the
+    cause.
+    """
+    ranks_at: dict[str, list[int]] = {}
+    for rank in same:
+        place = program_line(rank)
+        ranks_at.setdefault("" if place == program_line(cause) else place, []).append(rank.rank)
+    return [
+        f"{ranks_named(ranks)} failed in the same way{f', at {place}' if place else '.'}"
+        for place, ranks in list(ranks_at.items())[:_PLACES]
+    ]

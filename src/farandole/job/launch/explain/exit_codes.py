@@ -1,0 +1,56 @@
+"""Exit codes of ranks: the launcher's own status, and words for a message."""
+
+from __future__ import annotations
+
+import signal
+
+from farandole.job.launch.limits import processor_time
+
+_SIGNALS = {
+    "SIGKILL": "killed, perhaps by the out-of-memory killer",
+    "SIGSEGV": "a crash in native code (segmentation fault)",
+    "SIGABRT": "native code gave up (a failed check or an uncaught C++ exception)",
+    "SIGBUS": "a bus error: shared memory was full, or a mapped file shrank",
+    "SIGILL": "an illegal instruction: a library was built for another kind of processor",
+    "SIGFPE": "a division by zero in native code",
+    "SIGTERM": "ended from outside, by a scheduler or an administrator",
+    "SIGINT": "interrupted from outside",
+    "SIGHUP": "its terminal was closed",
+    "SIGPIPE": "it wrote to a pipe or a connection that nobody reads any more",
+    "SIGUSR1": (
+        "a warning from outside that its program does not handle, such as that of a time limit"
+    ),
+    "SIGUSR2": (
+        "a warning from outside that its program does not handle, such as that of a time limit"
+    ),
+    "SIGXCPU": "it used up its limit of processor time",
+    "SIGXFSZ": "it wrote a file that is larger than its limit (`ulimit -f`)",
+    "SIGALRM": "its own alarm (signal.alarm, a timeout), which its program does not handle",
+    "SIGQUIT": "ended from outside (Ctrl-\\ on a terminal)",
+    "SIGTRAP": "native code gave up (a failed check or a breakpoint)",
+    "SIGSYS": "a call of the system that is not allowed here (seccomp, a container)",
+}
+
+
+def exit_status(code: int | None) -> int:
+    """The launcher's exit status for a rank's code: 128 + signal, its own code, or 1 when it never
+    got to one.
+    """
+    if code is None or code == 0:
+        return 1
+    return code if code > 0 else 128 - code
+
+
+def describe(code: int) -> str:
+    """An exit code in words, as the end of "rank 1 ..."."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = ""
+    words = _SIGNALS.get(name, "a signal") + (processor_time() if name == "SIGKILL" else "")
+    if code < 0:
+        return f"died of signal {number}{f' ({name})' if name else ''}: {words}"
+    if name in _SIGNALS and number > 0:
+        return f"exited with code {code} (a shell says so when its command died of {name}: {words})"
+    return f"exited with code {code}"

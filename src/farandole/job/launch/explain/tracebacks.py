@@ -1,0 +1,61 @@
+"""Tracebacks of ranks: the user's line in them, and source that only this machine has."""
+
+from __future__ import annotations
+
+import re
+
+from farandole.base.package import is_own_file
+from farandole.errors import SHUT_DOWN
+from farandole.job.launch.explain.events import RankState
+
+# Patterns here are text: a job that ends well compiles none of them.
+_FRAME = (
+    r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:   '
+    r" (?P<code>.+)\n)?"
+)
+_INSTALLED = r"/(?:site|dist)-packages/|/lib/python3|^<frozen "
+_BARE_FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )'
+
+
+def program_line(rank: RankState) -> str:
+    """Return where a rank's error left the user's program; empty if that cannot be seen."""
+    trace = rank.outcome.traceback if rank.outcome is not None else ""
+    frames = [frame for frame in re.finditer(_FRAME, trace) if not is_own_file(frame["file"])]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if not re.search(_INSTALLED, frame["file"])]
+    frame = (own or frames)[-1]
+    return f"{frame['file']}, line {frame['line']}" + (
+        f": {frame['code']}" if frame["code"] else ""
+    )
+
+
+def own_words(victim: RankState) -> str:
+    """Return a victim's line in the user's program, and its error without the standard text: its
+    traceback ends deep inside this package.
+    """
+    assert victim.outcome is not None
+    message = victim.outcome.message.partition(SHUT_DOWN)[2].strip() or victim.outcome.message
+    message = message.partition("\n\nAt:\n")[0]  # pybind11's stack, once more
+    if message.startswith("(") and message.endswith(")"):
+        message = message[1:-1]
+    place = program_line(victim)
+    return (
+        f"Rank {victim.rank} was at {place}\n{message}"
+        if place
+        else f"Rank {victim.rank} said: {message}"
+    )
+
+
+def with_lines(trace: str) -> str:
+    """A rank's traceback, with the lines of source that only this machine has: those of a
+    notebook's cells, and of files that are not on the rank's host.
+    """
+
+    import linecache  # here: it loads Python's tokenizer
+
+    def shown(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame["file"], int(frame["line"])).strip()
+        return frame[0] + (f"    {line}\n" if line else "")
+
+    return re.sub(_BARE_FRAME, shown, trace)
