@@ -93,7 +93,7 @@ def test_the_added_time_is_counted_from_one_process() -> None:
     ]
 
 
-def test_a_framework_without_a_way_of_its_own_is_compared_with_nobody() -> None:
+def test_a_framework_without_its_own_way_has_no_comparison() -> None:
     step = Case("step", "m", {ALONE: [0.010], TOGETHER: [0.012], OURS: [0.014]}, 5)
     table = report.tables([step])[-1]
     assert [str(column.header) for column in table.columns] == ["case", "added by Farandole"]
@@ -105,7 +105,7 @@ def test_the_step_of_each_framework_has_its_file() -> None:
     assert files == FRAMEWORKS.keys()
 
 
-def test_the_table_has_a_row_per_case_and_a_dash_where_somebody_took_no_part() -> None:
+def test_the_table_has_a_row_per_case_and_dashes() -> None:
     other = Case("allreduce", "many", {OURS: [1e-6], GLOO: [2e-6], GLOO_FLAT: [3e-6]})
     (table,) = report.tables([case(Gloo=[4.0, 4.0, 4.0]), other])
     cells = {str(column.header): list(column.cells) for column in table.columns}
@@ -258,7 +258,7 @@ def test_numbers_of_two_states_of_the_machine_are_told() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_the_way_between_two_cores_is_measured_and_this_process_may_use_all_again() -> None:
+def test_the_latency_between_cores_leaves_affinity_alone() -> None:
     allowed, threads = os.sched_getaffinity(0), threading.active_count()
     assert (cores.between() or 0) > 1e8
     assert os.sched_getaffinity(0) == allowed
@@ -301,7 +301,7 @@ def run(name: str, strategy: str, rate: float, right: list[float], **more: float
     return Run("strategies", name, strategy, "SGD 0.1", rate, staleness, dropped, curve)
 
 
-def test_strategies_are_compared_with_all_reduce_under_each_condition(tmp_path: Path) -> None:
+def test_strategies_are_compared_with_all_reduce(tmp_path: Path) -> None:
     runs = [
         run("slow", "allreduce", 100.0, [10.0, 50.0, 96.0]),
         run("slow", "ps_async", 250.0, [10.0, 95.0, 94.0]),
@@ -329,7 +329,7 @@ def test_strategies_are_compared_with_all_reduce_under_each_condition(tmp_path: 
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_learned_in_the_end_stands_beside_an_all_reduce_of_the_same_optimizer() -> None:
+def test_final_losses_are_compared_with_all_reduce() -> None:
     rows = [
         Learned("learning", "digits", "allreduce", "SGD 0.1", 98.0, 98.0, 269.4, 3.0, 0.0, 0.0),
         Learned(
@@ -354,7 +354,7 @@ def test_what_is_learned_in_the_end_stands_beside_an_all_reduce_of_the_same_opti
     assert [from_record(row.record()) for row in rows] == rows
 
 
-def test_the_error_of_what_is_learned_is_that_of_differences_of_the_same_seeds() -> None:
+def test_errors_of_final_losses_are_of_paired_differences() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from benchmarks.learning import Result, error, mean
 
@@ -368,7 +368,7 @@ def test_the_error_of_what_is_learned_is_that_of_differences_of_the_same_seeds()
     assert mean(results).accuracy == 92.0
 
 
-def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
+def test_strategies_with_a_slow_rank_and_a_slow_link(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs: list[tuple[object, ...]] = []
@@ -536,7 +536,7 @@ def test_a_rank_that_fails_is_reported_and_nothing_is_left(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(
+def test_without_mpi_ranks_are_plain_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(crew, "mpirun", lambda size: None)

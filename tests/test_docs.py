@@ -177,7 +177,7 @@ def run_python(block: Block, output: Block | None, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_the_page_of_a_framework_starts_with_a_complete_program_that_is_run(name: str) -> None:
+def test_a_frameworks_page_starts_with_a_complete_program(name: str) -> None:
     first, second = blocks(ROOT / "docs" / name)[:2]
     (saved,) = [word.removeprefix("save=") for word in first.words if word.startswith("save=")]
     assert "run" in second.words

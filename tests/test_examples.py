@@ -278,7 +278,7 @@ def test_gradients_are_accumulated() -> None:
     assert losses[-1] < losses[0] / 10
 
 
-def test_adasum_adds_what_is_orthogonal_and_averages_what_is_equal() -> None:
+def test_adasum_adds_orthogonal_and_averages_equal_gradients() -> None:
     output = train("--steps", "40", np=2, script="torch_adasum.py")
     assert "orthogonal vectors: [1.0, 1.0], equal vectors: [1.0, 1.0]" in output
     losses = numbers(r"loss ([\d.]+)", output)

@@ -110,9 +110,7 @@ if __name__ == "__main__":
         )
         assert (done.stdout, done.stderr) == ("[8, 8] [10]\n", "")
 
-    def test_a_script_without_a_main_guard_runs_once_and_finds_its_neighbours(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_script_without_a_main_guard_runs_once(self, tmp_path: Path) -> None:
         (tmp_path / "neighbour.py").write_text("def double(x): return 2 * x\n")
         script = tmp_path / "sub" / "script.py"
         script.parent.mkdir()
@@ -505,7 +503,7 @@ def makes_another_error() -> None:
 
 
 @pytest.mark.usefixtures("jobs")
-def test_a_rank_that_makes_another_error_of_what_it_caught_is_not_blamed() -> None:
+def test_a_rank_that_wraps_a_caught_error_is_not_blamed() -> None:
     with pytest.raises(JobFailedError, match=mentioning("Rank 1", "code 3")) as caught:
         farandole.run(makes_another_error, np=2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 3)
@@ -523,7 +521,7 @@ def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("jobs")
-def test_ranks_of_a_job_below_torchrun_do_not_look_for_the_store_of_its_agent() -> None:
+def test_a_job_below_torchrun_ignores_its_agents_store() -> None:
     """With this variable, torch.distributed's rank 0 makes no store, and all ranks wait for one."""
     agent = {
         "TORCHELASTIC_RUN_ID": "none",
@@ -535,7 +533,7 @@ def test_ranks_of_a_job_below_torchrun_do_not_look_for_the_store_of_its_agent() 
     assert found == [["none", None, "0", "1"]]
 
 
-def test_a_rank_ends_with_no_warning_of_its_own_where_python_shows_all(tmp_path: Path) -> None:
+def test_a_rank_ends_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     program = tmp_path / "train.py"
     program.write_text(

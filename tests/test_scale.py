@@ -58,7 +58,7 @@ def made(at: model.Constants) -> dict[str, object]:
     }
 
 
-def test_constants_are_found_again_in_points_that_lie_on_the_model() -> None:
+def test_a_fit_recovers_the_constants_of_the_model() -> None:
     assert model.fitted(made(GIVEN)) == pytest.approx(GIVEN, rel=1e-6)
 
 

@@ -23,7 +23,7 @@ def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) 
     )
 
 
-def test_calls_in_another_order_are_reported_with_lines_and_ranks() -> None:
+def test_another_call_order_is_reported_with_lines_and_ranks() -> None:
     found = swapped_calls([called("abab"), called("abba"), None, called("abab")])
     assert found is not None
     assert found.code == CALL_ORDER.code

@@ -74,7 +74,7 @@ def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
 
 
 @pytest.mark.parametrize("said", ["hosts: nowhere:2", "hostfile: /no/such"])
-def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
+def test_hosts_of_the_command_line_win_over_the_file(
     tmp_path: Path, started: list[Job], said: str
 ) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2")

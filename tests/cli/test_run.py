@@ -338,7 +338,7 @@ class TestRun:
             f"farandole: the value of {name} is empty: is it a variable of the"
         )
 
-    def test_help_lists_every_flag_and_every_value_within_the_terminal(
+    def test_help_lists_flags_and_values_within_the_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "80")

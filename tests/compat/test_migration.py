@@ -102,7 +102,7 @@ def test_every_row_has_a_status() -> None:
     assert {row[2] for row in ROWS} == {"works", "later"}
 
 
-def test_every_name_can_be_imported_and_what_comes_later_raises_when_it_is_used() -> None:
+def test_names_import_and_unsupported_ones_raise_when_used() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     known = [
         (row[0].strip("`"), name, row[2])
@@ -122,7 +122,7 @@ def test_every_name_can_be_imported_and_what_comes_later_raises_when_it_is_used(
     )
 
 
-def test_all_that_farandole_torch_has_is_there_under_horovods_name() -> None:
+def test_horovod_torch_has_all_names_of_farandole_torch() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     assert (
         code(

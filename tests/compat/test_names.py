@@ -68,7 +68,7 @@ def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
     )
 
 
-def test_the_class_of_distributed_optimizers_is_there_to_ask_and_not_to_derive_from() -> None:
+def test_the_distributed_optimizer_class_is_for_isinstance_only() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     assert code(
         "import torch, horovod.torch as hvd\nfrom horovod.torch.optimizer import"
@@ -170,7 +170,7 @@ BUILT = {
 }
 
 
-def test_every_module_of_horovod_that_is_not_there_says_what_to_use_instead() -> None:
+def test_missing_horovod_modules_name_a_replacement() -> None:
     names = [name for name in elsewhere() if is_here(name)]
     assert len(names) > 60
     said = code(
@@ -197,7 +197,7 @@ def test_every_module_of_horovod_that_is_not_there_says_what_to_use_instead() ->
 
 
 @pytest.mark.parametrize("name", ["keras", "mxnet"])
-def test_a_framework_that_is_not_installed_is_named_in_horovods_words(name: str) -> None:
+def test_a_missing_framework_is_named_as_horovod_does(name: str) -> None:
     said = code(
         "import sys\n"
         f"sys.modules[{name!r}] = None\n"

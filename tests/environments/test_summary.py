@@ -26,7 +26,7 @@ def test_third(): ...
 """
 
 
-def test_the_error_of_each_failed_test_is_told_and_what_it_printed(tmp_path: Path) -> None:
+def test_the_summary_has_errors_and_output_of_failed_tests(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-ra", "test_it.py"]
     done = subprocess.run(

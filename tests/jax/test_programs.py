@@ -57,7 +57,7 @@ def test_a_hundred_collectives_in_one_program() -> None:
     job(2, check)
 
 
-def test_a_hundred_that_are_started_in_another_order_on_each_rank() -> None:
+def test_a_hundred_programs_in_another_order_on_each_rank() -> None:
     def check(rank: int) -> None:
         import jax
         import jax.numpy as jnp

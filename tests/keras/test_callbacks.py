@@ -211,7 +211,7 @@ def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first:
 
 
 @pytest.mark.skipif("tensorflow" not in BACKENDS, reason="TensorFlow is not installed")
-def test_a_loop_of_ones_own_broadcasts_a_model_that_was_not_built() -> None:
+def test_a_custom_loop_broadcasts_an_unbuilt_model() -> None:
     """After its first step, which makes the weights: also where nobody calls the model itself."""
 
     def train(rank: int) -> object:

@@ -106,9 +106,7 @@ def test_the_optimizers_that_a_model_holds_are_synchronised(distributed: bool, b
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("distributed", [True, False])
-def test_a_state_of_keras_2_has_the_optimizers_that_the_model_holds(
-    old: bool, distributed: bool
-) -> None:
+def test_a_keras_2_state_has_the_models_own_optimizers(old: bool, distributed: bool) -> None:
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
     def body(rank: int) -> Any:
@@ -126,9 +124,7 @@ def test_a_state_of_keras_2_has_the_optimizers_that_the_model_holds(
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("built", [True, False])
-def test_the_optimizers_that_a_model_of_keras_2_holds_are_synchronised(
-    old: bool, built: bool
-) -> None:
+def test_own_optimizers_of_a_keras_2_model_are_synchronised(old: bool, built: bool) -> None:
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
     def body(rank: int) -> Any:

@@ -744,9 +744,7 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_first_rank(
-    backend: str, built: bool
-) -> None:
+def test_a_models_own_optimizers_begin_with_rank_0s_state(backend: str, built: bool) -> None:
     """Rank 0 alone went on from a checkpoint of a GAN; the other's optimizer may wait for its first
     step.
     """
@@ -1000,7 +998,7 @@ def test_xla_is_left_out_of_training_alone() -> None:
     assert mentions(zero[0][0], "XLA", "training")
 
 
-def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:
+def test_a_model_of_a_tensorflow_strategy_trains() -> None:
     pytest.importorskip("tensorflow")
 
     def train(rank: int) -> object:

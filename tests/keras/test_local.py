@@ -7,7 +7,7 @@ import numpy as np
 from tests.keras.backends import on
 
 
-def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_alike(
+def test_local_variables_train_alike_on_one_rank_and_many(
     backend: str,
 ) -> None:
     def train(rank: int) -> list[tuple[str, list[np.ndarray], list[np.ndarray]]]:
@@ -81,7 +81,7 @@ def test_a_global_norm_of_what_ranks_share_leaves_them_alike(backend: str) -> No
     on(backend, 2, fn)
 
 
-def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: str) -> None:
+def test_frozen_weights_of_local_layers_are_left_alone(backend: str) -> None:
     def train(rank: int) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
         import keras
 
@@ -128,7 +128,7 @@ def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: s
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_variables_without_a_gradient_are_left_out_and_local_ones_keep_their_own(
+def test_variables_without_gradients_and_local_ones(
     backend: str,
 ) -> None:
     """A layer that the loss does not reach stands before one that is left to each rank."""

@@ -142,7 +142,7 @@ def test_local_sgd_is_its_model() -> None:
             np.testing.assert_allclose(mine, wanted, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_statistics_are_averaged_where_an_epoch_ends_between_two_exchanges() -> None:
+def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
     """Of a strategy that keeps nothing, and of one that does."""
 
     def body(rank: int) -> Any:
@@ -293,9 +293,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_that_an_old_optimizer_computes_are_reduced_once(
-    passes: int, compiled: bool
-) -> None:
+def test_gradients_of_an_old_optimizer_are_reduced_once(passes: int, compiled: bool) -> None:
     """However they get to ``apply_gradients``."""
 
     def body(rank: int) -> list[float]:
@@ -331,7 +329,7 @@ def test_gradients_that_an_old_optimizer_computes_are_reduced_once(
     assert job(2, body) == [[10.0 - step, 10.0 - 2 * step, 10.0 - 3 * step]] * 2
 
 
-def test_gradients_that_a_new_optimizer_computes_are_reduced_once() -> None:
+def test_gradients_of_a_new_optimizer_are_reduced_once() -> None:
     def body(rank: int) -> list[float]:
         import tf_keras
 
@@ -373,7 +371,7 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
     job(2, body)
 
 
-def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
+def test_a_metric_counts_the_first_batch_of_each_rank() -> None:
     """Models with a ``train_step`` of their own (a GAN, a VAE) have metrics among their
     variables.
     """
@@ -473,9 +471,7 @@ def gan(optimizers: list[Any]) -> Any:
 
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_root(
-    old: bool, passes: int
-) -> None:
+def test_a_models_own_optimizers_begin_with_the_roots_state(old: bool, passes: int) -> None:
     """Rank 0 alone went on from a checkpoint of a GAN; the other's second optimizer waits for its
     first step.
     """
@@ -514,7 +510,7 @@ def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_ro
         np.testing.assert_array_equal(mine, other)
 
 
-def test_optimizers_that_a_model_holds_for_itself_exchange_weights_at_the_end_of_epochs() -> None:
+def test_a_models_own_optimizers_exchange_weights_per_epoch() -> None:
     def body(rank: int) -> Any:
         import tf_keras
 
@@ -568,7 +564,7 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_a_state_of_before_the_first_step_has_the_momentum_of_then(old: bool) -> None:
+def test_a_state_before_the_first_step_keeps_its_momentum(old: bool) -> None:
     def body(rank: int) -> None:
         import tf_keras
 
@@ -1066,7 +1062,7 @@ def test_residuals_are_without_the_loss_scale(old: bool) -> None:
     job(2, body)
 
 
-def test_what_a_codec_object_keeps_stays_where_layers_are_frozen_by_compiling_anew() -> None:
+def test_codec_state_survives_freezing_layers_by_compile() -> None:
     def body(rank: int) -> None:
         import tf_keras
 
@@ -1156,9 +1152,7 @@ def test_a_global_norm_of_what_ranks_share_leaves_them_alike() -> None:
 
 @pytest.mark.parametrize("strategy", ["ps:1", LocalSGD(1, outer="nesterov", lr=1.0, momentum=0.5)])
 @pytest.mark.parametrize("function", [False, True])
-def test_a_variable_that_is_trained_later_sets_out_from_where_it_was_before_its_first_step(
-    strategy: Any, function: bool
-) -> None:
+def test_a_variable_unfrozen_later_starts_from_its_old_value(strategy: Any, function: bool) -> None:
     def body(rank: int) -> list[float]:
         import tf_keras
 
@@ -1221,7 +1215,7 @@ def test_training_goes_on_everywhere_from_a_backup(where: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_the_learning_rate_that_the_first_rank_has_loaded_is_that_of_all(old: bool) -> None:
+def test_rank_0s_loaded_learning_rate_is_broadcast(old: bool) -> None:
     def body(rank: int) -> tuple[float, list[Any]]:
         import tf_keras
 

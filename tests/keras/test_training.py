@@ -22,7 +22,7 @@ def close(
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def test_two_ranks_with_halves_of_the_batch_are_one_rank_with_all_of_it(backend: str) -> None:
+def test_two_ranks_with_half_batches_equal_one_rank(backend: str) -> None:
     in_parts(backend, 2, ["sgd", "momentum", "adam"])
 
 
@@ -217,7 +217,7 @@ def test_options_of_the_optimizer(backend: str) -> None:
     check(on(backend, 2, train), 13, loose="fp16")
 
 
-def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> None:
+def test_sparse_gradients_are_clipped_alike_on_all_ranks() -> None:
     """A norm of rows counts those of one word apart, so that they must be dense where a rank trains
     alone, too.
     """
@@ -248,7 +248,7 @@ def test_rows_as_dense_gradients_are_clipped_alike_on_any_number_of_ranks() -> N
     check(on("tensorflow", 2, train, dynamic_process_sets=True), 1)
 
 
-def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) -> None:
+def test_gradients_of_an_unfinished_step_stay_local(backend: str) -> None:
     """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each
     rank's own samples.
     """
@@ -279,7 +279,7 @@ def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) 
     check(on(backend, 2, train), 1)
 
 
-def test_a_file_of_an_unfinished_accumulation_has_the_gradients_of_all_ranks(backend: str) -> None:
+def test_a_file_saved_while_accumulating_has_all_gradients(backend: str) -> None:
     """An epoch has 4 batches and a step 3: who goes on from the file takes the steps that the job
     would have taken.
     """

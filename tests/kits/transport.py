@@ -362,7 +362,7 @@ class MoveKit(Worlds):
 
         self.run(size, body)
 
-    def test_the_parts_of_a_collective_are_told_until_nobody_wants_them(self) -> None:
+    def test_parts_of_a_collective_are_reported_while_wanted(self) -> None:
         def body(transport: Transport) -> tuple[list[str], int]:
             told: list[tuple[str, float, float]] = []
             began = time.monotonic()

@@ -47,7 +47,7 @@ def test_every_module_and_name_of_the_table_is_there() -> None:
     )
 
 
-def test_all_that_farandole_mxnet_has_is_there_under_horovods_name() -> None:
+def test_horovod_mxnet_has_all_names_of_farandole_mxnet() -> None:
     assert code(
         "import farandole.mxnet as ours, horovod.mxnet as hvd\nfor one, other in ((ours, hvd),"
         " (ours.mpi_ops, hvd.mpi_ops)):\n    print([name for name in one.__all__ if getattr(one,"

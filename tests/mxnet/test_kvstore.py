@@ -57,7 +57,7 @@ def test_the_store_adds_up_devices_and_ranks() -> None:
         assert found == [[22.0, 22.0]] * 4
 
 
-def test_scaled_losses_with_a_distributed_optimizer_are_told_with_the_cure() -> None:
+def test_scaled_losses_with_a_distributed_optimizer() -> None:
     """Each rank alone would decide whether it skips a step, and the others would wait for its
     gradients.
     """

@@ -61,7 +61,7 @@ def test_networks_of_known_and_unknown_shapes(root: int, hybrid: bool) -> None:
     assert_equal([result[1] for result in one])
 
 
-def test_training_begins_with_the_roots_parameters_and_stays_alike() -> None:
+def test_training_begins_with_the_roots_parameters() -> None:
     """Horovod's usual order: broadcast, trainer, first batch; parameters come to be in the first
     forward pass.
     """
@@ -147,7 +147,7 @@ def test_a_set_of_ranks_begins_alike() -> None:
     assert job(3, fn, dynamic_process_sets=True) == [2.0, 1.0, 2.0]
 
 
-def test_a_parameter_that_is_initialised_again_is_broadcast_again() -> None:
+def test_a_reinitialised_parameter_is_broadcast_again() -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
 

@@ -60,7 +60,7 @@ def test_a_call_returns_before_the_others_have_come() -> None:
     assert job(2, fn) == [20.0, 20.0]
 
 
-def test_what_was_asked_before_reads_the_old_values_and_what_comes_after_the_new() -> None:
+def test_reads_before_and_after_a_pending_write() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
@@ -97,7 +97,7 @@ def test_an_input_may_be_overwritten_right_after_the_call() -> None:
     job(2, fn)
 
 
-def test_the_weights_of_a_convolution_that_runs_are_read_in_their_own_order() -> None:
+def test_convolution_weights_are_read_in_their_own_layout() -> None:
     """Outside of record(), oneDNN puts weights into another order while it reads them."""
 
     def fn(rank: int) -> None:
@@ -216,7 +216,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mismatch_is_raised_to_whoever_reads_on_all_ranks_and_the_job_goes_on(
+def test_a_mismatch_is_raised_to_readers_on_all_ranks(
     mistake: str,
 ) -> None:
     make, text = MISTAKES[mistake]

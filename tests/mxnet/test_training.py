@@ -323,7 +323,7 @@ def test_what_only_some_ranks_computed_is_updated_on_all() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.001, 3.0, 1e6])
-def test_what_one_rank_alone_computed_is_updated_on_all_with_a_predivide_factor(
+def test_a_gradient_of_one_rank_with_a_predivide_factor(
     factor: float,
 ) -> None:
     def fn(rank: int) -> list[float]:
@@ -504,7 +504,7 @@ def test_a_distributed_optimizer_is_unwrapped_by_the_trainer() -> None:
     assert_alike(job(2, fn), alone("momentum"))
 
 
-def test_a_distributed_optimizer_is_its_optimizer_in_all_but_the_update() -> None:
+def test_a_distributed_optimizer_only_changes_the_update() -> None:
     def fn(rank: int) -> None:
         import pickle
 

@@ -61,7 +61,7 @@ def test_an_interface_may_have_addresses_of_both_kinds() -> None:
     assert SIXTH.network == "fd00:1::/64"
 
 
-def test_ipv6_addresses_that_others_cannot_use_or_that_change_are_not_offered(
+def test_unusable_or_temporary_ipv6_addresses_are_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As Linux has them: those of one cable, for a day (privacy), on their way out, and not yet
@@ -150,7 +150,7 @@ def test_an_interface_that_is_not_here() -> None:
         chosen(ALL, "eth3")
 
 
-def test_networks_that_answered_are_tried_first_and_those_that_did_not_last() -> None:
+def test_networks_that_answered_are_tried_first() -> None:
     addresses = ["172.17.0.1/16", "10.1.2.9/24", "192.168.7.9/16"]
     assert order(addresses, reached=set(), failed=set()) == addresses
     assert order(addresses, {"192.168.0.0/16"}, {"172.17.0.0/16"}) == [

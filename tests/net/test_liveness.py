@@ -21,7 +21,7 @@ from tests.kits.messages import mentioning
 from tests.kits.transport import until
 
 
-def test_one_connection_that_is_answered_shows_that_the_host_is_there(
+def test_one_answered_connection_shows_a_live_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A connection that sends again learns of a link that has come back later than one that is

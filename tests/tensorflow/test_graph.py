@@ -31,7 +31,7 @@ def test_200_collectives_in_another_order_on_each_rank(threads: str, also: str) 
     assert sorted(done.stdout.split("\n")) == ["", "[0]<stdout>:all 200", "[1]<stdout>:all 200"]
 
 
-def test_unnamed_ones_are_named_by_their_tensors_however_often_a_function_is_traced() -> None:
+def test_unnamed_collectives_are_named_by_their_tensors() -> None:
     def body(rank: int) -> None:
         def both(x: Any, y: Any) -> tuple[Any, Any]:
             one, two = tf.identity(x, "one"), tf.identity(y, "two")
@@ -118,7 +118,7 @@ def test_errors_reach_every_rank_and_the_next_call_works() -> None:
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_a_step_that_fails_elsewhere_does_not_wait_for_its_collectives(session: bool) -> None:
+def test_a_failed_step_does_not_wait_for_its_collectives(session: bool) -> None:
     """An error on one rank must be raised there, though the others never come."""
 
     def step(x: Any, name: str, limit: float) -> Any:

@@ -291,7 +291,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: int) -> None:
+def test_an_aggregation_helper_leaves_local_variables_alone(passes: int) -> None:
     """Programs may use Horovod's helper by itself, with a reduction of their own."""
 
     def body(rank: int) -> tuple[list[float], list[float]]:
@@ -321,7 +321,7 @@ def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: 
     ]
 
 
-def test_the_helper_of_eager_programs_takes_its_process_set_in_fifth_place() -> None:
+def test_the_eager_helper_takes_its_process_set_fifth() -> None:
     def body(rank: int) -> float:
         from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
@@ -380,7 +380,7 @@ def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:
     assert job(2, body) == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_an_optimizer_of_keras_steps_with_variables_of_tensorflow() -> None:
+def test_a_keras_optimizer_steps_with_tensorflow_variables() -> None:
     def body(rank: int) -> list[float]:
         import keras
 

@@ -172,7 +172,7 @@ def test_compression_sets_and_second_derivatives() -> None:
     job(3, fn, dynamic_process_sets=True)
 
 
-def test_what_backward_has_saved_is_not_overwritten_without_a_word() -> None:
+def test_overwriting_saved_tensors_is_an_error() -> None:
     """As with in-place operations of torch's own. What it has not saved may be."""
 
     def fn(rank: int) -> None:
@@ -220,7 +220,7 @@ def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
     job(2, fn)
 
 
-def test_gather_gives_all_rows_to_one_rank_and_their_gradients_back() -> None:
+def test_gather_and_its_gradient() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 

@@ -66,7 +66,7 @@ def test_ranks_step_as_one_process(compressed: bool, passes: int) -> None:
         )
 
 
-def test_a_gradient_that_is_a_conjugate_is_exchanged_as_what_it_is() -> None:
+def test_a_conjugate_gradient_is_exchanged() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 

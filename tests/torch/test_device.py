@@ -221,7 +221,7 @@ def test_what_ranks_agree_on_is_told_once(
     assert others == [("3.0", [])] * 2
 
 
-def test_what_is_insisted_on_but_cannot_be_fails_alike_everywhere() -> None:
+def test_an_impossible_setting_fails_on_all_ranks() -> None:
     for said, _ in agreed(2, lambda rank: Pretend("GPU-7"), nccl="on"):
         assert said.startswith(
             "RequestError: --nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by Gloo: "
@@ -456,7 +456,7 @@ def test_training_in_special_ways(way: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_it_is_said_when_ranks_have_their_parameters_on_different_devices() -> None:
+def test_parameters_on_different_devices_are_reported() -> None:
     def train(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
 
@@ -689,7 +689,7 @@ def test_scaling_into_integers_truncates() -> None:
     assert out.tolist() == [7, -7, 250]
 
 
-def test_the_host_binding_gives_arrays_and_the_other_one_buffers_of_the_device() -> None:
+def test_buffers_of_the_host_and_of_the_device_binding() -> None:
     from farandole.torch import functions
 
     with pretending(Pretend("GPU-0")):
@@ -756,7 +756,7 @@ def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatc
         cuda.record_event()
 
 
-def test_the_group_is_made_so_that_torch_does_not_end_the_process(
+def test_the_device_group_never_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from contextlib import nullcontext
@@ -806,7 +806,7 @@ def test_a_variable_is_set_for_a_moment() -> None:
     assert name not in os.environ
 
 
-def test_a_rank_that_may_not_send_in_clear_does_not_exchange_directly() -> None:
+def test_an_encrypted_rank_does_not_exchange_directly() -> None:
     from farandole.core.transports import shm
     from farandole.torch.device.agreement import decide, views
 

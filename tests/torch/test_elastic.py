@@ -144,7 +144,7 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
     [{}, {"op": "Sum"}, {"codec": "topk:0.5"}, {"op": "Adasum"}, {"strategy": "local_sgd:2"}],
     ids=str,
 )
-def test_going_back_in_the_middle_of_a_step_lets_its_gradients_go(
+def test_a_restore_in_the_middle_of_a_step_drops_gradients(
     passes: int, options: dict[str, Any]
 ) -> None:
     def check(rank: int) -> None:

@@ -118,7 +118,7 @@ def test_a_loader_is_distributed_in_one_call(shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("random", [False, True])
-def test_batches_of_a_batch_sampler_that_only_counts_stay_batches(random: bool) -> None:
+def test_batches_of_a_counting_batch_sampler_stay_batches(random: bool) -> None:
     """The loader has no size of batches, and a sampler that it does not use."""
     import farandole.torch as hvd
 

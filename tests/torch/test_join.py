@@ -117,9 +117,7 @@ EPOCHS = {  # steps of rank 0 and of rank 1
     [("on", {}), ("off", {"groups": 2}), ("on", {"op": 1, "backward_passes_per_step": 2})],
     ids=str,
 )
-def test_buckets_that_were_laid_out_anew_without_those_who_joined(
-    overlap: str, options: dict[str, Any]
-) -> None:
+def test_buckets_relaid_out_without_joined_ranks(overlap: str, options: dict[str, Any]) -> None:
     """Parameters that are used late, and sizes of buckets that rank 0 changes (autotune), while a
     rank is away.
     """

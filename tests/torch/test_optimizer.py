@@ -231,7 +231,7 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_a_model_that_is_converted_between_steps_still_trains_on_all_gradients() -> None:
+def test_a_model_converted_between_steps_trains_on() -> None:
     """``model.to(...)`` gives tensors other memory in their place, also to gradients that were
     views of buckets.
     """

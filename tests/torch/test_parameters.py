@@ -258,7 +258,7 @@ def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("after", ["a pass", "a loss", "backward"])
-def test_a_gradient_of_what_is_frozen_before_the_step_counts_in_it(op: str, after: str) -> None:
+def test_a_gradient_of_a_parameter_frozen_before_the_step(op: str, after: str) -> None:
     """After the first of two passes, after one of two losses, or where a group is added before the
     step.
     """
@@ -332,7 +332,7 @@ def test_schedulers(when: str) -> None:
     both(run)
 
 
-def test_a_scheduler_made_before_wrapping_survives_load_state_dict() -> None:
+def test_an_early_scheduler_survives_load_state_dict() -> None:
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

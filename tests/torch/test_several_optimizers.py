@@ -94,7 +94,7 @@ def test_ranks_use_other_optimizers_or_in_another_order(which: str, wire: str) -
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> None:
+def test_overlapping_process_sets_in_another_order_per_rank() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
@@ -128,7 +128,7 @@ def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> N
         assert torch.equal(told[one[0]][one], told[one[1]][one])
 
 
-def test_an_error_in_one_process_set_does_not_keep_the_ranks_of_another() -> None:
+def test_an_error_in_one_process_set_leaves_another_alone() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 

@@ -120,7 +120,7 @@ def test_the_same_over_shared_memory_and_tcp() -> None:
         assert procs(2, body, wire=name) == [[2.0 * step + 1 for step in range(20)]] * 2
 
 
-def test_what_others_did_not_ask_for_in_the_same_round_goes_over_the_transport() -> None:
+def test_a_request_of_one_round_only_uses_the_transport() -> None:
     def body(transport: Any) -> None:
         engine = Engine(transport, Settings())
         for turn in range(9):
@@ -140,7 +140,7 @@ def test_what_others_did_not_ask_for_in_the_same_round_goes_over_the_transport()
     ranks(3, body)
 
 
-def test_large_ones_and_those_that_need_more_than_one_reduction_go_over_the_transport() -> None:
+def test_large_or_mixed_reductions_use_the_transport() -> None:
     room = attached.room(2)
     plain = Request("a", Kind.ALLREDUCE, DType.FLOAT32, (room // 4,))
     assert attached.weight(plain) == room
@@ -158,7 +158,7 @@ def test_large_ones_and_those_that_need_more_than_one_reduction_go_over_the_tran
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_rank_that_tells_its_tracers_attaches_nothing_and_all_go_the_same_way(
+def test_a_traced_rank_attaches_nothing_and_all_agree(
     ended: bool,
 ) -> None:
     class Tracer(Observer):

@@ -57,7 +57,7 @@ def entry(
     return Entry(request, Buffer(array, array if out is None else out, dtype), codec=codec)
 
 
-def test_a_codec_runs_where_ranks_have_agreed_on_it_and_touches_nothing_else() -> None:
+def test_a_codec_runs_only_where_ranks_agreed_on_it() -> None:
     def body(engine: Engine) -> int:
         codec = Rounding()
         for turn in range(3):  # new, known, remembered
@@ -150,7 +150,7 @@ def test_what_has_a_codec_is_fused_with_its_own_group_alone() -> None:
     assert [unit.names for unit in units] == [("a0", "d0"), ("b0",), ("c0", "c1")]
 
 
-def test_a_codec_of_another_distribution_is_found_also_by_a_rank_that_has_joined(
+def test_a_joined_rank_finds_a_codec_of_another_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rounding-1.0.dist-info").mkdir()

@@ -72,7 +72,7 @@ def test_a_hundred_handles_in_different_orders(n: int) -> None:
     engines(n, body)
 
 
-def test_ranks_that_call_different_collectives_are_told_on_all_of_them(
+def test_different_collectives_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("farandole.core.engine.engine._PATIENCE", 0.0)
@@ -183,7 +183,7 @@ def test_groups_run_as_one_and_mixed_dtypes_are_fine() -> None:
     engines(2, body)
 
 
-def test_unnamed_collectives_are_told_apart_by_their_serial_numbers() -> None:
+def test_unnamed_collectives_are_matched_by_serial_number() -> None:
     def body(engine: Engine) -> None:
         arrays = [np.full(3, i, np.float32) for i in range(50)]
         handles = [engine.submit([entry("noname", a, serial=i + 1)]) for i, a in enumerate(arrays)]
@@ -195,7 +195,7 @@ def test_unnamed_collectives_are_told_apart_by_their_serial_numbers() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_a_mismatch_is_an_error_on_all_ranks_and_the_engine_lives(n: int) -> None:
+def test_a_mismatch_fails_on_all_ranks_and_the_engine_lives(n: int) -> None:
     def body(engine: Engine) -> None:
         for turn in range(3):
             odd = np.ones(3 if engine.rank == n - 1 else 4, np.float32)
@@ -210,7 +210,7 @@ def test_a_mismatch_is_an_error_on_all_ranks_and_the_engine_lives(n: int) -> Non
     engines(n, body)
 
 
-def test_a_name_in_use_is_refused_and_nothing_of_the_group_is_queued() -> None:
+def test_a_name_in_use_refuses_the_whole_group() -> None:
     def body(engine: Engine) -> None:
         if engine.rank == 0:
             first = engine.submit([entry("a", np.ones(2, np.float32))])
@@ -399,7 +399,7 @@ def test_a_synchronous_collective_needs_no_other_thread() -> None:
         assert seen == {f"rank {rank}"}
 
 
-def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(
+def test_a_failed_collective_ends_all_ranks_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body(transport: Any) -> str:
@@ -452,7 +452,7 @@ def test_ranks_run_out_of_data_one_after_the_other(present: bool) -> None:
     assert engines(3, body, join_mean_of_present=present) == [2, 2, 2]
 
 
-def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_for_others(
+def test_a_synchronous_collective_skips_the_tick_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 has asked for "both" already; rank 0 asks for it while its background thread waits for

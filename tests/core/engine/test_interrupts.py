@@ -62,7 +62,7 @@ def summed(engine: Engine, name: str, value: float, count: int = 4) -> float:
 
 @pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_in_the_middle_of_a_collective_it_ends_those_of_all_ranks(
+def test_an_interrupt_in_a_collective_ends_it_on_all_ranks(
     error: type[BaseException], times: int
 ) -> None:
     def body(transport: Any) -> str:
@@ -150,7 +150,7 @@ class Interrupting:
         return data
 
 
-def test_who_is_interrupted_while_it_sends_a_message_is_still_heard(tmp_path: Path) -> None:
+def test_a_rank_interrupted_while_sending_is_still_received(tmp_path: Path) -> None:
     done = tmp_path / "rank 1 has the first sum"
 
     def body(transport: Any) -> str:
@@ -259,7 +259,7 @@ def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int
         )
 
 
-def test_a_handle_that_was_interrupted_when_it_was_nearly_done_is_done_when_it_fails() -> None:
+def test_a_nearly_done_handle_is_done_when_interrupted() -> None:
     class Interrupted(handle.Handle):
         def _complete(self) -> None:
             if self._error is None:

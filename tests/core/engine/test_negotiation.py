@@ -18,7 +18,7 @@ def ask(name: str, **kwargs: object) -> tuple[str, Request]:
     return name, Request(name, **{"kind": Kind.ALLREDUCE, "shape": (4,), **kwargs})  # type: ignore[arg-type]
 
 
-def test_runs_what_everybody_asked_for_in_the_order_of_completion() -> None:
+def test_complete_requests_run_in_the_order_of_completion() -> None:
     negotiation = Negotiation(2)
     assert negotiation.step([[ask("a"), ask("b")], []]) == []
     assert negotiation.missing() == {"a": (1,), "b": (1,)}
@@ -48,7 +48,7 @@ def test_ranks_may_ask_in_any_order_in_any_rounds(seed: int) -> None:
     assert copies[0].idle
 
 
-def test_kinds_that_wait_for_each_other_under_one_name_fail_when_all_ranks_object() -> None:
+def test_two_kinds_under_one_name_fail_when_all_ranks_came() -> None:
     negotiation = Negotiation(2)
     group = [
         ask(
@@ -136,7 +136,7 @@ def test_groups_of_different_sizes_fail_whole(swapped: bool, together: bool) -> 
     assert response.error == ""
 
 
-def test_groups_whose_names_carry_different_counts_fail_once_all_ranks_have_come() -> None:
+def test_groups_of_different_counts_fail_when_all_ranks_came() -> None:
     def group(size: int) -> list[tuple[str, Request]]:
         return [
             (

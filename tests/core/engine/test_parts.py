@@ -94,7 +94,7 @@ def test_fusion_keeps_apart_what_differs() -> None:
     assert _plan(tensors, 1 << 20) == [("a", "f"), ("b",), ("c",), ("d",), ("e",)]
 
 
-def test_a_group_stays_together_beyond_the_threshold_but_not_across_types_and_operations() -> None:
+def test_a_group_is_split_by_type_and_operation_only() -> None:
     base = Request("g", Kind.ALLREDUCE, shape=(100,), group="g", group_size=4)
     own = {
         "w": base._replace(op=ReduceOp.MIN),

@@ -135,7 +135,7 @@ def test_another_rank_asks_for_something_else_first() -> None:
     assert engines(2, body) == [[30, 4, 7]] * 2
 
 
-def test_a_name_that_is_in_use_is_refused_and_the_collective_in_flight_goes_on() -> None:
+def test_a_name_in_use_leaves_the_running_collective_alone() -> None:
     asked, refused = threading.Event(), threading.Event()
 
     def body(engine: Engine) -> float:

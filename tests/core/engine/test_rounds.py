@@ -75,7 +75,7 @@ def test_what_some_ask_for_waits_for_the_others() -> None:
     assert not any(each.waiting for each in ranks)
 
 
-def test_a_rank_that_waits_for_something_else_keeps_what_was_decided_from_counting() -> None:
+def test_a_rank_waiting_for_another_call_voids_the_decision() -> None:
     ranks = crew(2)
     for serial in (1, 2):
         round_of(ranks, [[item("a", serial)], [item("a", serial)]])
@@ -85,7 +85,7 @@ def test_a_rank_that_waits_for_something_else_keeps_what_was_decided_from_counti
     assert [placed.unit.names for placed in decision.placed] == [("a.3",)]
 
 
-def test_elements_that_came_are_used_only_when_all_asked_for_the_same() -> None:
+def test_attached_elements_need_equal_requests_of_all_ranks() -> None:
     ranks = crew(2)
     for serial in (1, 2):
         round_of(ranks, [[item("a", serial), item("b", serial)]] * 2)

@@ -13,7 +13,7 @@ class Heard(list[int]):
         self.clear()
 
 
-def test_numbers_are_counted_by_purpose_and_begin_beyond_all_others_when_ranks_met() -> None:
+def test_numbers_are_per_purpose_and_unique_after_a_meeting() -> None:
     numbers = SequenceNumbers()
     heard = numbers.recorded(Heard)
     assert [numbers.next(), numbers.next_call(), numbers.next()] == [1, 2, 3]

@@ -34,7 +34,7 @@ def test_what_belongs_to_a_call_happens_before_it_is_done() -> None:
     assert len(seen) == 2
 
 
-def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> None:
+def test_a_call_of_another_thread_does_not_block_the_next() -> None:
     calls = CallQueue("calls")
     order: list[int] = []
     first, second = Call(lambda: order.append(1)), Call(lambda: order.append(2))
@@ -45,7 +45,7 @@ def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> N
     calls.close()
 
 
-def test_a_call_that_waits_for_another_one_on_its_own_thread_is_told_so() -> None:
+def test_a_call_waiting_on_its_own_thread_is_an_error() -> None:
     """As a signal's handler may that comes while a call runs."""
     calls = CallQueue("calls")
     first, behind = Call(lambda: calls.run(Call(lambda: None))), Call(lambda: None)
@@ -77,7 +77,7 @@ def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
     calls.close()
 
 
-def test_a_thread_that_came_too_late_leaves_the_next_calls_to_who_holds_them() -> None:
+def test_a_late_thread_leaves_the_next_calls_to_their_holder() -> None:
     calls = CallQueue("calls")
     before, held = Call(lambda: None), Call(lambda: None)
     with calls._running:  # as by who runs the one before, for which the thread has come, too
@@ -132,7 +132,7 @@ def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPa
     calls.close()
 
 
-def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
+def test_a_held_call_runs_when_its_holder_polls() -> None:
     calls = CallQueue("calls")
     call = Call(lambda: None)
     calls.start(call, held_by=threading.get_native_id())
@@ -157,7 +157,7 @@ def test_held_calls_run_when_their_holder_asks_a_future_for_long(
 
 
 @pytest.mark.parametrize("who", ["another thread", "the same thread"])
-def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
+def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would come before the next call on this rank, and after it on those that are late.
@@ -303,7 +303,7 @@ def test_what_ends_programs_does_not_end_the_thread() -> None:
     calls.close()
 
 
-def test_a_holder_that_waits_is_seen_by_a_thread_that_was_not_woken() -> None:
+def test_a_waiting_holder_is_seen_by_a_sleeping_thread() -> None:
     """It looks by itself for a while after calls were left to somebody."""
     calls, me = CallQueue("calls"), threading.get_native_id()
     for pause in (0.0, 0.0, 1.2, 0.0):  # with it, and after it has gone to sleep

@@ -42,7 +42,7 @@ def streams_without_news() -> Any:
     )
 
 
-def test_the_bytes_of_a_message_begin_at_a_multiple_of_64_in_its_stream() -> None:
+def test_message_payloads_are_aligned_to_64_bytes() -> None:
     """As tensors do in memory: copying them is slower otherwise."""
     streams, written = streams_without_news(), []
 
@@ -95,7 +95,7 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
 
 
 @pytest.mark.parametrize("began", [False, True], ids=["when it began", "while it was waited for"])
-def test_what_a_signal_brings_between_the_bytes_of_messages_ends_them(began: bool) -> None:
+def test_a_signal_between_bytes_of_messages_ends_them(began: bool) -> None:
     """How many have gone, or come, is not known any more: they would go twice, or be waited for."""
     streams, begun = streams_without_news(), threading.Event()
     streams.seal = lambda dst, content: content
@@ -254,5 +254,5 @@ def one_that_does_not_fit(transport: Any, aside: bool) -> None:
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["awaited", "aside"])
-def test_a_message_that_does_not_fit_ends_those_of_the_group_whenever_it_came(aside: bool) -> None:
+def test_a_message_of_the_wrong_size_ends_the_group(aside: bool) -> None:
     pool.procs(2, lambda transport: one_that_does_not_fit(transport, aside), wire="shm")

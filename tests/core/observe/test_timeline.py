@@ -141,7 +141,7 @@ def test_the_life_of_a_tensor() -> None:
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[2, 3]"}
 
 
-def test_parts_of_an_exchange_lie_in_it_and_the_network_beside_them() -> None:
+def test_parts_are_nested_in_exchanges_with_network_beside() -> None:
     events = told(
         Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
         Started(102.0, Kind.ALLREDUCE, ["a"], 24),
@@ -163,7 +163,7 @@ def test_parts_of_an_exchange_lie_in_it_and_the_network_beside_them() -> None:
     assert [each["tid"] == own for each in parts] == [True, False, True]
 
 
-def test_a_rank_that_does_not_say_since_when_was_ready_when_it_was_heard() -> None:
+def test_a_rank_without_a_ready_time_is_ready_on_arrival() -> None:
     events = told(Settled(101.0, [[("a", REQUEST)], [("a", REQUEST)]], [[100.5], []], [], []))
     assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [
         ("0", 0.5e6),
@@ -296,7 +296,7 @@ def test_a_full_disk_ends_the_timeline_not_the_training(
     ]
 
 
-def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
+def test_a_disk_full_from_the_start_ends_the_timeline(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     timeline = Timeline(0, 1)
@@ -494,7 +494,7 @@ def test_every_collective_of_a_job_is_told(n: int, tmp_path: Path) -> None:
         assert shapes == 4 * [{"dtype": "float32", "shape": "[2, 1]"}]
 
 
-def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_network(
+def test_a_bucket_across_hosts_shows_memory_and_network_time(
     tmp_path: Path,
 ) -> None:
     """Two hosts of two ranks; the second of the tensors that go together says nothing of its
@@ -517,7 +517,7 @@ def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_ne
         ] == []
 
 
-def test_ticks_tell_when_each_rank_was_ready_although_a_third_is_late(tmp_path: Path) -> None:
+def test_ticks_show_ready_times_when_a_third_rank_is_late(tmp_path: Path) -> None:
     """Rounds end with the last rank; the times of the others must not collapse into that."""
     ready: dict[int, float] = {}
     turns = [threading.Event() for _ in range(4)]

@@ -128,7 +128,7 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
     pool.threads(2, lambda rank: over(join(rank)), check_sum)
 
 
-def test_a_rank_that_is_there_but_cannot_be_reached_is_told_before_the_start_timeout(
+def test_an_unreachable_rank_is_reported_before_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernel drops what comes to a listener that is full, as a cut network does."""
@@ -174,7 +174,7 @@ class OneDead(ThreadStore):
         super().set(key, b"127.0.0.9/24|1," + value)
 
 
-def test_of_several_addresses_the_first_that_answers_is_taken_and_said_once(
+def test_the_first_address_that_answers_is_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, secret, host = OneDead(), new_secret(), "127.0.1.1/24,127.0.2.1/24"
@@ -412,7 +412,7 @@ def test_ranks_that_exchange_other_lengths_are_told() -> None:
     pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 60.0), body)
 
 
-def test_silence_at_its_door_does_not_keep_a_rank_out_and_no_firewall_is_blamed() -> None:
+def test_a_silent_connection_does_not_keep_a_rank_out() -> None:
     place = _Besieged()
     silent = [place.dial() for _ in range(200)]
     place.relieve()
@@ -438,7 +438,7 @@ def test_nothing_is_left_open() -> None:
     until(lambda: descriptors() <= before and threading.active_count() <= threads, "closing")
 
 
-def test_a_large_message_is_not_held_up_by_a_board_that_nobody_reads() -> None:
+def test_an_unread_board_does_not_block_a_large_message() -> None:
     """Board messages beyond what the network holds, posted while the other rank is still busy with
     data.
     """

@@ -268,7 +268,7 @@ def test_a_message_two_rounds_early_cannot_be() -> None:
     assert messages.missing(range(3)) == [0, 2]
 
 
-def test_messages_go_on_together_and_after_a_while_without_the_late_ones() -> None:
+def test_messages_are_combined_and_do_not_wait_for_late_ones() -> None:
     onward = Onward(4)
     assert not onward.waiting
     onward.add(Run(0, 2, b"a"), 10.0)

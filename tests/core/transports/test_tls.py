@@ -47,7 +47,7 @@ class TestTlsLink(LinkKit):
     "attack", [relay.flip, relay.inject, relay.replay, relay.reflect, relay.leave_out]
 )
 @pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (BOARD, agree)])
-def test_what_nobody_sent_is_told_as_such_also_inside_of_a_tensor(
+def test_forged_bytes_are_detected_inside_a_tensor(
     attack: Attack, connection: int, work: Any
 ) -> None:
     raised = between(attack, connection, work, SECRET)
@@ -122,7 +122,7 @@ def _parts(address: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_client_that_takes_the_store_for_another_kind_is_told_at_once(tls: bool) -> None:
+def test_a_client_of_another_kind_of_store_fails_at_once(tls: bool) -> None:
     secret = new_secret(tls=tls)
     other = secret.removeprefix("tls:") if tls else f"tls:{secret}"
     server = StoreServer(secret)

@@ -98,7 +98,7 @@ def test_a_log_that_does_not_tell(folder: Path) -> None:
     ):
         from_parquet(folder)
     (folder / "_spark_metadata" / "3").write_text("v2")
-    with pytest.raises(DataError, match=mentioning("metadata/3", "'v2'", "'v1'")):
+    with pytest.raises(DataError, match=mentioning("_spark_metadata/3", "'v2'", "'v1'")):
         from_parquet(folder)
     (folder / "_spark_metadata" / "1.compact").unlink()
     (folder / "_spark_metadata" / "0").unlink()

@@ -59,9 +59,7 @@ class TestOpenMpi:
     def test_a_job(self, tmp_path: Path) -> None:
         tools.check_success(tools.run(MPIRUN, tmp_path, TMPDIR=str(tmp_path)), 2, "mpi")
 
-    def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_failed_rank_ends_the_job_with_its_cause(self, tmp_path: Path) -> None:
         tools.check_failure(
             tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1")
         )
@@ -120,9 +118,7 @@ class TestOpenMpi:
         )
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, says), done.stderr
 
-    def test_a_part_waits_in_mpi_for_processes_that_do_not_initialise_it(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_part_waits_in_mpi_for_uninitialised_processes(self, tmp_path: Path) -> None:
         script = tmp_path / "alone.py"
         script.write_text(
             "import os, signal\nimport farandole.numpy as hvd\n"

@@ -40,7 +40,7 @@ def test_a_step_on_two_nodes_agrees_by_a_file_also_with_tls(
 
 
 @pytest.mark.slow
-def test_a_step_with_pmi_needs_no_file_and_a_task_that_fails_ends_it(
+def test_a_pmi_step_needs_no_file_and_ends_with_a_failed_task(
     slurm_cluster: kit.Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / ".cache").touch()  # so that no folder can be made in it

@@ -102,7 +102,7 @@ def test_without_variables_there_is_one_rank_and_no_job() -> None:
     ) == (0, 1, 0, "")
 
 
-def test_who_a_process_is_and_how_it_reaches_its_job_are_no_settings() -> None:
+def test_placement_and_connection_are_no_settings() -> None:
     assert {each.name for each in settings_of(Connection)} == {"store", "secret", "launcher"}
     assert all(each.flag for each in settings_of(Settings))
     assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
@@ -203,7 +203,7 @@ def test_a_bad_value_is_named_with_its_rule(env: dict[str, str], says: str) -> N
 
 
 class TestUnits:
-    def test_our_variable_counts_as_the_flag_does_and_horovods_as_horovod_does(self) -> None:
+    def test_units_of_our_variables_and_of_horovods(self) -> None:
         assert (
             Settings.from_env({"FARANDOLE_FUSION_THRESHOLD_MB": "0.5"}).fusion_threshold == 1 << 19
         )
@@ -368,7 +368,7 @@ def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
     ) == [name]
 
 
-def test_what_the_worker_sets_for_programs_is_no_doing_of_the_user() -> None:
+def test_variables_set_by_the_worker_are_not_the_users() -> None:
     assert built_for({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}) == []
 
 

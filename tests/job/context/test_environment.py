@@ -167,7 +167,7 @@ def test_what_torch_distributed_would_not_take_for_a_job(
     assert lost_placement({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
 
 
-def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path: Path) -> None:
+def test_a_clean_environment_below_a_rank_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, "RANK=1\0WORLD_SIZE=3\0MASTER_ADDR=a\0MASTER_PORT=29500\0")

@@ -129,7 +129,7 @@ def test_a_timeline_goes_on_after_another_init(tmp_path: Path) -> None:
         assert ends == ["rank 0", "allreduce.one", "allreduce.two", "allreduce.three"]
 
 
-def test_a_job_within_a_rank_leaves_the_files_of_the_outer_job_alone(tmp_path: Path) -> None:
+def test_a_nested_job_leaves_the_outer_jobs_files_alone(tmp_path: Path) -> None:
     path, log, own = tmp_path / "t.json", tmp_path / "log.csv", tmp_path / "own.json"
     script = tmp_path / "program.py"
     script.write_text(

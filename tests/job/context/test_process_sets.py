@@ -180,7 +180,7 @@ def test_without_init_and_with_nonsense() -> None:
     )
 
 
-def test_a_set_does_not_outlive_the_stay_that_it_was_registered_in() -> None:
+def test_a_process_set_does_not_outlive_its_session() -> None:
     def fn(rank: int) -> None:
         mine = context.add_process_set([0])
         assert mine.process_set_id == 1

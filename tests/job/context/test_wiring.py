@@ -110,7 +110,7 @@ def run(
         server.close()
 
 
-def test_the_stays_of_a_rank_are_counted_over_all_of_its_programs() -> None:
+def test_sessions_of_a_rank_are_counted_over_its_programs() -> None:
     """But for one in which it is told that it is alone."""
     secret = new_secret()
     server = StoreServer(secret)

@@ -55,7 +55,7 @@ def run(tmp_path: Path, *flags: str, late: bool) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path: Path) -> None:
+def test_a_rank_absent_from_a_tensor_is_named_and_ends_the_job(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         "--stall-check-warning-time-seconds",

@@ -97,7 +97,7 @@ class TestDeal:
         assert [len(mine) for mine in dealt.values()] == [2, 2]
 
 
-def test_packages_are_not_taken_from_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+def test_packages_are_not_taken_from_a_writable_folder(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("notthere/__init__.py", "VALUE = 5\n")
@@ -125,7 +125,7 @@ def test_packages_go_elsewhere_when_the_home_is_full(
         boot.provide(packed.getvalue(), {"notthere": "digest"}, "/proc/full")
 
 
-def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> None:
+def test_the_drivers_address_that_knows_the_secret_is_taken() -> None:
     secret = new_secret()
     store, stranger = StoreServer(secret), StoreServer(new_secret())
     try:
@@ -163,7 +163,7 @@ def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPat
         assert re.search(says, remote.no_contact(["10.0.0.1:7"]))
 
 
-def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() -> None:
+def test_a_readable_cluster_gets_only_a_token_with_tls() -> None:
     class Open(Command):
         def start(self, facts: Mapping[str, Any]) -> None:
             told.update(facts)
@@ -219,9 +219,7 @@ def test_an_agent_runs_other_processes_beside_its_rank() -> None:
         store.close()
 
 
-def test_other_processes_of_an_agent_that_is_lost_are_no_cause_and_one_that_cannot_start_says_why() -> (
-    None
-):
+def test_processes_of_a_lost_agent_are_no_cause() -> None:
     store = StoreServer(new_secret())
     registry = AgentRegistry(store, plan(None, 1), 1, lambda index: "it was preempted", "task")
     try:

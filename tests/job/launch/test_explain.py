@@ -145,7 +145,7 @@ class TestExplain:
                 130,
             )
 
-    def test_a_parameter_server_that_is_lost_is_the_cause_before_ranks_that_lose_each_other(
+    def test_a_lost_server_is_the_cause_before_ranks(
         self,
     ) -> None:
         text = (
@@ -196,7 +196,7 @@ class TestExplain:
     @pytest.mark.parametrize(
         "told", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))]
     )
-    def test_a_code_after_last_lines_that_tell_of_the_loss_of_another(self, told: str) -> None:
+    def test_an_exit_code_after_lines_about_a_lost_rank(self, told: str) -> None:
         """``traceback.print_exc(); os._exit(1)``: no outcome."""
         tails = {0: f"Traceback ...\n{told}", 1: "ValueError: boom"}
         waiting = explain([Event(0, code=1)], HOSTS[:2], tails)
@@ -371,7 +371,7 @@ class TestExplain:
                 f"Rank {rank} on {HOSTS[rank]} lost the connection to {whom}, and no cause"
             )
 
-    def test_the_place_in_the_users_program_stands_for_a_victims_traceback(self) -> None:
+    def test_a_victims_traceback_is_the_line_of_the_program(self) -> None:
         trace = (
             'Traceback (most recent call last):\n  File "/home/me/train.py", line 9, in main\n   '
             " loss.backward()\n    ^^^^\n  File"

@@ -112,7 +112,7 @@ def test_the_hosts_are_checked_and_measured(two: Hosts) -> None:
     assert re.search(r"\n  fd99::3: it does not answer on port 22 \(", err)
 
 
-def test_parameter_servers_and_ranks_that_average_in_the_background(two: Hosts) -> None:
+def test_parameter_servers_and_background_averaging(two: Hosts) -> None:
     words = ("run", "-np", "2", "-H", "a:1,b:1")
     servers = ("--servers", "2", "--replicas", "2", "--strategy", "ps_async")
     status, out, err = run(two, *words, *servers, sys.executable, "-c", PROGRAM, "30")
@@ -181,9 +181,7 @@ def test_torchrun_starts_both_kinds_of_calls_again(two: Hosts, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("lost", "taken"), [(4, "fd99::/64"), (6, "10.99.0.0/24")])
-def test_hosts_with_both_kinds_of_addresses_one_of_which_leads_nowhere(
-    lost: int, taken: str
-) -> None:
+def test_hosts_with_one_unreachable_kind_of_address(lost: int, taken: str) -> None:
     with hosts(2, families=(10 - lost, lost)) as made:
         for host, other in ((made[0], 1), (made[1], 0)):
             host.lose(dataclasses.replace(made[other], address=address_of(other, lost)))

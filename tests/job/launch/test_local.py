@@ -109,7 +109,7 @@ def test_codes_and_signals(jobs: Marked) -> None:
         end(workers)
 
 
-def test_what_a_rank_leaves_running_is_still_alive_and_can_be_ended(jobs: Marked) -> None:
+def test_a_process_left_by_a_rank_lives_and_can_be_ended(jobs: Marked) -> None:
     (worker,) = workers = start(jobs, 1, "sleep 1000 & exit 0")
     try:
         assert wait_until(lambda: worker.poll() == 0)

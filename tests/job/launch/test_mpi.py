@@ -72,7 +72,7 @@ def test_an_encrypted_job_runs_and_its_failure_is_explained(tmp_path: Path) -> N
     assert mentions(done.stderr, "Rank 0", "consequence")
 
 
-def test_the_ranks_may_call_mpi_which_a_program_for_horovod_leaves_to_it(tmp_path: Path) -> None:
+def test_ranks_may_call_mpi_themselves(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("no mpirun is installed beside this Python")
@@ -98,7 +98,7 @@ def test_the_ranks_may_call_mpi_which_a_program_for_horovod_leaves_to_it(tmp_pat
     ], done.stderr
 
 
-def test_ranks_that_a_process_of_mpirun_starts_itself_are_none_of_mpirun(tmp_path: Path) -> None:
+def test_ranks_started_below_mpirun_are_not_its_ranks(tmp_path: Path) -> None:
     """All of them took themselves for that one process: MPI ended them by SIGSEGV, or waited for
     ever.
     """

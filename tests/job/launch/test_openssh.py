@@ -169,7 +169,7 @@ def test_what_the_first_program_says() -> None:
     )
 
 
-def test_a_python_that_does_not_start_is_told_with_what_keeps_it_from_that() -> None:
+def test_a_python_that_does_not_start_is_explained() -> None:
     """PYTHONHOME of a module system, in a startup file. Its own account ends with ``<no Python
     frame>``.
     """
@@ -223,7 +223,7 @@ def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
     session.close(time.monotonic())
 
 
-def test_a_login_shell_that_prints_no_whole_line_before_our_program() -> None:
+def test_a_login_shell_that_prints_an_unfinished_line() -> None:
     """Such as a terminal's title. The prompt of a host named farandole is no message of ours."""
     heard: list[Mapping[str, Any]] = []
     first = {

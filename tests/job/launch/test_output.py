@@ -316,7 +316,7 @@ class TestConsole:
         streams.feed(0, "stdout", "grün\n".encode())
         assert raw.getvalue() == b"[0]<stdout>:gr?n\n"
 
-    def test_an_unfinished_line_is_shown_on_a_terminal_when_its_rank_pauses(self) -> None:
+    def test_a_terminal_shows_an_unfinished_line_at_a_pause(self) -> None:
         out = Terminal()
         streams = OutputStreams(2, out, io.StringIO())
         streams.feed(0, "stdout", b"name? ")

@@ -63,9 +63,7 @@ def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
 
 
 @pytest.mark.slow
-def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(
-    jobs: Marked, tmp_path: Path
-) -> None:
+def test_a_killed_primary_with_a_replica_costs_nothing(jobs: Marked, tmp_path: Path) -> None:
     done = jobs.run(
         "run",
         "-np",

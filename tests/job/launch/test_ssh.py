@@ -308,9 +308,7 @@ def test_a_host_that_does_not_come_in_time_is_named(four: Hosts) -> None:
     assert "Traceback" not in err
 
 
-def test_a_refused_key_another_port_and_a_folder_of_the_drivers_own(
-    four: Hosts, tmp_path: Path
-) -> None:
+def test_a_refused_key_another_port_and_a_missing_folder(four: Hosts, tmp_path: Path) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     config = tmp_path / "config"
@@ -411,7 +409,7 @@ def test_everything_ends_when_something_is_killed(
         assert four.idle()
 
 
-def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
+def test_a_cable_out_for_five_seconds_or_for_good() -> None:
     """The job goes on after the first; after the second it ends on both sides."""
     with hosts(3) as three:
         program = FOREVER.replace("    hvd.all", "    print('step', flush=True)\n    hvd.all")

@@ -43,7 +43,7 @@ def test_a_rank_reports_after_all_have_ended() -> None:
     assert story.at(0.1, Event(1, outcome=ERROR), silent=1) is JobState.FAILED
 
 
-def test_an_error_waits_for_its_traceback_the_rest_of_its_output_and_the_others() -> None:
+def test_an_error_waits_for_its_traceback_and_output() -> None:
     story = Story()
     assert story.at(10.0, Event(1, outcome=ERROR)) is JobState.FAILING
     assert story.at(11.9) is JobState.FAILING, "its process has not ended"
@@ -54,7 +54,7 @@ def test_an_error_waits_for_its_traceback_the_rest_of_its_output_and_the_others(
     assert story.at(12.71) is JobState.FAILED
 
 
-def test_a_rank_that_hangs_after_its_error_is_not_awaited_for_ever() -> None:
+def test_a_rank_that_hangs_after_its_error_is_ended() -> None:
     story = Story()
     assert story.at(0.0, Event(1, outcome=ERROR)) is JobState.FAILING
     assert story.at(2.1) is JobState.FAILING

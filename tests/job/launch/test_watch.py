@@ -92,7 +92,7 @@ def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
-def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
+def test_ranks_that_lose_terminated_ranks_are_not_reported() -> None:
     """On other hosts, ranks are not told all at once. What a program says of its own accord is
     shown.
     """
@@ -138,7 +138,7 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     ]
 
 
-def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -> None:
+def test_the_first_of_ranks_that_end_together_is_the_cause() -> None:
     """Those that lose it and end by os._exit, which reports nothing, come after it."""
     store = StoreServer(new_secret())
     workers = [Played(slot, lambda rank: None) for slot in plan(None, 3)]

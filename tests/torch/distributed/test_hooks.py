@@ -142,7 +142,7 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def test_powersgd_with_several_buckets_gives_what_it_gives_with_gloo() -> None:
+def test_powersgd_with_several_buckets_equals_gloo() -> None:
     members(2, power_sgd)
 
 

@@ -507,7 +507,7 @@ def left_barrier(rank: int, left: Path) -> str:
     return text
 
 
-def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it(tmp_path: Path) -> None:
+def test_a_monitored_barrier_reports_that_rank_0_has_left(tmp_path: Path) -> None:
     """Whether it waits already or comes later. It waited twice the timeout."""
     texts = members(3, lambda rank: left_barrier(rank, tmp_path / "left"))
     assert texts[0] == "preempted"
