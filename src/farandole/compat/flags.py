@@ -140,6 +140,7 @@ TUNABLE = (
         float,
         "how noisy samples are, from 0 to 1",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        note="autotune searches a grid of sizes, without a Gaussian process",
         section="autotune",
         key="gaussian_process_noise",
     ),

@@ -1,22 +1,18 @@
 """Autotune: tries sizes of exchanges while training goes on, and keeps the fastest.
 
 Rank 0 measures and decides; its decisions hang on what it posts, so all ranks obey in the same
-round. A Gaussian process over the sizes tried so far says which one promises most (expected
-improvement: Mockus, "On Bayesian methods for seeking the extremum", 1974). At the end the best one
-has to beat the sizes it started from in a duel, or those are kept.
+round. A coordinate search over a grid of sizes finds the best one, which has to beat the sizes that
+the job began with in a duel, or those are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Generator, Sequence
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
-
-import numpy as np
+from typing import NamedTuple, Protocol, TextIO
 
 from farandole.base.contracts import Observer
 from farandole.base.log import logger
@@ -24,15 +20,11 @@ from farandole.base.types import Kind, Sizes
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 
-if TYPE_CHECKING:
-    from farandole.base.types import Array
-
 SAMPLES = 5  # per size; the median counts
 GAIN = 1.02  # a challenger must be better by so much, or what was there stays
 SHORTEST = 0.02  # seconds that a sample lasts at least
 THRESHOLDS = [0, *(1 << power for power in range(18, 28))]  # 0, 256 KiB, ... 128 MiB
 BUCKETS = [1 << power for power in range(20, 27)]  # 1 MiB ... 64 MiB
-_REACH = 0.3  # over which part of an axis a measurement tells of its neighbours
 
 
 class Sample(NamedTuple):
@@ -44,7 +36,7 @@ class Sample(NamedTuple):
     step_bytes: float
 
 
-class Tuned(Protocol):
+class TunableEngine(Protocol):
     """The tuner's view of an engine. A strategy that can change the size of its buckets lays them
     out with rank 0's ``sizes`` on all ranks, and says so in ``bucketed``; as long as that is None,
     buckets are left alone.
@@ -58,66 +50,40 @@ class Tuned(Protocol):
     def propose(self, sizes: Sizes) -> None: ...
 
 
-class Search:
-    """Which point of a grid is best? Pure: ``ask`` gives a point to measure, ``tell`` takes the
-    score.
+def search(
+    thresholds: Sequence[int], buckets: Sequence[int], start: Sizes, limit: int
+) -> Generator[Sizes, float, Sizes]:
+    """Find the best point of a grid, axis by axis: yields a point, receives its score. Pure.
+
+    All values of one axis are tried with the best value of the other, by turns, until neither
+    changes. Each point is tried once, and at most ``limit`` points are.
     """
-
-    def __init__(
-        self, axes: Sequence[Sequence[int]], start: Sizes, *, limit: int, noise: float
-    ) -> None:
-        self._grid = [Sizes(threshold, bucket) for threshold in axes[0] for bucket in axes[1]]
-        places = [[index / max(1, len(axis) - 1) for index in range(len(axis))] for axis in axes]
-        self._places = np.array([(one, two) for one in places[0] for two in places[1]])
-        self._limit, self._noise = limit, noise
-        self._start = self._grid.index(start)
-        self._scores: dict[int, float] = {}
-
-    def ask(self) -> Sizes | None:
-        """The next point; None when enough are tried. The first one is where we are."""
-        if not self._scores:
-            return self._grid[self._start]
-        left = [index for index in range(len(self._grid)) if index not in self._scores]
-        if not left or len(self._scores) >= self._limit:
-            return None
-        tried = list(self._scores)
-        promise = expected_improvement(
-            self._places[tried],
-            np.array(list(self._scores.values())),
-            self._places[left],
-            self._noise,
-        )
-        return self._grid[left[int(np.argmax(promise))]]
-
-    def tell(self, point: Sizes, score: float) -> None:
-        self._scores[self._grid.index(point)] = score
-
-    def best(self) -> Sizes:
-        return self._grid[max(self._scores, key=lambda index: self._scores[index])]
+    scores = {start: (yield start)}
+    best, before = start, None
+    while best != before:
+        before = best
+        nearest = _outwards(thresholds, best.fusion_threshold)
+        points = [Sizes(threshold, best.bucket_bytes) for threshold in nearest]
+        best = yield from _best_of(points, scores, limit)
+        nearest = _outwards(buckets, best.bucket_bytes)
+        points = [Sizes(best.fusion_threshold, bucket) for bucket in nearest]
+        best = yield from _best_of(points, scores, limit)
+    return best
 
 
-def expected_improvement(tried: Array, scores: Array, candidates: Array, noise: float) -> Array:
-    """How much better than the best score each candidate may be. Rows are points with coordinates
-    from 0 to 1.
-    """
-    spread = float(scores.std()) or 1.0
-    values = (scores - scores.mean()) / spread
-    weights = _alike(tried, tried) + (noise**2 + 1e-6) * np.eye(len(tried))
-    near = _alike(candidates, tried)
-    mean = near @ np.linalg.solve(weights, values)
-    variance = 1.0 - np.einsum("ij,ji->i", near, np.linalg.solve(weights, near.T))
-    deviation = np.sqrt(np.maximum(variance, 1e-12))
-    gap = mean - values.max()
-    z = gap / deviation
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in z])
-    promise: Array = gap * below + deviation * density
-    return promise
+def _best_of(
+    points: Sequence[Sizes], scores: dict[Sizes, float], limit: int
+) -> Generator[Sizes, float, Sizes]:
+    for point in points:
+        if point not in scores and len(scores) < limit:
+            scores[point] = yield point
+    return max(scores, key=lambda point: scores[point])
 
 
-def _alike(one: Array, two: Array) -> Array:
-    distances: Array = ((one[:, None, :] - two[None, :, :]) ** 2).sum(axis=2)
-    return np.exp(-0.5 * distances / _REACH**2)
+def _outwards(values: Sequence[int], start: int) -> list[int]:
+    """The values of an axis, the nearest to ``start`` first."""
+    middle = values.index(start)
+    return sorted(values, key=lambda value: abs(values.index(value) - middle))
 
 
 def better(challenger: Sequence[float], champion: Sequence[float]) -> bool:
@@ -150,11 +116,13 @@ class Tuning:
         buckets: bool,
         log: TextIO | None = None,
     ) -> None:
-        self._start, self._settings = start, settings
-        self._thresholds, self._buckets = thresholds, buckets
+        self._start = start
+        self._settings = settings
+        self._thresholds = thresholds
+        self._buckets = buckets
         self._log = log
         if log is not None and not log.tell():
-            self._say("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
+            self._write("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
 
     def run(self) -> Generator[Sizes, Sample, Sizes]:
         """Returns the point to stay with."""
@@ -162,31 +130,29 @@ class Tuning:
         last = yield start  # the first one tells how much is exchanged
         for _ in range(settings.autotune_warmup_samples - 1):
             last = yield start
-        axes = [
-            (
-                axis(THRESHOLDS, start.fusion_threshold, last.step_bytes)
-                if self._thresholds
-                else [start.fusion_threshold]
-            ),
-            (
-                axis(BUCKETS, start.bucket_bytes, last.step_bytes)
-                if self._buckets
-                else [start.bucket_bytes]
-            ),
-        ]
-        search = Search(
-            axes,
-            start,
-            limit=settings.autotune_bayes_opt_max_samples,
-            noise=settings.autotune_gaussian_process_noise,
+        thresholds, buckets = [start.fusion_threshold], [start.bucket_bytes]
+        if self._thresholds:
+            thresholds = axis(THRESHOLDS, start.fusion_threshold, last.step_bytes)
+        if self._buckets:
+            buckets = axis(BUCKETS, start.bucket_bytes, last.step_bytes)
+        best = yield from self._measured(
+            search(thresholds, buckets, start, settings.autotune_bayes_opt_max_samples)
         )
-        while (point := search.ask()) is not None:
+        return (yield from self._duel(best))
+
+    def _measured(self, points: Generator[Sizes, float, Sizes]) -> Generator[Sizes, Sample, Sizes]:
+        """Answer a search with the median score of each of its points."""
+        point = next(points)
+        while True:
             scores = []
             for _ in range(SAMPLES):
                 scores.append((yield point).score)
-            search.tell(point, median(scores))
             self._row(point, median(scores))
-        return (yield from self._duel(search.best()))
+            try:
+                point = points.send(median(scores))
+            except StopIteration as end:
+                best: Sizes = end.value
+                return best
 
     def _duel(self, challenger: Sizes) -> Generator[Sizes, Sample, Sizes]:
         """The start and the challenger by turns: what both suffer from counts for neither."""
@@ -210,9 +176,9 @@ class Tuning:
 
     def _row(self, point: Sizes, score: float) -> None:
         sizes = f"{point.fusion_threshold},{point.bucket_bytes}"
-        self._say(f"{self._settings.cycle_time:g},{sizes},{score:.6g}")
+        self._write(f"{self._settings.cycle_time:g},{sizes},{score:.6g}")
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         if self._log is None:
             return
         try:
@@ -244,7 +210,7 @@ class Tuner(Observer):
         self._bytes = 0
         self._begin: float | None = None  # of the sample
 
-    def attach(self, engine: Tuned) -> None:
+    def attach(self, engine: TunableEngine) -> None:
         """Before anything runs."""
         self._engine = engine
 
@@ -269,15 +235,20 @@ class Tuner(Observer):
         now = monotonic()
         if self._begin is None:
             if self._in_force():
-                self._begin, self._steps, self._bytes = now, 0, 0
+                self._begin_sample(now)
             return
         self._steps += 1
         seconds = now - self._begin
         if self._steps < self._settings.autotune_steps_per_sample or seconds < SHORTEST:
             return
         sample = Sample(self._bytes / (seconds * 1e6), self._bytes / self._steps)
-        self._begin, self._steps, self._bytes = now, 0, 0
+        self._begin_sample(now)
         self._take(sample)
+
+    def _begin_sample(self, now: float) -> None:
+        self._begin = now
+        self._steps = 0
+        self._bytes = 0
 
     def _in_force(self) -> bool:
         engine, point = self._engine, self._point
@@ -294,7 +265,8 @@ class Tuner(Observer):
             logger.info("autotune: fusion threshold %d bytes, buckets of %d bytes", *point)
             self.close()
         if point != self._point:
-            self._point, self._begin = point, None
+            self._point = point
+            self._begin = None
             self._engine.propose(point)
 
     def _tuning(self) -> Tuning:

@@ -234,7 +234,7 @@ class Settings(Variables):
     )
     autotune_gaussian_process_noise: float = setting(
         0.8,
-        "how little autotune trusts one measurement, from 0 to 1",
+        "no effect: autotune searches a grid; from 0 to 1",
         flag="--autotune-gaussian-process-noise",
         horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         group=AUTOTUNE,
