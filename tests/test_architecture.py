@@ -37,7 +37,7 @@ core.gossip
 core.engine core.ps core.groups
 core.observe job.bootstrap
 core.collectives core.transports job.report
-core.kernels
+core.kernels job.spark
 net.store
 net.handshake net.liveness net.interfaces
 job.config

@@ -188,14 +188,15 @@ if __name__ == "__main__":
     def test_a_thread_that_does_not_end_is_named(self, capfd: pytest.CaptureFixture[str]) -> None:
         def leave(soon: bool) -> int:
             """A thread that ends just before this rank would tell of it, or when it has."""
-            from farandole.job.report import left
+            from farandole.job.report import leftover_threads
 
-            over, tell = threading.Event(), left._tell
+            over = threading.Event()
+            report = leftover_threads._report
             heartbeat = threading.Thread(target=over.wait, args=(60,), name="heartbeat")
-            left.time = types.SimpleNamespace(  # type: ignore[assignment]
+            leftover_threads.time = types.SimpleNamespace(  # type: ignore[assignment]
                 sleep=lambda seconds: soon and (over.set(), heartbeat.join())
             )
-            left._tell = lambda: (tell(), over.set())  # type: ignore[assignment, return-value]
+            leftover_threads._report = lambda: (report(), over.set())  # type: ignore[assignment, return-value]
             heartbeat.start()
             return 5
 

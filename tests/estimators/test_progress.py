@@ -14,7 +14,7 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators import checkpoint, mlflow, progress
 from farandole.estimators.progress import Best
 from farandole.estimators.spec import Reading, Spec, Watching, direction
-from farandole.job.report import pace
+from farandole.job.report import training_progress
 from tests.kits.messages import mentioning, mentions
 
 NAN = float("nan")
@@ -54,12 +54,12 @@ def test_epochs_without_validation_are_no_worse_ones() -> None:
 def test_the_status_line_counts_rows_and_knows_the_last_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace, "_pace", pace.Pace())
-    counter = pace.counter()
+    monkeypatch.setattr(training_progress, "_progress", training_progress.TrainingProgress())
+    counter = training_progress.counter()
     spec = Spec(**dict.fromkeys(Spec._fields))._replace(epochs=4, watching=Watching(), verbose=0)  # type: ignore[arg-type]
     made = progress.Progress(spec, 0, 640, 10)
     made.begin_epoch(0, 3)
-    assert pace._pace.report(0.0) == {
+    assert training_progress._progress.report(0.0) == {
         "step": 0,
         "rate": 0.0,
         "epoch": 1,
@@ -71,7 +71,7 @@ def test_the_status_line_counts_rows_and_knows_the_last_loss(
     counter.steps += 4
     made.begin_epoch(1, 3)
     counter.steps += 2
-    assert pace._pace.report(2.0) == {
+    assert training_progress._progress.report(2.0) == {
         "step": 2,
         "rate": 3.0,
         "epoch": 2,

@@ -725,7 +725,7 @@ def test_bad_input_is_one_error_before_ranks_start(
 def test_local_ranks_without_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("farandole.job.report.spark.session.context", lambda: None)
+    monkeypatch.setattr("farandole.job.spark.session.context", lambda: None)
     found = estimator(num_proc=2, epochs=2, verbose=1).fit_on_parquet(written(tmp_path))
     assert len(found.getHistory()) == 2
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("epoch ")]

@@ -13,7 +13,7 @@ from farandole.core.api.objects import broadcast_object
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.checkpoint import Checkpoint, last_of, write
 from farandole.estimators.spec import Result, Spec, Watching
-from farandole.job.report import messages, pace
+from farandole.job.report import messages, training_progress
 
 
 class Best:
@@ -149,7 +149,7 @@ class Progress:
         """
         steps = -(-self._batches // passes)
         loss = flat(self.history[-1]).get("loss") if self.history else None
-        pace.epoch(epoch + 1, self._spec.epochs, steps, self._rows / steps, loss)
+        training_progress.epoch(epoch + 1, self._spec.epochs, steps, self._rows / steps, loss)
 
     def end_epoch(
         self,

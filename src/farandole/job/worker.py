@@ -28,11 +28,11 @@ from farandole.errors import (
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
 from farandole.job.config.horovod import HOROVOD_FIXED
+from farandole.job.config.output_files import FILES, files
 from farandole.job.config.rank_variables import ORIGIN, PROCESS, STARTERS
 from farandole.job.config.torchrun import AGENT_STORE, torch_variables
 from farandole.job.plugins import registry
 from farandole.job.report import keys
-from farandole.job.report.files import FILES, files
 from farandole.net.store import StoreClient
 from farandole.net.store.ports import free_port
 
@@ -215,7 +215,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     """Fetch the function, call it, store its result; report how it ended."""
     import types
 
-    from farandole.job.report import left, pickling, reporter
+    from farandole.job.report import leftover_threads, pickling, reporter
     from farandole.job.report.outcome import Outcome
 
     # the function's; ours is nobody's business
@@ -229,7 +229,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     if job["cell"]:  # where code has this name without an import
         vars(builtins)["display"] = _display
     if "FARANDOLE_SPARK_FILES" in os.environ:
-        from farandole.job.report.spark import guard
+        from farandole.job.spark import guard
 
         guard.install()
     try:
@@ -248,7 +248,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     except SystemExit as end:
         if end.code in (None, 0):
             client.set(keys.result(rank), pickling.pack(None, "None"))
-            left.watch()
+            leftover_threads.watch()
         raise
     except BaseException as error:
         # Said before this process's sockets close, so before any other rank can fail because of it.
@@ -256,7 +256,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         reporter.report(failure)
         sys.stderr.write(failure.traceback)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    left.watch()
+    leftover_threads.watch()
     return 0
 
 

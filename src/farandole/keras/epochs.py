@@ -16,7 +16,7 @@ from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, store
 from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.job import context
 from farandole.job.context import ProcessSet
-from farandole.job.report import pace
+from farandole.job.report import training_progress
 from farandole.keras import metrics
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.checks import CURES, KerasReplica, uneven_steps
@@ -126,7 +126,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
         self.training.steps, self._one_model = _steps(self.model), False
         passes = getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1
         exchanges = (self.params.get("steps") or 0) // passes
-        pace.epoch(epoch + 1, self.params.get("epochs") or 0, exchanges)
+        training_progress.epoch(epoch + 1, self.params.get("epochs") or 0, exchanges)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.watch.test_begins(self.model)

@@ -14,7 +14,7 @@ from farandole.job.launch import driver
 from farandole.job.launch.display import Display
 from farandole.job.launch.job import Job, check_call, settings_for
 from farandole.job.launch.launchers.spark import SparkLauncher
-from farandole.job.report.spark import guard, session
+from farandole.job.spark import guard, session
 
 HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
 VERBOSITIES = ("all", "log_callback_only")

@@ -27,7 +27,7 @@ from farandole.core.api.objects import allgather_object
 from farandole.core.engine import Engine, Entry, Handle
 from farandole.errors import JoinedError, MismatchError
 from farandole.job import context
-from farandole.job.report import pace
+from farandole.job.report import training_progress
 from farandole.strategies.buffer_pool import BufferPool
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.flat_layout import (
@@ -70,7 +70,7 @@ class GradientListReducer:
         self._layouts: dict[Any, FlatLayout] = {}
         self._pool = BufferPool()
         self._turn = 0
-        self._counter = pace.counter()
+        self._counter = training_progress.counter()
         self._replica = replica
         self._agreements: dict[Any, Agreement] = {}  # by names: several models may take turns
 

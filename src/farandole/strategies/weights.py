@@ -14,7 +14,7 @@ from farandole.checks.finding import error_of
 from farandole.checks.strategy_mismatch import StrategyMismatchCheck, other_strategy
 from farandole.core.engine import Engine
 from farandole.job import context
-from farandole.job.report import pace
+from farandole.job.report import training_progress
 from farandole.strategies.codecs import codec, state_label
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers, PeerSession
@@ -55,7 +55,7 @@ class WeightExchange:
         self.kinds = (*strategy.slots, *self._encoding.slots)
         self._label = label
         self._options = options
-        self._counter = pace.counter()
+        self._counter = training_progress.counter()
         self._session: PeerSession | None = None
         self._number = 0  # of this among the optimizers of the engine
         self._joins = 0  # of the engine, when the ranks' strategies were compared

@@ -17,7 +17,7 @@ from farandole.core.api.compression import Compressing, NoneCompressor
 from farandole.core.api.documented import documented
 from farandole.job import context
 from farandole.job.context import ProcessSet
-from farandole.job.report import pace
+from farandole.job.report import training_progress
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import state_label
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
@@ -345,7 +345,7 @@ class OptimizerState:
         self.skip = False
         self.reducer: BucketReducer | None = None
         self._synchronized = False
-        self._counter = pace.counter()
+        self._counter = training_progress.counter()
         self._original = original
         self._optimizer = weakref.ref(optimizer)
         self._names, self._options = names, options

@@ -487,9 +487,9 @@ def test_a_status_line_on_a_terminal_only(jobs: Marked, tmp_path: Path) -> None:
 
     code = """
 import os, sys, time
-from farandole.job.report import pace
-counter = pace.counter()
-pace.epoch(1, 2, 10 ** 9)
+from farandole.job.report import training_progress
+counter = training_progress.counter()
+training_progress.epoch(1, 2, 10 ** 9)
 while not os.path.exists(sys.argv[1]):
     counter.steps += 1
     time.sleep(0.01)

@@ -28,7 +28,7 @@ from farandole.estimators.spark.write import padded, prepared
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.estimators.trainers import rank
 from farandole.job.report import pickling
-from farandole.job.report.spark import session
+from farandole.job.spark import session
 
 _MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
 FINGERPRINT = (

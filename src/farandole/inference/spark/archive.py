@@ -6,7 +6,7 @@ import os
 import tempfile
 from typing import Any
 
-from farandole.job.report.spark import session
+from farandole.job.spark import session
 
 ARCHIVE = "farandole-inference.zip"
 # by application: the folder of its archive, which executors fetch when they start

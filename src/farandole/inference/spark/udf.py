@@ -17,7 +17,7 @@ from farandole.inference.spark.archive import sent_archive
 from farandole.inference.spark.pandas_columns import INTEGER_LISTS
 from farandole.inference.spark.task import ByColumn, PredictTask, predict_options
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION
-from farandole.job.report.spark import session
+from farandole.job.spark import session
 
 
 def predict_udf(

@@ -32,10 +32,10 @@ from farandole.job.bootstrap.store_host import (
 )
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
+from farandole.job.config.output_files import FILES, files
 from farandole.job.config.rank_variables import ORIGIN
 from farandole.job.config.torchrun import torch_variables
 from farandole.job.report import keys
-from farandole.job.report.files import FILES, files
 from farandole.net import interfaces
 from farandole.net.handshake import encrypted
 from farandole.net.store import StoreClient, reach

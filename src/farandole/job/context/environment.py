@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from farandole.errors import SettingsError
 from farandole.job.config import Connection, Placement
 from farandole.job.config.fields import variables
+from farandole.job.config.output_files import FILES, of_outer_job
 from farandole.job.config.rank_variables import ORIGIN, PROCESS, STARTERS
 from farandole.job.config.torchrun import TORCH
-from farandole.job.report.files import FILES, of_outer_job
 
 if TYPE_CHECKING:
     from farandole.job.bootstrap import ClusterJob

@@ -17,8 +17,8 @@ from farandole.core.observe.stall import StallCheck, StoreQuery
 from farandole.errors import SettingsError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.horovod import built_for
+from farandole.job.config.output_files import DYNAMIC
 from farandole.job.report import keys
-from farandole.job.report.files import DYNAMIC
 from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from farandole.errors import SettingsError, did_you_mean
 from farandole.job.config import Settings
 from farandole.job.config.fields import settings_of
+from farandole.job.config.output_files import of_outer_job
 from farandole.job.launch.contract import Launcher
 from farandole.job.launch.display import Display
-from farandole.job.report.files import of_outer_job
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 

@@ -1,3 +1,3 @@
-"""What ranks and driver tell each other: outcomes, messages, pickled functions and results; and the
-keys of the store under which they do.
+"""What ranks report to the driver, and the driver to ranks: outcomes, messages, progress, figures,
+pickled functions and results; and the keys of the store for them.
 """

@@ -68,7 +68,7 @@ def _dumps(value: Any) -> bytes:
     from farandole.base.pickled import dumps
 
     if "pyspark" in sys.modules:
-        from farandole.job.report.spark import objects
+        from farandole.job.spark import objects
 
         return objects.dumps(value)
     return dumps(value)
@@ -78,7 +78,7 @@ def _refusal(value: Any) -> str:
     """Why an object of Spark cannot travel; empty for all else."""
     if "pyspark" not in sys.modules:
         return ""
-    from farandole.job.report.spark import objects
+    from farandole.job.spark import objects
 
     return objects.refusal(value)
 

@@ -15,8 +15,8 @@ from farandole.errors import SettingsError, counted
 from farandole.job.launch import launcher_env
 from farandole.job.launch.agents import boot
 from farandole.job.launch.agents.bundle import bundle
-from farandole.job.report.spark import session
-from farandole.job.report.spark.guard import FILES
+from farandole.job.spark import session
+from farandole.job.spark.guard import FILES
 
 NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
 STOPPED = "the Spark session was stopped"

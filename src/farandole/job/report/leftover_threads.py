@@ -1,5 +1,5 @@
-"""Says why a rank does not end although its function has returned: Python waits for threads and
-processes of it.
+"""Reports why a rank does not end although its function has returned: Python waits for threads and
+processes that it has started.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ AFTER = 5.0  # seconds: what ends by itself is not spoken of
 
 
 def watch() -> None:
-    """Tell, after some time, what this process waits for. Costs nothing where there is nothing."""
-    if left():
-        threading.Thread(target=_tell, name="farandole-left", daemon=True).start()
+    """Report, after some time, what this process waits for. Costs nothing if that is nothing."""
+    if leftovers():
+        threading.Thread(target=_report, name="farandole-left", daemon=True).start()
 
 
-def left() -> list[str]:
+def leftovers() -> list[str]:
     """The names of threads and child processes that Python waits for at its end."""
     found = [
         each.name
@@ -30,9 +30,9 @@ def left() -> list[str]:
     return found
 
 
-def _tell() -> None:
+def _report() -> None:
     time.sleep(AFTER)
-    if names := left():
+    if names := leftovers():
         sys.stderr.write(
             "farandole: the function has returned, and this rank waits for the end of what it has"
             f" started: {', '.join(names)}. Have it end before the function returns (join), or give"

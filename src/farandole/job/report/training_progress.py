@@ -43,7 +43,7 @@ class Epoch(NamedTuple):
     loss: float | None = None
 
 
-class Pace:
+class TrainingProgress:
     """The counters of this process, and the epoch that it is in."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Pace:
         return found
 
 
-_pace = Pace()
+_progress = TrainingProgress()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -95,9 +95,9 @@ def counter() -> Counter:
     global _thread
     with _lock:
         if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
-            _thread = threading.Thread(target=_tell, name="farandole-pace", daemon=True)
+            _thread = threading.Thread(target=_report, name="farandole-progress", daemon=True)
             _thread.start()
-    return _pace.counter()
+    return _progress.counter()
 
 
 def epoch(
@@ -107,12 +107,12 @@ def epoch(
     unknown. ``rows`` of all ranks in a step, and ``loss`` of the epoch before, are shown where they
     are known.
     """
-    _pace.epoch(number, of, steps, rows, loss)
+    _progress.epoch(number, of, steps, rows, loss)
 
 
-def _tell() -> None:
+def _report() -> None:
     while True:
         time.sleep(EVERY)
-        facts = _pace.report(time.monotonic())
+        facts = _progress.report(time.monotonic())
         if facts:
             messages.progress(**facts)

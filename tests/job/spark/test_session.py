@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farandole.job.report.spark import session
+from farandole.job.spark import session
 
 RUNNING, STOPPED = SimpleNamespace(_jsc="jvm"), SimpleNamespace(_jsc=None)
 

@@ -4,19 +4,19 @@ import pytest
 
 from farandole.job.config.rank_variables import STATUS
 from farandole.job.launch.status import described
-from farandole.job.report import pace
-from farandole.job.report.pace import Pace
+from farandole.job.report import training_progress
+from farandole.job.report.training_progress import TrainingProgress
 
 
 def test_nothing_to_tell() -> None:
-    assert Pace().report(1.0) == {"step": 0, "rate": 0.0}
-    idle = Pace()
+    assert TrainingProgress().report(1.0) == {"step": 0, "rate": 0.0}
+    idle = TrainingProgress()
     idle.report(1.0)
     assert idle.report(2.0) == {}
 
 
 def test_rate_of_the_busiest_optimizer() -> None:
-    told = Pace()
+    told = TrainingProgress()
     busy, lazy = told.counter(), told.counter()
     told.report(10.0)
     busy.steps += 30
@@ -28,7 +28,7 @@ def test_rate_of_the_busiest_optimizer() -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    told = Pace()
+    told = TrainingProgress()
     counter = told.counter()
     for second in range(30):
         counter.steps += 1 if second < 15 else 100
@@ -37,7 +37,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 
 def test_time_left() -> None:
-    told = Pace()
+    told = TrainingProgress()
     counter = told.counter()
     counter.steps = 500  # of an earlier training
     told.epoch(2, 3, 100)
@@ -49,7 +49,7 @@ def test_time_left() -> None:
 
 
 def test_rows_and_the_loss_of_the_epoch_before() -> None:
-    told = Pace()
+    told = TrainingProgress()
     counter = told.counter()
     told.epoch(2, 3, 100, rows=256, loss=0.12345)
     told.report(0.0)
@@ -64,7 +64,7 @@ def test_rows_and_the_loss_of_the_epoch_before() -> None:
 
 
 def test_epochs_of_unknown_length() -> None:
-    told = Pace()
+    told = TrainingProgress()
     told.epoch(1, 3, 0)
     counter = told.counter()
     told.report(0.0)
@@ -76,8 +76,8 @@ def test_epochs_of_unknown_length() -> None:
 def test_no_thread_where_nobody_looks(
     monkeypatch: pytest.MonkeyPatch, watched: str, rank: str
 ) -> None:
-    monkeypatch.setattr(pace, "_thread", None)
+    monkeypatch.setattr(training_progress, "_thread", None)
     monkeypatch.setenv(STATUS, watched)
     monkeypatch.setenv("FARANDOLE_RANK", rank)
-    pace.counter().steps += 1
-    assert pace._thread is None
+    training_progress.counter().steps += 1
+    assert training_progress._thread is None
