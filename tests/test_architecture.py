@@ -310,6 +310,8 @@ UNUSED = {
     "farandole.job.bootstrap",
     "farandole.job.launch.agents.allocation",
     "farandole.core.observe.timeline",
+    "farandole.checks.finding",
+    "farandole.checks.reporting",
     "farandole.checks.replicas",
     "farandole.checks.call_order",
     "farandole.core.observe.autotune",

@@ -62,7 +62,7 @@ def noted(program: Callable[[Callable[[], None]], None], after: int = 0) -> Call
 
     program(add)
     assert calls.digest(after) == calls.digest(after)
-    return calls.called(after)
+    return calls.report(after)
 
 
 def test_places_of_one_function_that_exclude_each_other() -> None:

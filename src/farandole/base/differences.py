@@ -1,4 +1,4 @@
-"""In what lists of named arrays differ between ranks, in words."""
+"""Describes differences between the ranks' lists of named arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = tuple[Hashable, ...]  # a name, and what must be the same
 def first_difference(
     tables: Sequence[Sequence[Row]], columns: Sequence[str], ranks: Sequence[int] = ()
 ) -> str:
-    """The first difference between rank 0's table and another's; empty if there is none.
+    """Return the first difference between rank 0's table and another's; empty if there is none.
 
     ``columns``: what the parts of a row after its name are called. ``ranks``: whose the tables are;
     0, 1, ... if empty.
@@ -43,7 +43,7 @@ def first_difference(
 def names_of_one(
     first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]
 ) -> str:
-    """The names that only ``first`` or ``other`` has, to follow a semicolon; empty if there are
+    """Return the names that only ``first`` or ``other`` has, after a semicolon; empty if there are
     none.
     """
     only = [(first, _without(mine, theirs)), (other, _without(theirs, mine))]

@@ -19,8 +19,8 @@ _BITS = 62  # of a digest: it and its negative are int64
 
 
 def digest(array: Array) -> int:
-    """A number from 1 to 2**62 for an array's type, shape and bits: of at most ``SAMPLE`` elements
-    spread over it.
+    """Return a number from 1 to 2**62 for an array's type, shape and bits: of at most ``SAMPLE``
+    elements spread over it.
 
     ``array``: of any type, in any layout. Two arrays that differ in all elements (of other seeds,
     or a step apart) have different digests; the bits count, so that NaN equals itself.
@@ -32,21 +32,21 @@ def digest(array: Array) -> int:
 
 
 def gradient_digest(array: Array) -> int:
-    """``digest``, or 0 for an array that tells nothing about data: all zeros, or NaN or infinite
-    somewhere.
+    """Return ``digest``, or 0 for an array that says nothing about data: all zeros, or NaN or
+    infinite somewhere.
     """
     seen = np.ascontiguousarray(sampled(array.reshape(-1)))
     return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
 
 
 def sampled(flat: Array) -> Array:
-    """At most ``SAMPLE`` elements of a 1-D array, over its whole length."""
+    """Return at most ``SAMPLE`` elements of a 1-D array, over its whole length."""
     return flat[:: stride(len(flat))]
 
 
 def stride(count: int) -> int:
-    """The distance of the elements to look at, of so many. It is odd, so that no matrix has them in
-    one column.
+    """Return the distance between the elements of a sample of ``count``. It is odd, so that in no
+    matrix they are one column.
     """
     return 1 if count <= SAMPLE else -(-count // SAMPLE) | 1
 
@@ -63,5 +63,5 @@ def digest_of_text(text: str) -> int:
 
 
 def combined(digests: Sequence[int]) -> int:
-    """One digest for several."""
+    """Return one digest for several."""
     return digest_of_bytes(np.array(digests, dtype=np.int64).tobytes())

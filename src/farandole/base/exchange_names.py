@@ -6,7 +6,6 @@ says which optimizer asks, and this module alone makes and reads such names. Not
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 ADASUM = "adasum"  # steps of PyTorch's optimizers, combined
@@ -17,7 +16,6 @@ KERAS_LISTS = "keras.DistributedOptimizer"
 KINDS = (ADASUM, BUCKETS, LISTS, KERAS_LISTS)
 
 _PREFIXES = tuple(f"{kind}." for kind in KINDS)
-_NAME = re.compile(rf"({'|'.join(map(re.escape, KINDS))})\.(\d+)(?:\.|$)")
 
 
 class Origin(NamedTuple):
@@ -36,8 +34,11 @@ def origin_of(name: str) -> Origin | None:
     """Return the optimizer that reduces gradients, or combines steps, under this name; None for any
     other collective.
     """
-    found = _NAME.match(name)
-    return None if found is None else Origin(found[1], int(found[2]))
+    for kind in KINDS:
+        if name.startswith(f"{kind}."):
+            number = name[len(kind) + 1 :].partition(".")[0]
+            return Origin(kind, int(number)) if number.isdecimal() else None
+    return None
 
 
 def is_of_optimizer(name: str) -> bool:

@@ -1,12 +1,29 @@
 """Detects mistakes that train the wrong model without an error.
 
-A check makes a ``Finding`` of facts that a framework gives (its file ``checks``). To import this
-package adds the checks at a job's end; every framework's package does.
+A check makes a ``Finding`` of facts that a framework gives (its file ``checks``). Importing this
+package adds the checks at a job's end; every framework's package imports it. A job without mistakes
+loads no check that it does not need.
 """
 
 from __future__ import annotations
 
-from farandole.checks import missing_exchange as missing_exchange
-from farandole.checks.finding import Finding, findings
+from typing import TYPE_CHECKING
 
-__all__ = ["Finding", "findings"]
+from farandole.base import lazy
+from farandole.job import context
+
+if TYPE_CHECKING:
+    from farandole.checks.finding import Finding as Finding
+    from farandole.checks.finding import findings as findings
+
+__getattr__, __dir__ = lazy.names(__name__, {"finding": ["Finding", "findings"]})
+
+
+def _at_end(end: context.JobEnd) -> None:
+    if end.unread or end.exchanges.no_gradients(end.size):
+        from farandole.checks.missing_exchange import at_end
+
+        at_end(end)
+
+
+context.end_checks.append(_at_end)

@@ -1,9 +1,10 @@
-"""The look whether the ranks train one model: digests of their replicas, exchanged over the engine.
+"""Compares the replicas of all ranks: digests of weights, settings and gradients, exchanged over
+the engine.
 
-``core/observe/replicas`` decides when to look and what to make of it; what weights and settings are
-is the framework's. In the ordinary case a look is one reduction of a few words: digests are equal
-if their smallest is their largest. Only when they are not, every rank tells all it knows. Ranks
-that have joined need not take part.
+``replicas`` decides when to compare and interprets the result; the framework gives weights and
+settings. Usually a comparison is one reduction of a few words: digests are equal if their minimum
+is their maximum. Only if they differ, every rank sends a report. Ranks that have joined need not
+take part.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Replica(Protocol):
         """The parameters' names, for messages."""
 
     def weights(self) -> Sequence[int] | None:
-        """A digest per parameter, 0 where it is this rank's own affair; None if nobody can look
-        now.
+        """Return a digest per parameter, 0 where it may differ between ranks; None if the weights
+        cannot be read now.
         """
 
     def settings(self) -> Mapping[str, str]:
@@ -57,11 +58,11 @@ class Replica(Protocol):
 
 
 class Agreement:
-    """The looks at one optimizer, from its first exchange over one engine on.
+    """The comparisons for one optimizer, from its first exchange over one engine on.
 
-    Gradients are exchanged by all ranks at once, so that is when they look: ``due`` counts an
-    exchange, and is asked once in each. Its answer travels with the exchange, and if any rank says
-    so all call ``look``.
+    All ranks exchange gradients at once, so that is when they compare: ``due`` counts an exchange,
+    and is called once in each. Its answer travels with the exchange, and if it is true on any rank,
+    all call ``compare``.
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
@@ -72,25 +73,27 @@ class Agreement:
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
         self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
-        self._ordered = 0  # the last call without a name at the look before
+        self._ordered = 0  # the last unnamed call at the comparison before
 
     def soon(self) -> bool:
-        """Will the exchange that comes now be looked at? Then this rank's gradients are wanted."""
+        """Return whether a comparison follows the next exchange: it needs this rank's gradients."""
         return self._mode != "off" and self._schedule.soon()
 
     def due(self) -> bool:
-        """Count an exchange. Is it time to look?"""
+        """Count an exchange. Return whether it is time to compare."""
         self._step += 1
         return self._mode != "off" and self._schedule.due()
 
     def any_due(self) -> bool:
-        """``due`` on any rank? Collective: for exchanges that the answer cannot travel with."""
+        """Return whether ``due`` is true on any rank. Collective: for exchanges that the answer
+        cannot travel with.
+        """
         word = np.array([-int(self.due())], dtype=np.int64)
         reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
         return bool(word[0])
 
-    def look(self, gradients: int | None = None, steps: int = -1) -> None:
-        """Compare the ranks, and say what is wrong. Collective.
+    def compare(self, gradients: int | None = None, steps: int = -1) -> None:
+        """Compare the ranks, and report the differences. Collective.
 
         ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or
         zeros. ``steps``: how often this rank's optimizer has stepped; -1 if unknown. Raises
@@ -126,12 +129,12 @@ class Agreement:
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
             if same is False and in_step and self._history.compared < 2 < self._engine.size:
                 found = same_gradients_of_some(
-                    self._history, self._everyones(gradients or 0), self.replica.cures
+                    self._history, self._all_gradients(gradients or 0), self.replica.cures
                 )
         report(self._engine, [*found, *self._order(same_calls)])
 
-    def _everyones(self, gradients: int) -> list[int]:
-        """Every rank's digest of its gradients; 0 for those that have joined."""
+    def _all_gradients(self, gradients: int) -> list[int]:
+        """Return every rank's digest of its gradients; 0 for ranks that have joined."""
         table = np.zeros(self._engine.size, dtype=np.int64)
         table[self._engine.rank] = gradients
         reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
@@ -139,11 +142,11 @@ class Agreement:
         return digests
 
     def _order(self, same: bool | None) -> list[Finding]:
-        """Collectives without a name that ranks call in another order."""
+        """Find unnamed collectives that ranks call in another order."""
         if self._calls is None or same is not False:
             self._ordered = self._calls.last() if self._calls is not None else 0
             return []
-        mine = self._calls.called(self._ordered)
+        mine = self._calls.report(self._ordered)
         texts = gathered(self._engine, f"{self._label}.calls", json.dumps(mine._asdict()).encode())
         reports = [_call_report(text) if text else None for text in texts]
         self._ordered = min(report.last for report in reports if report is not None)

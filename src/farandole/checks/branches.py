@@ -19,8 +19,8 @@ _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_AB
 
 
 def alternatives(code: CodeType, one: int, other: int) -> bool:
-    """Does a pass through ``code``, without going back in a loop, come by one at most of two
-    instructions?
+    """Return whether a pass through ``code``, without going back in a loop, reaches at most one of
+    two instructions.
 
     ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
     is).
@@ -33,7 +33,7 @@ def alternatives(code: CodeType, one: int, other: int) -> bool:
 
 
 def _reached(instructions: Sequence[dis.Instruction], begin: int) -> set[int]:
-    """The indexes of the instructions that may run from that at index ``begin`` on, forward."""
+    """Return the indexes of the instructions that may run after the one at index ``begin``."""
     index = {instruction.offset: number for number, instruction in enumerate(instructions)}
     found: set[int] = set()
     left = [begin]

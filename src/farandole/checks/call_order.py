@@ -1,11 +1,10 @@
-"""Whether the ranks call unnamed collectives in one order: a pure function from the places of their
-calls.
+"""Detects ranks that call unnamed collectives in different orders, from the lines of their calls.
 
 Unnamed collectives pair by count: the third of one rank belongs to the third of every other. Two of
-the same shape that a rank calls the other way round are mixed without an error. Their lines tell:
-at one number the ranks stand at different lines, and each of these ranks comes by both of them.
-Lines that one rank alone comes by are a branch (``if rank() == 0: a() else: b()``), and no mistake;
-so are lines of one function with no way from one to the other.
+the same shape that a rank calls the other way round are mixed without an error. The lines show it:
+for one number ranks are at different lines, and each of these ranks also reaches the other line.
+Lines that only one rank reaches are a branch (``if rank() == 0: a() else: b()``), and no mistake;
+neither are lines of one function with no path from one to the other (``branches``).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class CallReport(NamedTuple):
 
 
 def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
-    """``reports``: by rank; None for a rank that takes no part. The first pair of calls in another
-    order.
+    """Return the first pair of calls in another order. ``reports``: by rank; None for a rank that
+    takes no part.
     """
     stands = {
         rank: {number: report.places[index] for number, index in report.calls.items()}

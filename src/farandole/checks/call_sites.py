@@ -1,4 +1,4 @@
-"""Lines of a program that call unnamed collectives: kept per engine, while ranks are compared
+"""Records the lines of a program that call unnamed collectives, while ranks are compared
 (``agreement``).
 """
 
@@ -23,14 +23,14 @@ _OURS = FOLDER + os.sep
 
 
 class CallRecorder:
-    """The latest calls of this rank over one engine: numbers and places."""
+    """Records the latest calls of this rank over one engine: numbers and places."""
 
     def __init__(self) -> None:
         self.reported = False  # the user knows of calls in another order
         self._kept: deque[tuple[int, CodeType, int]] = deque(maxlen=_KEPT)
 
     def add(self, number: int) -> None:
-        """The program makes call ``number``."""
+        """Record that the program makes call ``number``."""
         frame = sys._getframe(3)  # whoever called the function that made an entry, and so on
         while frame.f_code.co_filename.startswith(_OURS):
             if frame.f_back is None:
@@ -39,23 +39,23 @@ class CallRecorder:
         self._kept.append((number, frame.f_code, frame.f_lasti))
 
     def restart(self) -> None:
-        """Numbers begin anew."""
+        """Forget the calls: their numbers begin again."""
         self._kept.clear()
 
     def last(self) -> int:
         return self._kept[-1][0] if self._kept else 0
 
     def digest(self, after: int) -> int:
-        """A number for the order of the calls after number ``after``."""
-        # here: at the first look, not at every start
+        """Return a digest of the order of the calls after number ``after``."""
+        # here: at the first comparison, not at every start
         from farandole.base.digests import digest_of_text
 
         return digest_of_text(
             "\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after))
         )
 
-    def called(self, after: int) -> CallReport:
-        """All that is known of them."""
+    def report(self, after: int) -> CallReport:
+        """Return the report of the calls after number ``after``."""
         from farandole.checks.branches import alternatives
         from farandole.checks.call_order import CallReport
 
@@ -81,6 +81,6 @@ class CallRecorder:
 
 @lru_cache(maxsize=1024)
 def _place(code: CodeType, at: int) -> str:
-    """``file:line`` of the instruction at ``at``."""
+    """Return ``file:line`` of the instruction at ``at``."""
     line = next((line for begin, end, line in code.co_lines() if begin <= at < end), None)
     return f"{code.co_filename}:{line or code.co_firstlineno}"

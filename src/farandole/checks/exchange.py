@@ -1,4 +1,4 @@
-"""Exchanges between ranks that checks need: are values equal on all of them, and what has each?"""
+"""Collectives for checks: whether values are equal on all ranks, and the value of each rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
-    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know.
-    Ranks that have joined do not count. Collective.
+    """Return for each value (below 2**63) whether it is the same on all ranks; None if some rank
+    does not know it. Ranks that have joined do not count. Collective.
     """
     known = [value is not None for value in values]
     numbers = [value if value is not None else 0 for value in values]
@@ -30,8 +30,8 @@ def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[b
 
 
 def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
-    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather
-    would fail. Collective.
+    """Return every rank's ``mine``, by rank; empty for ranks that have joined, with which an
+    allgather would fail. Collective.
     """
     lengths = np.zeros(engine.size, dtype=np.int64)
     lengths[engine.rank] = len(mine)
@@ -43,5 +43,6 @@ def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
 
 
 def reduce(engine: Engine, name: str, array: Array, dtype: DType, op: ReduceOp) -> None:
+    """Reduce ``array`` in place. Collective."""
     request = Request(name, Kind.ALLREDUCE, dtype, array.shape, op)
     engine.run([Entry(request, Buffer(array, array, dtype))])

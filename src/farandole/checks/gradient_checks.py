@@ -58,7 +58,7 @@ class GradientChecks:
         self._wanted = False
         if self._agreement is not None:
             own = [digest for _, digest in sorted(self._samples.items())]
-            self._agreement.look(combined(own) if any(own) else None, self.steps)
+            self._agreement.compare(combined(own) if any(own) else None, self.steps)
 
     def after_step(self) -> None:
         self.steps += 1

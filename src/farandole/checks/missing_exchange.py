@@ -53,6 +53,3 @@ def at_end(end: context.JobEnd) -> None:
             f" handle. The first error: {failures[0]}"
         )
         warn(finding)
-
-
-context.end_checks.append(at_end)

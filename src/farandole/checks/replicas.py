@@ -1,11 +1,10 @@
-"""Whether the ranks train one model: a pure function from what they tell of their replicas to what
-is wrong.
+"""Detects ranks that do not train one model, from a report of each rank's replica.
 
-Each rank tells digests of its parameters, its optimizer's settings and its number of steps, at the
-first step and then ever more rarely (``Schedule``). Ranks that exchange gradients, begin alike and
-step alike hold the same bits after each step, so any difference has a cause in the program.
-``findings`` names the ranks, the parameter, the likely cause and the cure. Nothing here knows how
-ranks exchange what they tell.
+A report holds digests of the parameters, the optimizer's settings and its number of steps. Ranks
+report at the first step and then ever more rarely (``Schedule``). Ranks that exchange gradients,
+begin alike and step alike hold the same bits after each step, so any difference has a cause in the
+program. ``findings`` names the ranks, the parameter, the likely cause and the cure. All is pure:
+``agreement`` exchanges the reports.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DATA_CODES = {SAME_DATA.code, SHARED_DATA.code, DIVIDED_TWICE.code}
 
 
 class Cures(NamedTuple):
-    """The cure of each mistake, in a framework's own names."""
+    """The cures of mistakes, in a framework's own names."""
 
     broadcast: str  # makes all ranks begin alike
     share: str  # gives each rank its part of the data
@@ -66,9 +65,8 @@ class ReplicaReport(NamedTuple):
 
 
 class History:
-    """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients.
-    ``patient``: the first step may come before the broadcast, with frameworks that make variables
-    late.
+    """The comparisons so far, the same on all ranks. ``patient``: the first step may come before
+    the broadcast, with frameworks that make variables late.
     """
 
     def __init__(
@@ -92,11 +90,11 @@ class Schedule:
         self._count, self._next = 0, 1
 
     def soon(self) -> bool:
-        """Is the step that comes now one to look at?"""
+        """Return whether the next step is one to compare at."""
         return self._count + 1 == self._next
 
     def due(self) -> bool:
-        """Count a step; is it one to look at?"""
+        """Count a step. Return whether it is one to compare at."""
         self._count += 1
         if self._count < self._next:
             return False
@@ -105,7 +103,7 @@ class Schedule:
 
 
 def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The numbers of a configuration as text, by name; those of one inside it by both names."""
+    """Return the numbers of a configuration as text, by name; of a nested one, by both names."""
     found: dict[str, str] = {}
     for name, value in sorted(config.items(), key=lambda pair: str(pair[0])):
         if isinstance(value, Mapping):
@@ -141,8 +139,8 @@ def findings(
 
 
 def same_gradients(history: History, same: bool | None, size: int, cures: Cures) -> list[Finding]:
-    """The gradients of all ranks' own data are the same (None: nobody knows). Twice in a row is no
-    accident.
+    """Return the finding that the gradients of all ranks' own data are the same, twice in a row.
+    ``same``: whether they are now; None if unknown.
     """
     if same is not None:
         history.same_gradients = history.same_gradients + 1 if same else 0
@@ -160,9 +158,9 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
 
 
 def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cures) -> list[Finding]:
-    """Ranks that share their data with some of the others, as where parts are dealt out by
-    ``local_rank()``. Believed when two looks find the same ranks. ``digests``: by rank, of
-    gradients of its own data; 0 if unknown.
+    """Return the finding that some ranks have the same gradients, as where data is divided by
+    ``local_rank()``: two comparisons found the same ranks. ``digests``: by rank, of gradients of
+    its own data; 0 if unknown.
     """
     first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
     pairs = [
@@ -189,7 +187,7 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
-    """``how``: what all ranks did alike."""
+    """Return the finding that all ranks read the same data. ``how``: what they did alike."""
     text = (
         f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
         f"the work of one. Give each its part: {cures.share}"
@@ -251,10 +249,10 @@ def _weights(
         f"{len(different)} of {len(columns)} parameters" if len(columns) > 1 else "its parameter"
     )
     first = names[different[0]]
-    where = f"{_odd(list(groups.values()))} in {count}, first in {first}"
+    where = f"{_describe_minority(list(groups.values()))} in {count}, first in {first}"
     if not history.alike_at:
         return UNEQUAL_START.finding(
-            _never_alike(present, where, cures), cure=cures.broadcast, where=first
+            _unequal_start_text(present, where, cures), cure=cures.broadcast, where=first
         )
     if history.alike and different[0] >= history.alike:  # those of a group that was added
         text = (
@@ -265,11 +263,11 @@ def _weights(
         )
         return UNEQUAL_NEW_PARAMETERS.finding(text, cure=cures.broadcast, where=first)
     return DRIFT.finding(
-        _alike_no_more(present, where, history, step, cures), cure=cures.broadcast, where=first
+        _drift_text(present, where, history, step, cures), cure=cures.broadcast, where=first
     )
 
 
-def _never_alike(present: Mapping[int, ReplicaReport], where: str, cures: Cures) -> str:
+def _unequal_start_text(present: Mapping[int, ReplicaReport], where: str, cures: Cures) -> str:
     text = f"the ranks began to train with different weights, and train different models: {where}. "
     if cures.certain:
         return text + cures.certain
@@ -283,7 +281,7 @@ def _never_alike(present: Mapping[int, ReplicaReport], where: str, cures: Cures)
     return text + f"Nothing was broadcast: before the first step call {cures.broadcast}"
 
 
-def _alike_no_more(
+def _drift_text(
     present: Mapping[int, ReplicaReport], where: str, history: History, step: int, cures: Cures
 ) -> str:
     text = (
@@ -321,8 +319,8 @@ def _alike_no_more(
     return text + f"The likely cause: {' or '.join(causes)}. To make them alike again: {again}"
 
 
-def _odd(groups: Sequence[Sequence[int]]) -> str:
-    """The ranks that differ, and from whom."""
+def _describe_minority(groups: Sequence[Sequence[int]]) -> str:
+    """Name the ranks that differ from the majority."""
     majority, *others = sorted(groups, key=lambda ranks: (-len(ranks), ranks[0]))
     if len(majority) == 1 and len(others) > 1:
         return f"all {len(groups)} ranks differ from each other"

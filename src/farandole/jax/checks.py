@@ -1,4 +1,4 @@
-"""JAX's facts about a replica: digests of the parameters that a step was given."""
+"""The checks of JAX programs: digests of the parameters that a step was given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CURES = Cures(
 
 
 class ArraysReplica:
-    """See ``checks.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
+    """A ``checks.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
     of arrays of JAX nothing is copied before somebody looks.
     """
 
@@ -43,12 +43,12 @@ class ArraysReplica:
         return [digest(np.asarray(_sampled(array))) for array in self._arrays]
 
     def settings(self) -> Mapping[str, str]:
-        """They are inside of the optimizer's functions."""
+        """Return nothing: settings are inside the optimizer's functions."""
         return {}
 
 
 def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
-    """Are these the parameters of today? What a program was compiled with would not be."""
+    """Return whether these parameters are current: those that a program was compiled with are not."""
     known = [getattr(parameter, "dtype", None) for parameter in parameters]
     if not known or not all(
         dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known
@@ -59,7 +59,7 @@ def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
 
 
 def sample(parameters: Sequence[Any]) -> list[Any]:
-    """Of each parameter, the elements to look at."""
+    """Return the elements of each parameter that are compared."""
     return [_sampled(parameter) for parameter in parameters]
 
 

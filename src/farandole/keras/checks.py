@@ -28,7 +28,7 @@ CURES = Cures(
 
 
 class KerasReplica:
-    """See ``checks.agreement.Replica``. Loops of one's own may broadcast after the first step,
+    """A ``checks.agreement.Replica``. Loops of one's own may broadcast after the first step,
     when optimizers have made their variables: ``patient``.
     """
 

@@ -307,4 +307,4 @@ def _compare(model: Any, training: Training) -> None:
     for optimizer, reducer in reducers_of(model)[:1]:
         reducer.compare(optimizer, variables)
         return
-    training.agreement(model.optimizer, variables).look()
+    training.agreement(model.optimizer, variables).compare()

@@ -1,4 +1,4 @@
-"""MXNet's facts about a replica: digests of parameters, settings of the optimizer."""
+"""The checks of MXNet programs: digests of parameters, settings of optimizers."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class GradientListReducer:
             try:
                 results = self._finish(engine, handle, layout, flats, words, arrays)
                 if words[_LOOK] < 0 and agreement is not None:
-                    agreement.look(own)
+                    agreement.compare(own)
                 return write_back(results, given) if in_place else results
             finally:
                 self._busy.release()
@@ -178,7 +178,7 @@ class GradientListReducer:
         )
         if agreement is not None:
             agreement.replica = replica
-            agreement.look()
+            agreement.compare()
 
     def _agreement(
         self, engine: Engine, replica: Replica | None, names: Sequence[str] | None

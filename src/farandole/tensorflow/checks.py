@@ -1,4 +1,4 @@
-"""TensorFlow's facts about a replica: digests of variables, settings of the optimizer."""
+"""The checks of TensorFlow programs: digests of variables, settings of optimizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorFlowReplica(Replica, Protocol):
 
 
 class VariablesReplica:
-    """See ``checks.agreement.Replica``. Variables are often made, and broadcast, in the first
+    """A ``checks.agreement.Replica``. Variables are often made, and broadcast, in the first
     step: ``patient``.
     """
 
@@ -58,12 +58,12 @@ class VariablesReplica:
 
 
 def readable() -> bool:
-    """Can the variables of the program be read without a session?"""
+    """Return whether variables can be read without a session."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
 def digests_of(variables: Sequence[Any]) -> list[int]:
-    """A digest per variable; 0 of those that are not trained."""
+    """Return a digest per variable; 0 for one that is not trained."""
     return [_digest(variable) for variable in variables]
 
 
@@ -76,7 +76,7 @@ def _digest(variable: Any) -> int:
 
 
 def settings_of(optimizer: Any) -> Mapping[str, str]:
-    """The numbers that an optimizer steps with; empty if it does not tell."""
+    """Return the numbers that an optimizer steps with; empty if it does not give them."""
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return numbers({name: vars(optimizer).get(f"_{name}") for name in _OLD})
     try:

@@ -96,7 +96,7 @@ class AdasumState:
                 parameter for group in optimizer.param_groups for parameter in group["params"]
             ]
             own = [digest(parameter.grad) for parameter in parameters if parameter.grad is not None]
-            self._agreement[1].look(combined(own) if any(own) else None)
+            self._agreement[1].compare(combined(own) if any(own) else None)
 
     def after_step(self) -> None:
         starts, self._starts = self._starts, []

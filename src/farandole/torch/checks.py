@@ -42,7 +42,7 @@ _NO_MATTER = ("foreach", "fused", "capturable", "differentiable")  # how a step 
 
 
 class TorchReplica:
-    """See ``checks.agreement.Replica``. ``parameters``: (name, parameter), those that are
+    """A ``checks.agreement.Replica``. ``parameters``: (name, parameter), those that are
     exchanged.
     """
 
@@ -78,7 +78,7 @@ class TorchReplica:
 
 
 def _number(value: Any) -> str:
-    """A number, or several, as text; empty for anything else."""
+    """Return a number, or several, as text; empty for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, (bool, int, float)):
@@ -90,8 +90,8 @@ def _number(value: Any) -> str:
 
 
 def digest(gradient: Any) -> int:
-    """A digest of a dense gradient; 0 if it tells nothing about data: all zeros, NaN or infinite
-    somewhere, sparse.
+    """Return a digest of a dense gradient; 0 if it says nothing about data: all zeros, NaN or
+    infinite somewhere, or sparse.
     """
     if gradient.layout is not torch.strided:
         return 0
@@ -103,7 +103,7 @@ def digest(gradient: Any) -> int:
 
 
 def digests(tensors: Sequence[Any]) -> list[int]:
-    """A digest per tensor, 0 for None. What is on a device comes to the host in one piece."""
+    """Return a digest per tensor, 0 for None. Tensors on a device are copied to the host at once."""
     there = [tensor for tensor in tensors if tensor is not None]
     if not there:
         return [0] * len(tensors)
@@ -119,7 +119,7 @@ def digests(tensors: Sequence[Any]) -> list[int]:
 
 
 def _elements(tensor: Any) -> Any:
-    """Some elements, in the order of memory (layouts are the same on all ranks)."""
+    """Return some elements, in the order of memory (layouts are the same on all ranks)."""
     tensor = tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
     return flat[:: stride(len(flat))].resolve_conj().resolve_neg().contiguous()

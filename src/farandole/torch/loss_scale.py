@@ -16,17 +16,19 @@ _KIND: Any = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch
 
 
 def watch() -> None:
-    """From now on optimizers with a ``scaled_by`` hear which GradScaler is theirs: a scaler does
-    not tell an optimizer, and what it does before each step is the only sign of it.
+    """Call ``scaled_by`` of distributed optimizers with their GradScaler, from now on.
+
+    PyTorch declares no link from an optimizer to its scaler. The scaler is given the optimizer in
+    ``unscale_`` and ``step``, before each step, so these two methods are wrapped.
     """
     for name in ("unscale_", "step"):
         plain = getattr(_KIND, name)
-        if not hasattr(plain, "tells_farandole"):
-            setattr(_KIND, name, _telling(plain))
+        if not hasattr(plain, "notifies_farandole"):
+            setattr(_KIND, name, _notifying(plain))
 
 
 def scale_of(scaler: Any) -> Callable[[], float]:
-    """A function that gives the scale of the losses to come; 0 if the scaler is gone."""
+    """Return a function that gives the scale of the losses to come; 0 if the scaler is gone."""
     found = weakref.ref(scaler)
 
     def scale() -> float:
@@ -36,13 +38,13 @@ def scale_of(scaler: Any) -> Callable[[], float]:
     return scale
 
 
-def _telling(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def told(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        hear = getattr(getattr(optimizer, "_farandole", None), "scaled_by", None)
-        if hear is not None and scaler.is_enabled():
-            hear(scaler)
+    def notifying(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled_by = getattr(getattr(optimizer, "_farandole", None), "scaled_by", None)
+        if scaled_by is not None and scaler.is_enabled():
+            scaled_by(scaler)
         return plain(scaler, optimizer, *args, **kwargs)
 
-    told.tells_farandole = True  # type: ignore[attr-defined]
-    return told
+    notifying.notifies_farandole = True  # type: ignore[attr-defined]
+    return notifying
