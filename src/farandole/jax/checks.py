@@ -48,7 +48,7 @@ class ArraysReplica:
 
 
 def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
-    """Return whether these parameters are current: those that a program was compiled with are not."""
+    """Return whether these parameters are current, not those a program was compiled with."""
     known = [getattr(parameter, "dtype", None) for parameter in parameters]
     if not known or not all(
         dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known

@@ -103,7 +103,7 @@ def digest(gradient: Any) -> int:
 
 
 def digests(tensors: Sequence[Any]) -> list[int]:
-    """Return a digest per tensor, 0 for None. Tensors on a device are copied to the host at once."""
+    """Return a digest per tensor, 0 for None. Tensors on a device are copied in one piece."""
     there = [tensor for tensor in tensors if tensor is not None]
     if not there:
         return [0] * len(tensors)
