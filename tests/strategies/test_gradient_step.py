@@ -63,7 +63,7 @@ class Rank:
                     "f": self.freeze,
                     "R": self.reduce,
                     "N": lambda: self.step.announce(self.stock, none_here=True),
-                    "q": lambda: self.step.hear(new_gradients=False),
+                    "q": lambda: self.step.on_tally(new_gradients=False),
                     "m": lambda: setattr(self.step, "misplaced", True),
                     "s": lambda: self.stock.rows.add(2),
                 }[event]()

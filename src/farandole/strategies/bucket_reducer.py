@@ -134,7 +134,7 @@ class BucketReducer:
         tally = self._session.poll(self._ballot(0 if self._step.new_gradients else 1))
         self._take_spread(tally)
         self._layout.wished = tally.bucket_bytes
-        self._step.hear(new_gradients=tally.new_gradients)
+        self._step.on_tally(new_gradients=tally.new_gradients)
         return tally.ready_buckets == 0
 
     def check_droppable(self) -> None:
@@ -263,7 +263,7 @@ class BucketReducer:
             tally = self._session.receive()
             self._take_spread(tally)
             self._layout.wished = tally.bucket_bytes
-            self._step.hear(new_gradients=tally.new_gradients)
+            self._step.on_tally(new_gradients=tally.new_gradients)
             self._reduce(tally.ready_buckets)
             self._checks.compare_if_wanted()
         except Exception:

@@ -183,7 +183,7 @@ class GradientStep:
         self.stale = False
         return min(ready, max(0, stock.all_ready - 1)) if none_here else ready
 
-    def hear(self, *, new_gradients: bool) -> None:
+    def on_tally(self, *, new_gradients: bool) -> None:
         """Note whether any rank had new gradients when all had announced theirs."""
         self.stale = self.announced_none and not new_gradients
 

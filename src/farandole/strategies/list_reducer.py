@@ -3,8 +3,8 @@
 All arrays of one type travel as one flat buffer, in memory that the transport reduces where it
 stands; the results are views of it, and while somebody holds one of them, other memory is used. If
 the arrays themselves may be written to, the large ones are spared the copies. With them goes a
-digest of what the list holds, so that ranks with different models are told so, rather than given
-sums of what does not belong together.
+digest of the list, so that ranks with different models get an error, rather than sums of unrelated
+arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,34 @@ from farandole.strategies.options import AVERAGE, GradientOptions
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_LACK, _TURN = 2, 3  # the words of a digest that tell of memory
-_LOOK = 4  # ... and whether some rank wants to compare replicas
+_ANY, _NONE = -1, 0  # a word whose minimum says whether any rank said so
+
+
+class ListDigest(NamedTuple):
+    """The facts about a list that travel with it, reduced to their minimum.
+
+    ``digest``: of its shapes and types; ``same``: on all ranks. ``lacks_memory``: some rank has
+    none of the transport's. ``turn``: of the ranks' memory. ``compare``: some rank wants to compare
+    replicas.
+    """
+
+    digest: int
+    lacks_memory: bool
+    turn: int
+    compare: bool
+    same: bool = True
+
+    def pack(self) -> Array:
+        """Return the words that travel."""
+        lacks = _ANY if self.lacks_memory else _NONE
+        compare = _ANY if self.compare else _NONE
+        return np.array([self.digest, -self.digest, lacks, -self.turn, compare], dtype=np.int64)
+
+    @classmethod
+    def unpack(cls, words: Array) -> ListDigest:
+        """Read the reduced words."""
+        digest, negated, lacks, turn, compare = words.tolist()
+        return cls(digest, lacks == _ANY, -turn, compare == _ANY, digest == -negated)
 
 
 class GradientListReducer:
@@ -63,7 +89,9 @@ class GradientListReducer:
         the caller's to use. ``replica``: what the gradients are of, to compare. ``scope``: in front
         of names, for what a codec keeps.
         """
-        self.name, self.options, self._scope = name, options, scope
+        self.name = name
+        self.options = options
+        self._scope = scope
         self.codec = codec(options.codec)
         self._busy = threading.Lock()
         self._engine: Engine | None = None
@@ -114,7 +142,8 @@ class GradientListReducer:
         layout = self._layout(arrays, names, in_place)
         claim(self.codec, self.options.owner, layout.keys if self.codec is not None else ())
         self._counter.steps += 1
-        given, arrays = arrays, separate(arrays) if in_place else arrays
+        given = arrays
+        arrays = separate(arrays) if in_place else arrays
         self._busy.acquire()
         try:
             engine = self._open()
@@ -123,8 +152,7 @@ class GradientListReducer:
             layout.fill(flats, arrays)
             agreement = self._agreement(engine, replica or self._replica, names)
             own, due = _asked(agreement, arrays)
-            told = layout.digest, -layout.digest, -1 if lack and flats else 0, -self._turn, -due
-            words = np.array(told, dtype=np.int64)
+            words = ListDigest(layout.digest, bool(lack and flats), self._turn, due).pack()
             handle = engine.submit(self._entries(layout, flats, words, arrays, lacking), soon=True)
         except BaseException:
             self._busy.release()
@@ -132,8 +160,15 @@ class GradientListReducer:
 
         def finish() -> list[Array]:
             try:
-                results = self._finish(engine, handle, layout, flats, words, arrays)
-                if words[_LOOK] < 0 and agreement is not None:
+                self._wait(handle, layout)
+                agreed = ListDigest.unpack(words)
+                if not agreed.same:
+                    self._explain(layout, None)
+                results = layout.unpack(flats, arrays)
+                self._turn = 1 + agreed.turn
+                if agreed.lacks_memory:
+                    self._allocate(engine, layout.nbytes())
+                if agreed.compare and agreement is not None:
                     agreement.compare(own)
                 return write_back(results, given) if in_place else results
             finally:
@@ -141,27 +176,12 @@ class GradientListReducer:
 
         return finish
 
-    def _finish(
-        self,
-        engine: Engine,
-        handle: Handle,
-        layout: FlatLayout,
-        flats: list[Array],
-        words: Array,
-        arrays: Sequence[Array],
-    ) -> list[Array]:
+    def _wait(self, handle: Handle, layout: FlatLayout) -> None:
         try:
             handle.wait()
         except MismatchError as error:
             self._explain(layout, error)
             raise
-        if words[0] != -words[1]:
-            self._explain(layout, None)
-        results = layout.unpack(flats, arrays)
-        self._turn = 1 - int(words[_TURN])
-        if words[_LACK] < 0:
-            self._allocate(engine, layout.nbytes())
-        return results
 
     def retract(self, names: Sequence[str]) -> None:
         """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent,
@@ -274,13 +294,15 @@ class GradientListReducer:
         """The engine of today. What was allocated through an earlier one is gone with it."""
         engine = context.engine(self.options.process_set)
         if engine is not self._engine:
-            self._engine, self._pool, self._turn = engine, BufferPool(), 0
+            self._engine = engine
+            self._pool = BufferPool()
+            self._turn = 0
             self._agreements.clear()
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
-        """Memory of the transport for the calls to come. All ranks are here: somebody had told that
-        it lacks some.
+        """Allocate memory of the transport for the next calls. All ranks do: one of them lacks
+        some.
         """
         with suppress(JoinedError):
             self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
@@ -301,12 +323,12 @@ class GradientListReducer:
         raise error_of(ValueError, [found]) from error
 
 
-def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, int]:
-    """A digest of what this rank's data gave, if it may be asked for, and whether this rank wants
-    to compare.
+def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, bool]:
+    """Return a digest of this rank's own gradients, if it may be asked for, and whether this rank
+    wants to compare replicas.
     """
     if agreement is None:
-        return None, 0
+        return None, False
     known = len(agreement.replica.names())  # what else travels with gradients stands behind them
     own = [gradient_digest(array) for array in arrays[:known]] if agreement.soon() else []
-    return combined(own) if any(own) else None, int(agreement.due())
+    return combined(own) if any(own) else None, agreement.due()

@@ -37,7 +37,9 @@ class Devices:
     """The device transports of one engine."""
 
     def __init__(self, host: Transport, settings: Settings, lost: Lost) -> None:
-        self._host, self._settings, self._lost = host, settings, lost
+        self._host = host
+        self._settings = settings
+        self._lost = lost
         self._lock = threading.Lock()
         self._made: dict[str, DeviceTransport] = {}
 

@@ -87,7 +87,7 @@ class Engine:
         self._idle = False  # waits for others' posts
         self._ended: HorovodInternalError | None = None
         self._closing = False
-        self.observers.hear_parts_of(transport)
+        self.observers.report_parts_of(transport)
         self._background = BackgroundThread(settings.cycle_time / 1000)
         self._background.start(self._drive_in_background)
 
@@ -376,7 +376,7 @@ class Engine:
         return handle
 
     def _take_alone(self, item: Item) -> bool:
-        """Queue ``item`` for the next round, unless there is anything else to do or to tell."""
+        """Queue ``item`` for the next round, unless there is other work, or a note or observer."""
         entry, outbox = item.entry, self._outbox
         with self._mutex:
             busy = outbox.queue or outbox.batch or outbox.posted or self._notes.attached

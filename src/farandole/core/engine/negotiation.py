@@ -40,7 +40,8 @@ class Negotiation:
     """The state of agreement among ``size`` ranks, which messages call ``names``."""
 
     def __init__(self, size: int, names: Sequence[int] = ()) -> None:
-        self.size, self._names = size, names or range(size)
+        self.size = size
+        self._names = names or range(size)
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
         # given name -> ranks that wait under it (``conflicts``)
@@ -250,7 +251,8 @@ class Negotiation:
         error = mismatch(row, self._names) if alike else codec_mismatch(row, self._names)
         refusal = Refusal.MISMATCH
         if absent and not error:
-            error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
+            error = _NOT_WITH_JOIN.get(kind, "")
+            refusal = Refusal.JOINED
         parts: tuple[tuple[int, ...], ...] = ()
         if not error and kind is Kind.ALLGATHER:
             parts = (tuple(request.shape[0] for request in requests),)
@@ -263,8 +265,8 @@ class Negotiation:
 
 
 def group_of(name: str, request: Request) -> str:
-    """The group of a member that is called ``name``: unnamed groups are told apart by the serial
-    number behind it.
+    """Return the group of a member that is called ``name``: the serial number at its end
+    distinguishes unnamed groups.
     """
     return request.group + name[len(request.name) :]
 

@@ -30,7 +30,7 @@ class RoundDecision(NamedTuple):
 
     ``attached``: everything that is needed came with the messages. ``responses``: those that are
     new. ``asked``: what each rank asked for; None: all of them for ``items``. ``since``: per rank,
-    since when each of its requests waits, if it says so.
+    since when each of its requests waits, if its message has a note.
     """
 
     placed: Sequence[Placed]
@@ -74,7 +74,9 @@ class Rounds:
     ) -> None:
         self.sizes = Sizes(settings.fusion_threshold, settings.bucket_bytes)
         self.waiting: dict[str, Item] = {}
-        self._rank, self._size, self._stand_in = rank, size, stand_in
+        self._rank = rank
+        self._size = size
+        self._stand_in = stand_in
         self.called = names or range(size)
         self._negotiation = Negotiation(size, names)
         self._cache = SignatureCache(settings.cache_capacity)

@@ -22,16 +22,14 @@ R = TypeVar("R", bound=Recorder)
 
 class SequenceNumbers:
     """1, 2, 3 ...: the same on all ranks that make the same calls in the same order. One for each
-    engine, so they start anew, on all ranks, after ``init()``. Any thread.
+    engine, so they start from 1 again, on all ranks, after ``init()``. Any thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls, self._optimizers, self._allocations = (
-            itertools.count(1),
-            itertools.count(1),
-            itertools.count(1),
-        )
+        self._calls = itertools.count(1)
+        self._optimizers = itertools.count(1)
+        self._allocations = itertools.count(1)
         self._turn = 0
         self._recorder: Recorder | None = None
 
@@ -66,7 +64,7 @@ class SequenceNumbers:
                 self._recorder.restart()
 
     def recorded(self, make: Callable[[], R]) -> R:
-        """From now on ``make()`` hears of calls; the one that does already, if there is one."""
+        """Have ``make()`` record calls from now on; return the present recorder if there is one."""
         with self._lock:
             if self._recorder is None:
                 self._recorder = make()

@@ -27,12 +27,12 @@ class Subscribers:
             raise ValueError(f"{observer!r} does not observe this engine")
         self._set(tuple(other for other in self.all if other is not observer))
 
-    def hear_parts_of(self, transport: Transport) -> None:
-        """Have the parts of its collectives told, if they have any and somebody hears it."""
+    def report_parts_of(self, transport: Transport) -> None:
+        """Report the parts of the transport's collectives, if an observer listens."""
         if self.part:
-            transport.report_parts(self._tell_part)
+            transport.report_parts(self._notify_part)
 
-    def _tell_part(self, name: str, begin: float, end: float) -> None:
+    def _notify_part(self, name: str, begin: float, end: float) -> None:
         for observer in self.part:
             observer.part(name, begin, end)
 

@@ -76,7 +76,7 @@ def objection(names: Sequence[str]) -> bytes:
 
 
 class Note(NamedTuple):
-    """``sizes``: those from this round on, says the rank (only rank 0's word counts)."""
+    """``sizes``: proposed from this round on; only rank 0's count."""
 
     sizes: Sizes | None
     since: list[float]
