@@ -11,6 +11,7 @@ import numpy as np
 
 from farandole import checks as checks
 from farandole.base.types import Buffer, DType
+from farandole.core.api import names
 from farandole.core.api.array_binding import ArrayBinding, carried
 from farandole.core.api.basics import *  # noqa: F403
 from farandole.core.api.collectives import Collectives
@@ -18,8 +19,9 @@ from farandole.core.api.compression import CastCompressor, Compressor, NoneCompr
 from farandole.core.api.documented import like
 from farandole.core.api.gather import gather_by
 from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
-from farandole.core.api.helpers import seed_everything
-from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.core.api.helpers import seed_everything as seed_everything
+from farandole.core.api.objects import allgather_object as allgather_object
+from farandole.core.api.objects import broadcast_object as broadcast_object
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -153,66 +155,17 @@ class Compression:
         dtype = DType.FLOAT16
 
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "ddl_built",
-    "gather",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "seed_everything",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]
+if not TYPE_CHECKING:
+    __all__ = names.listed(
+        names.BASICS,
+        names.COLLECTIVES,
+        names.IN_PLACE,
+        names.ASYNCHRONOUS,
+        names.ASYNCHRONOUS_IN_PLACE,
+        names.OBJECTS,
+        (
+            "Compression",
+            "gather",
+            "seed_everything",
+        ),
+    )

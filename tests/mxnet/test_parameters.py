@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.mxnet.names import canonical
+from farandole.mxnet.parameter_names import canonical
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")

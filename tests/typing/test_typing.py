@@ -8,7 +8,6 @@ where it is installed.
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.core.api.test_names import recorded
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -60,50 +61,40 @@ def test_pyright(tmp_path: Path) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "torch",
-        "torch/mpi_ops",
-        "tensorflow",
-        "tensorflow/mpi_ops",
-        "tensorflow/keras",
-        "keras",
-        "jax",
-        "mxnet",
-        "mxnet/mpi_ops",
-    ],
-)
-def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
-    """Type checkers read ``__all__`` without running anything, so it is a plain list."""
-    from farandole.core.api import basics
-
-    root = ROOT / "src" / "farandole"
-    file = root / f"{path}.py" if (root / f"{path}.py").is_file() else root / path / "__init__.py"
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            listed = ast.literal_eval(node.value)
-            assert set(basics.__all__) <= set(listed)
-            assert len(set(listed)) == len(listed)
-            return
-    raise AssertionError(f"{file} has no __all__")
+def every_name() -> str:
+    """Return a program that imports every public name of every framework, one a line."""
+    lines = []
+    for title, names in recorded().items():
+        module, _, keras_2 = title.partition(" ")
+        if not keras_2:  # the same module
+            alias = module.replace(".", "_")
+            lines.append(f"import {module}")
+            lines += [f"from {module} import {name} as {alias}_{name}" for name in sorted(names)]
+            lines += [f"print({module}.{name})" for name in sorted(names)]
+    return "\n".join(lines) + "\n"
 
 
-def test_keras_under_tensorflow_lists_what_keras_3_and_2_have() -> None:
-    """They are read, not run: a process has one of them."""
-    from farandole.core.api import basics
+def unseen(checker: list[str], folder: Path) -> list[str]:
+    """Return what a type checker says of ``every_name``."""
+    (folder / "every_name.py").write_text(every_name())
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*checker, "every_name.py"], cwd=folder, capture_output=True, text=True, env=env
+    )
+    assert done.stdout, done.stderr
+    return [line for line in done.stdout.splitlines() if "error" in line and "0 errors" not in line]
 
-    root = HERE.parent.parent / "src" / "farandole"
 
-    def lists(path: str) -> list[set[str]]:
-        nodes = ast.walk(ast.parse((root / path / "__init__.py").read_text()))
-        lists = [each.value for each in nodes if isinstance(each, (ast.Assign, ast.AugAssign))]
-        return [
-            {name.value for name in each.elts if isinstance(name, ast.Constant)}
-            for each in lists
-            if isinstance(each, ast.List)
-        ]
+@pytest.mark.slow
+def test_mypy_sees_every_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\nignore_missing_imports = True")
+    assert unseen([sys.executable, "-m", "mypy", "--config-file", "mypy.ini"], tmp_path) == []
 
-    common, of_keras_2, of_keras_3 = lists("tensorflow/keras")
-    assert common | of_keras_3 == lists("keras")[0]
-    assert common | of_keras_2 == lists("keras/tf_keras")[0] | set(basics.__all__)
+
+@pytest.mark.slow
+def test_pyright_sees_every_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
+    assert unseen(checker, tmp_path) == []

@@ -14,7 +14,7 @@ from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.mxnet.functions import allreduce_, grouped_allreduce_
-from farandole.mxnet.names import canonical
+from farandole.mxnet.parameter_names import canonical
 from farandole.mxnet.sparse import reduce_rows
 from farandole.strategies.options import GradientOptions, gradient_options
 

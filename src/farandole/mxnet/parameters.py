@@ -15,7 +15,7 @@ from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.mxnet.functions import broadcast_
-from farandole.mxnet.names import canonical
+from farandole.mxnet.parameter_names import canonical
 
 
 @documented(

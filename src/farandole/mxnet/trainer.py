@@ -17,8 +17,8 @@ from farandole.job.context import ProcessSet
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, writable
 from farandole.mxnet.checks import TrainerReplica
 from farandole.mxnet.functions import Compression
-from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
+from farandole.mxnet.parameter_names import canonical
 from farandole.mxnet.parameters import check_dense
 from farandole.mxnet.sparse import reduce_rows
 from farandole.mxnet.weights import TrainerExchange

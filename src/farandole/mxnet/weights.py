@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.base.contracts import Strategy
-from farandole.mxnet.names import canonical
+from farandole.mxnet.parameter_names import canonical
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange
 

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farandole.base.types import ReduceOp
+from farandole.core.api import names
 from farandole.core.api.documented import documented
 from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
 from farandole.core.api.keras_version import keras_name
 from farandole.core.api.ops import reduce_op
 from farandole.job.plugins import registry
-from farandole.tensorflow import elastic, mpi_ops
+from farandole.tensorflow import elastic as elastic
+from farandole.tensorflow import mpi_ops as mpi_ops
 from farandole.tensorflow.broadcasting import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
+    BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
 )
-from farandole.tensorflow.differentiable import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    gather,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
+from farandole.tensorflow.broadcasting import allgather_object as allgather_object
+from farandole.tensorflow.broadcasting import broadcast_ as broadcast_
+from farandole.tensorflow.broadcasting import (
+    broadcast_global_variables as broadcast_global_variables,
 )
-from farandole.tensorflow.functions import Compression
-from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from farandole.tensorflow.broadcasting import broadcast_object as broadcast_object
+from farandole.tensorflow.broadcasting import broadcast_object_fn as broadcast_object_fn
+from farandole.tensorflow.broadcasting import broadcast_variables as broadcast_variables
+from farandole.tensorflow.differentiable import allgather as allgather
+from farandole.tensorflow.differentiable import allreduce as allreduce
+from farandole.tensorflow.differentiable import alltoall as alltoall
+from farandole.tensorflow.differentiable import broadcast as broadcast
+from farandole.tensorflow.differentiable import gather as gather
+from farandole.tensorflow.differentiable import grouped_allgather as grouped_allgather
+from farandole.tensorflow.differentiable import grouped_allreduce as grouped_allreduce
+from farandole.tensorflow.differentiable import grouped_reducescatter as grouped_reducescatter
+from farandole.tensorflow.differentiable import reducescatter as reducescatter
+from farandole.tensorflow.functions import Compression as Compression
+from farandole.tensorflow.gradient_aggregation import (
+    LocalGradientAggregationHelper as LocalGradientAggregationHelper,
+)
 from farandole.tensorflow.mpi_ops import *  # noqa: F403
-from farandole.tensorflow.optimizer import DistributedOptimizer
-from farandole.tensorflow.seeds import seed_everything
-from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from farandole.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
+from farandole.tensorflow.seeds import seed_everything as seed_everything
+from farandole.tensorflow.tape import DistributedGradientTape as DistributedGradientTape
+from farandole.tensorflow.tape import (
+    PartialDistributedGradientTape as PartialDistributedGradientTape,
+)
 
 
 @documented("op")
@@ -52,71 +59,26 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "LocalGradientAggregationHelper",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_ops",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "seed_everything",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-]
+if not TYPE_CHECKING:
+    __all__ = names.listed(
+        mpi_ops.__all__,
+        names.COLLECTIVES,
+        names.OBJECTS,
+        (
+            "BroadcastGlobalVariablesHook",
+            "Compression",
+            "DistributedGradientTape",
+            "DistributedOptimizer",
+            "LocalGradientAggregationHelper",
+            "PartialDistributedGradientTape",
+            "broadcast_",
+            "broadcast_global_variables",
+            "broadcast_object_fn",
+            "broadcast_variables",
+            "elastic",
+            "gather",
+            "handle_average_backwards_compatibility",
+            "mpi_ops",
+            "seed_everything",
+        ),
+    )

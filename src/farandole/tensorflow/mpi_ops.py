@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
 from farandole.core.api.basics import _basics as _basics
 from farandole.core.api.documented import documented
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.tensorflow import functions, graph
-from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
+from farandole.tensorflow.capabilities import cuda_built as cuda_built
+from farandole.tensorflow.capabilities import nccl_built as nccl_built
+from farandole.tensorflow.capabilities import rocm_built as rocm_built
 
 
 @documented(
@@ -102,46 +105,18 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "barrier",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-]
+if not TYPE_CHECKING:
+    __all__ = names.listed(
+        names.BASICS,
+        names.BUILT_FOR_FRAMEWORK,
+        (
+            "barrier",
+            "check_num_rank_power_of_2",
+            "join",
+            "local_rank_op",
+            "local_size_op",
+            "process_set_included_op",
+            "rank_op",
+            "size_op",
+        ),
+    )

@@ -4,49 +4,38 @@
 
 from __future__ import annotations
 
-from farandole.core.api import basics
+from typing import TYPE_CHECKING
+
+from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
 from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
-from farandole.core.api.helpers import save_model as save
-from farandole.core.api.objects import allgather_object, broadcast_object
-from farandole.keras.tf_keras import callbacks, elastic
-from farandole.keras.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from farandole.keras.tf_keras.saving import load_model
-from farandole.keras.tf_keras.sync_batch_norm import SyncBatchNormalization
-from farandole.keras.tf_keras.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    reducescatter,
+from farandole.core.api.helpers import save_model
+from farandole.core.api.objects import allgather_object as allgather_object
+from farandole.core.api.objects import broadcast_object as broadcast_object
+from farandole.keras.tf_keras import callbacks as callbacks
+from farandole.keras.tf_keras import elastic as elastic
+from farandole.keras.tf_keras.optimizer import DistributedOptimizer as DistributedOptimizer
+from farandole.keras.tf_keras.optimizer import (
+    PartialDistributedOptimizer as PartialDistributedOptimizer,
 )
-from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
-from farandole.tensorflow.functions import Compression
-from farandole.tensorflow.mpi_ops import barrier
-from farandole.tensorflow.seeds import seed_everything
+from farandole.keras.tf_keras.saving import load_model as load_model
+from farandole.keras.tf_keras.sync_batch_norm import (
+    SyncBatchNormalization as SyncBatchNormalization,
+)
+from farandole.keras.tf_keras.values import allgather as allgather
+from farandole.keras.tf_keras.values import allreduce as allreduce
+from farandole.keras.tf_keras.values import broadcast as broadcast
+from farandole.keras.tf_keras.values import broadcast_global_variables as broadcast_global_variables
+from farandole.keras.tf_keras.values import reducescatter as reducescatter
+from farandole.tensorflow.broadcasting import broadcast_variables as broadcast_variables
+from farandole.tensorflow.capabilities import cuda_built as cuda_built
+from farandole.tensorflow.capabilities import nccl_built as nccl_built
+from farandole.tensorflow.capabilities import rocm_built as rocm_built
+from farandole.tensorflow.functions import Compression as Compression
+from farandole.tensorflow.mpi_ops import barrier as barrier
+from farandole.tensorflow.seeds import seed_everything as seed_everything
 
-__all__ = [
-    *basics.__all__,
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "SyncBatchNormalization",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "cuda_built",
-    "elastic",
-    "load_model",
-    "nccl_built",
-    "reducescatter",
-    "rocm_built",
-    "save",
-    "seed_everything",
-]
+save = save_model
+
+if not TYPE_CHECKING:
+    __all__ = names.listed(names.KERAS_2)
