@@ -142,7 +142,7 @@ class MeanEncoding(WholeEncoding):
         return _CodedMeanPeers(self.session, context, self._mean, near)
 
     def same_on_all_ranks(self, near: Sequence[Array]) -> bool:
-        """Do all ranks have these arrays? Collective."""
+        """Return whether all ranks have these arrays. Collective."""
         if self._known is None or len(near) != self._known[0]:
             self._known = len(near), zlib.crc32(b"".join(array.tobytes() for array in near))
         name = f"{self.session.name}.last"

@@ -33,7 +33,7 @@ class MeanReducer:
             np.divide(array, present[0], out=array)
 
     def any_of(self, true: bool) -> bool:
-        """Is it true on some rank? Collective; ranks that have joined do not count."""
+        """Return whether ``true`` holds on some rank. Collective; joined ranks do not count."""
         (total,) = self._reducer([np.array([true], dtype=np.int64)])
         return bool(total[0])
 

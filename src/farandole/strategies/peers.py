@@ -53,7 +53,7 @@ class PeerSession:
     def pairs(self, gamma: float | None) -> PairAverages:
         """The averages in pairs. ``gamma``: as in ``contracts.Peers.average_async``."""
         if self._pairs is None:
-            # a process set that is made anew has the same numbers
+            # a process set that is removed and added again has the same numbers
             unique = context.unique_id(self._set)
             self._pairs = PairAverages(
                 self.engine,

@@ -1,4 +1,4 @@
-"""The weights of one optimizer, exchanged between its ranks as a strategy says."""
+"""Exchanges of one optimizer's weights between its ranks, by a strategy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def slots_of(
 
 
 class WeightExchange:
-    """Exchanges of one optimizer's weights. ``label``: of whom, for messages.
+    """Exchanges of one optimizer's weights. ``label``: of the optimizer, for messages.
 
     ``kinds``: the slots that it needs, see ``contracts.Strategy``. With a codec there is one more
     than the strategy's own where ranks have common weights: those after the last exchange.
@@ -62,7 +62,7 @@ class WeightExchange:
         self._exchanged = False  # these weights
 
     def needed(self) -> bool:
-        """Is there another rank?"""
+        """Return whether there is another rank to exchange with."""
         process_set = self._options.process_set
         needed = context.size() > 1 and process_set.included() and process_set.size() > 1
         if needed:
@@ -78,7 +78,7 @@ class WeightExchange:
 
     @property
     def lasts(self) -> bool:
-        """Does that state belong to the program, and outlive this exchange?"""
+        """Whether that state belongs to the program, and outlives this exchange."""
         return not isinstance(self.strategy, Consolidating) and self._options.owner is not None
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
@@ -98,8 +98,8 @@ class WeightExchange:
         statistics: Sequence[Array] = (),
     ) -> None:
         """Exchange now, in place. ``weights``: float32 or float64, contiguous; ``names``: theirs,
-        for messages. ``statistics``: arrays that nobody trains, like those of BatchNorm; they are
-        averaged. Collective, if the strategy's exchanges are; the first one always is.
+        for messages. ``statistics``: untrained arrays, like those of BatchNorm, which are averaged.
+        Collective, if the strategy's exchanges are; the first exchange always is.
 
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other
         weights.
@@ -141,7 +141,7 @@ class WeightExchange:
         self._encoding.averaged(weights, slots)
 
     def any_of(self, true: bool) -> bool:
-        """Is it true on some rank? Collective."""
+        """Return whether ``true`` holds on some rank. Collective."""
         return self._open().mean.any_of(true)
 
     def _open(self) -> PeerSession:
@@ -162,9 +162,7 @@ class WeightExchange:
         return session
 
     def begin_anew(self) -> None:
-        """Weights and slots are others now: what the strategy keeps elsewhere begins anew with
-        them. All ranks.
-        """
+        """Restart the state outside of slots: weights and slots have been replaced on all ranks."""
         self._exchanged = False
         self._encoding.reset()
         if isinstance(self.strategy, Consolidating) and self._session is not None:
@@ -172,8 +170,8 @@ class WeightExchange:
             self._session = None
 
     def other_weights(self) -> None:
-        """The next exchange is of others of the optimizer's weights, maybe of the same shapes. What
-        a codec has not sent of one waits for its next exchange, if weights have names.
+        """Expect other weights of the optimizer, perhaps of the same shapes, in the next exchange.
+        A codec's residual of a named weight waits for the next exchange of that weight.
         """
         self._exchanged = False
         self._encoding.other_weights()

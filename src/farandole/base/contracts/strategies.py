@@ -14,23 +14,21 @@ if TYPE_CHECKING:
 
 
 class Peers(Protocol):
-    """All ranks of one optimizer, for a ``Strategy``. All calls are collective, but ``push``,
-    ``pull`` and ``average_async``.
+    """The ranks of one optimizer, for a ``Strategy``. All calls but ``push``, ``pull`` and
+    ``average_async`` are collective.
     """
 
     rank: int
     size: int
 
     def average(self, arrays: Sequence[Array]) -> None:
-        """The mean over all ranks of each array, in its place. The same bits on all ranks."""
+        """Replace each array by its mean over all ranks. The same bits on all ranks."""
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Return when all ranks have called this."""
 
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
-        """Send ``arrays`` to the ranks ``to``; by rank, the arrays of those that sent to this
-        one.
-        """
+        """Send ``arrays`` to the ranks ``to``. Returns the arrays sent to this rank, by rank."""
 
     def average_with(
         self,
@@ -39,23 +37,23 @@ class Peers(Protocol):
         ever: Sequence[int] = (),
         gamma: float | None = None,
     ) -> None:
-        """Each array goes ``gamma`` of the way to the mean of itself and those of the ranks that
-        send to this one, which sends to the ranks ``to``. ``ever``: those to which it sends in
-        other turns, too (none: always ``to``); all of them must know what it sends by a codec.
-        ``gamma``: None is all of the way, or what suits the codec.
+        """Send ``arrays`` to the ranks ``to``, and move each by the share ``gamma`` of the way to
+        the mean of itself and the received ones. ``ever``: the ranks to which this one sends in any
+        turn (none: always ``to``); with a codec all of them need each message. ``gamma``: None is
+        all of the way, or the consensus step of the codec.
         """
 
     def push(
         self, rule: Any, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True
     ) -> Any:
-        """Give ``changes`` of the weights to the job's parameter servers, and take the centre in
-        their place, as ``rule`` (a ``farandole.core.ps.clocks.Rule``) says; what became of the push
-        (a ``farandole.core.ps.client.Pushed``). Not collective. ``anchors``: the weights without
-        the changes, with which the centre may begin. Without ``count`` it is no step of this rank.
+        """Push ``changes`` of the weights to the job's parameter servers, and replace them by the
+        centre. ``rule``: a ``farandole.core.ps.clocks.Rule``. Returns a
+        ``farandole.core.ps.client.Pushed``. Not collective. ``anchors``: the weights without the
+        changes, with which the centre may begin. ``count``: the push is a step of this rank.
         """
 
     def pull(self, into: Sequence[Array]) -> None:
-        """The centre, as it is. Not collective."""
+        """Copy the centre. Not collective."""
 
     def average_async(
         self,
@@ -66,27 +64,27 @@ class Peers(Protocol):
         damp: bool = False,
         gamma: float | None = None,
     ) -> int:
-        """Add ``changes`` to the weights that this rank shows to others, which begin as
-        ``anchors``, and take those in their place; then begin to average them with the first of
-        ``others`` that is not busy, in the background. The number of averages with other ranks
-        since the last call; with ``damp``, changes are divided by it. Not collective, but for the
-        first time. ``others``: higher ranks alone, so that two never refuse each other. ``gamma``:
-        how much of the way to their mean two ranks go, see ``average_with``.
+        """Add ``changes`` to this rank's shared weights, which begin as ``anchors``, and replace
+        them by the result; then average the shared weights with the first of ``others`` that is not
+        busy, in the background. Returns the number of averages since the last call; with ``damp``,
+        changes are divided by it. Only the first call is collective. ``others``: higher ranks
+        alone, so that two ranks never refuse each other. ``gamma``: the share of the way to their
+        mean that both ranks move; None is all of it.
         """
 
     def average_shown(
         self, anchors: Sequence[Array], changes: Sequence[Array], *, gamma: float | None = None
     ) -> None:
-        """As ``average_async``, but with all ranks: take the mean of what they show, with their
-        changes.
+        """Replace ``changes`` by the mean over all ranks of shared weights with changes added.
+        Collective.
         """
 
 
 class ExchangeContext(NamedTuple):
     """The arguments of one exchange besides weights and slots.
 
-    ``names``: of the weights, for messages. ``statistics``: arrays that nobody trains, like those
-    of BatchNorm.
+    ``names``: of the weights, for messages. ``statistics``: untrained arrays, like those of
+    BatchNorm.
     """
 
     names: Sequence[str] | None = None
@@ -137,9 +135,9 @@ class SharedReference(Protocol):
     ``strategies.references`` for those that there are.
     """
 
-    same_slots: bool  # are slots the same on all ranks after an exchange?
-    takes_codec: bool  # does any codec go with it?
-    adds_up: bool  # is what each rank has learned added to what the others have?
+    same_slots: bool  # slots are the same on all ranks after an exchange
+    takes_codec: bool  # some codec goes with this reference
+    adds_up: bool  # the changes of all ranks are added, not averaged
 
     def objection(self, strategy: Strategy, codec: Codec) -> str:
         """Why ``codec`` does not go with ``strategy``, and the cure; empty if it does."""
@@ -151,36 +149,35 @@ class SharedReference(Protocol):
 
 
 class Strategy(Protocol):
-    """What ranks make of their weights after some of the steps that each takes with gradients of
-    its own.
+    """Exchanges weights after some steps. Each rank steps with its own gradients.
 
-    It holds options alone, the same on all ranks, and serves any number of optimizers. Whatever
-    lasts from one exchange to the next is in slots, which belong to the optimizer and to its
+    A strategy holds only options, the same on all ranks, and serves any number of optimizers. State
+    that lasts from one exchange to the next is in slots, which belong to the optimizer and to its
     checkpoints.
     """
 
     spec: str  # as in ``--strategy``
-    epochs: bool  # is there an exchange at the end of each epoch?
+    epochs: bool  # an exchange follows the end of each epoch
     reference: SharedReference  # what ranks have in common after an exchange
     # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
     slots: tuple[str, ...]
 
     def due(self, step: Any) -> Any:
-        """Is there an exchange after this step (1, 2, 3 ...)? ``step`` may be a number that JAX or
-        TensorFlow traces: arithmetic, comparisons, ``&`` and ``|`` alone.
+        """Return whether an exchange follows this step (1, 2, 3 ...). ``step`` may be a number that
+        JAX or TensorFlow traces: use arithmetic, comparisons, ``&`` and ``|`` alone.
         """
 
     def exchange(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
     ) -> None:
-        """Change weights and slots (float32 or float64), in place. Collective, but for strategies
+        """Change weights and slots (float32 or float64) in place. Collective, except in strategies
         that only push.
         """
 
 
 @runtime_checkable
 class Consolidating(Protocol):
-    """A strategy for which the mean of all ranks' weights is not their common model."""
+    """A strategy whose common model is not the mean of all ranks' weights."""
 
     def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers

@@ -33,7 +33,7 @@ _GONE: Message = {"gone": True}
 
 
 class Caller(Protocol):
-    """The rank that asks. ``ended(rank)``: has that rank left the job in order?"""
+    """The rank that asks. ``ended(rank)``: whether that rank has left the job in order."""
 
     rank: int
     secret: str

@@ -1,8 +1,8 @@
-"""Ranks that average their weights in pairs, in the background: each serves its own to the others.
+"""Averages of weights in pairs, in the background: each rank serves its weights to the others.
 
-Of two ranks the lower one asks. A rank averages with one other at a time: who is asked meanwhile
-waits a little, and then says that it is busy. So nobody holds what another one waits for, and an
-average is atomic: see ``shared_weights``.
+Of two ranks the lower one asks. A rank averages with one other rank at a time. If it is asked
+meanwhile, it waits a little, and then answers that it is busy. So no rank holds a lock that another
+rank waits for, and an average is atomic: see ``shared_weights``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ LAST = 5.0  # seconds for averages under way when this rank ends
 
 
 class PeerServer(Listener):
-    """What this rank shows to the others, for all of its optimizers. ``rank``: its number in the
-    job; ``interfaces``: its addresses; ``ended(rank)``: has that rank left the job in order?
+    """Serves the weights of all of this rank's optimizers to other ranks. ``rank``: its number in
+    the job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
+    order.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class PeerServer(Listener):
 
 class PeerGroup:
     """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the
-    ranks, each JSON; empty: nobody knows it. ``ranks``: their numbers in the job; ``shared``: the
+    ranks, each JSON; empty where unknown. ``ranks``: their numbers in the job; ``shared``: the
     weights; ``on_average``: called after each average that this rank has asked for, with its name,
     begin and end; ``digest``: of the weights' names and shapes, the same on all ranks.
     """
@@ -124,15 +125,15 @@ class PeerGroup:
         return self._shared.trained
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Take on addresses that nobody knew before."""
+        """Adopt addresses that were unknown before."""
         for place, (rank, address) in enumerate(zip(self._ranks, addresses, strict=True)):
             if address and self._partners[place] is None:
                 self._partners[place] = Partner(rank, json.loads(address), self._server)
 
     def take(self, given: Sequence[Array], damp: bool = False) -> int:
-        """See ``SharedWeights.take``. First it waits a moment for the average that this rank has
-        asked for: where steps are quicker than averages, ranks would drift apart. It depends on no
-        other rank's steps. Raises what went wrong in the background, ValueError for other arrays.
+        """See ``SharedWeights.take``. First wait a moment for the average that this rank has asked
+        for: where steps are quicker than averages, ranks would drift apart. The wait depends on no
+        other rank's steps. Raises errors of the background thread, and ValueError for other arrays.
         """
         if [array.size for array in given] != self._shared.sizes:
             raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
@@ -143,10 +144,10 @@ class PeerGroup:
                 raise self._failure
             return self._shared.take(given, damp)
 
-    def correct(self, ways: Sequence[Array], statistics: Sequence[Array]) -> None:
+    def correct(self, moves: Sequence[Array], statistics: Sequence[Array]) -> None:
         """See ``SharedWeights.correct``."""
         with self._changed:
-            self._shared.correct(ways, statistics)
+            self._shared.correct(moves, statistics)
 
     def ask(self, others: Sequence[int]) -> None:
         """Begin to average with the first of ``others`` (places among the ranks) that is not busy,
@@ -170,7 +171,7 @@ class PeerGroup:
             self._changed.wait_for(lambda: self._wanted is None, seconds)
 
     def close(self) -> None:
-        """No average begins any more; those under way come to their end."""
+        """Begin no more averages, and wait for those under way."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -190,8 +191,8 @@ class PeerGroup:
         )
 
     def look_for(self, rank: int) -> None:
-        """A rank that asks this one has hung up. If it is lost, training fails at its next
-        exchange: the highest rank asks nobody, and would not hear of it.
+        """Check a rank that has hung up. If it is lost, training fails at its next exchange: the
+        highest rank asks no other, and would not notice.
         """
         partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
         if partner is None or self._closing:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class SharedWeights:
-    """Begins as ``first``, arrays of float32 or float64; the last ``statistics`` of them are values
-    that nobody trains.
+    """Weights that other ranks average with. They begin as ``first``, arrays of float32 or float64,
+    of which the last ``statistics`` are untrained.
 
-    ``flat``: all of them, an array for each type. ``averages``: with other ranks, so far.
+    ``flat``: all numbers, in one array for each type. ``averages``: with other ranks, so far.
     ``gamma``: how much of the way to their mean two ranks go.
     """
 
@@ -61,7 +61,7 @@ class SharedWeights:
 
     @property
     def statistics(self) -> list[Array]:
-        """The values that nobody trains, as views of ``flat``."""
+        """The untrained values, as views of ``flat``."""
         return self._views[self._trained :]
 
     @property
@@ -70,9 +70,8 @@ class SharedWeights:
         return [(flat.dtype.newbyteorder("<").str, flat.size) for flat in self.flat]
 
     def take(self, changes: Sequence[Array], damp: bool = False) -> int:
-        """Add changes of weights, and take on statistics as they are now; what there is then stands
-        in their place. Returns the averages since the last call; ``damp``: changes are divided by
-        them.
+        """Add changes of weights, and adopt statistics; then replace both by the result. Returns
+        the number of averages since the last call; ``damp``: changes are divided by it.
         """
         stale, self._seen = self.averages - self._seen, self.averages
         for view, change in zip(self._views[: self._trained], changes, strict=False):
@@ -89,13 +88,13 @@ class SharedWeights:
             last[...] = view
         return stale
 
-    def correct(self, ways: Sequence[Array], statistics: Sequence[Array]) -> None:
-        """Go from what the last ``take`` gave to what all ranks have agreed on: ways of weights,
-        and statistics. The next ``take`` finds changes from there, and still counts the averages
-        since the last one.
+    def correct(self, moves: Sequence[Array], statistics: Sequence[Array]) -> None:
+        """Move from the result of the last ``take`` to the values that all ranks have agreed on, by
+        changes of weights and by new statistics. The next ``take`` still counts the averages since
+        the last one.
         """
-        for view, way in zip(self._views, ways, strict=False):
-            view += way
+        for view, move in zip(self._views, moves, strict=False):
+            view += move
         for view, value, last in zip(
             self._views[self._trained :], statistics, self._statistics, strict=True
         ):
@@ -103,13 +102,13 @@ class SharedWeights:
             last[...] = value
 
     def lend(self, into: Sequence[Array]) -> None:
-        """A copy, for a partner's ``halve``."""
+        """Copy the numbers into the memory of a message, for a partner's ``halve``."""
         for flat, copy in zip(self.flat, into, strict=True):
             copy[:] = flat
 
     def halve(self, theirs: Sequence[Array]) -> None:
-        """Go half of the way, times ``gamma``, to what a partner has lent; the way that is left to
-        it stands in its place then.
+        """Move half of the way, times ``gamma``, to a partner's numbers, and replace these by the
+        move that is left to the partner.
         """
         for flat, other in zip(self.flat, theirs, strict=True):
             np.subtract(flat, other, out=other)
@@ -117,14 +116,14 @@ class SharedWeights:
             flat -= other
         self.averages += 1
 
-    def move(self, ways: Sequence[Array]) -> None:
-        """Go the way that a partner has left."""
-        for flat, way in zip(self.flat, ways, strict=True):
-            flat += way
+    def move(self, moves: Sequence[Array]) -> None:
+        """Make the move that a partner has left to this rank."""
+        for flat, move in zip(self.flat, moves, strict=True):
+            flat += move
         self.averages += 1
 
-    def undo(self, ways: Sequence[Array]) -> None:
-        """Of a ``halve``: the partner did not hear of it."""
-        for flat, way in zip(self.flat, ways, strict=True):
-            flat += way
+    def undo(self, moves: Sequence[Array]) -> None:
+        """Undo a ``halve`` whose answer did not reach the partner."""
+        for flat, move in zip(self.flat, moves, strict=True):
+            flat += move
         self.averages -= 1
