@@ -13,8 +13,8 @@ from pyspark.ml.param import Param, Params
 from farandole.compat.estimators import by_row
 from farandole.errors import DataError, SettingsError
 from tests.compat.tools import code
-from tests.estimators.test_torch import losses, net
 from tests.estimators.tools import Pool, frame
+from tests.estimators.torch_tools import losses, net
 from tests.kits.messages import mentioning
 
 WORDS = ["", "good", "fine", "bad", "awful", "film", "day"]

@@ -15,8 +15,8 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators import LightningEstimator
 from farandole.estimators.batches import Batch
 from farandole.estimators.spec import Columns
-from tests.estimators.test_torch import BATCH, EPOCHS, RATE, net, plain, weights
 from tests.estimators.tools import Pool, written
+from tests.estimators.torch_tools import BATCH, EPOCHS, RATE, net, plain, weights
 from tests.kits.messages import mentioning, mentions
 
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")

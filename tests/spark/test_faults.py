@@ -218,8 +218,8 @@ class TestOfAFit:
         pytest.importorskip("torch")
         from farandole.data import Store
         from farandole.estimators import Callback
-        from tests.estimators.test_torch import estimator
         from tests.estimators.tools import frame
+        from tests.estimators.torch_tools import estimator
 
         began, store = tmp_path / "began", Store.create(str(tmp_path / "store"))
 

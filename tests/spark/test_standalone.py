@@ -233,8 +233,8 @@ def test_a_model_is_trained_and_predicts(spark: Any, tmp_path: Path) -> None:
     """Executors get Farandole for both."""
     torch, _ = pytest.importorskip("torch"), pytest.importorskip("pyarrow")
     from farandole.data import Store
-    from tests.estimators.test_torch import estimator
     from tests.estimators.tools import ROWS, frame
+    from tests.estimators.torch_tools import estimator
 
     rows = frame(spark)
     with tools.Clean(spark):
