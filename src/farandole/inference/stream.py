@@ -80,15 +80,19 @@ Chunk = Sequence[Any]  # of Arrow arrays, one for each column
 
 
 def predictions(
-    chunks: Iterator[Chunk], predict: Predictor, how: PredictOptions, source: str, first: int = 0
+    chunks: Iterator[Chunk],
+    predict: Predictor,
+    options: PredictOptions,
+    source: str,
+    first: int = 0,
 ) -> Iterator[Any]:
     """The predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
 
     ``source``: where the rows are, for messages ("partition 3", a file), and ``first``: which one
-    is the first. Raises DataError that names the first failing row, unless ``how.errors`` is
+    is the first. Raises DataError that names the first failing row, unless ``options.errors`` is
     "column".
     """
-    stream = _Stream(predict, how, source, first)
+    stream = _Stream(predict, options, source, first)
     try:
         yield from stream.run(chunks)
     finally:
@@ -106,17 +110,19 @@ class _Prepared(NamedTuple):
 
 
 class _Stream:
-    def __init__(self, predict: Predictor, how: PredictOptions, source: str, first: int) -> None:
+    def __init__(
+        self, predict: Predictor, options: PredictOptions, source: str, first: int
+    ) -> None:
         self._predict = predict
-        self._how = how
+        self._options = options
         self._source = source
         self._first = first
         self._columns: tuple[Column, ...] | None = None
         self._describing = threading.Lock()
-        decodes = bool(how.column_options.decode)
+        decodes = bool(options.column_options.decode)
         self._decoders = (
-            ThreadPoolExecutor(how.threads, "farandole-decode")
-            if decodes and how.threads > 1
+            ThreadPoolExecutor(options.threads, "farandole-decode")
+            if decodes and options.threads > 1
             else None
         )
         self._ahead = ThreadPoolExecutor(1, "farandole-ahead") if decodes else None
@@ -135,9 +141,9 @@ class _Stream:
         done: list[Any] = []
         rows = 0
         # what is decoded is many times as large: a batch at a time
-        together = not self._how.column_options.decode
+        together = not self._options.column_options.decode
         for prepared in self._prepared(
-            recut(self._counted(chunks), _rows, self._how.batch_size, together)
+            recut(self._counted(chunks), _rows, self._options.batch_size, together)
         ):
             done += self._predicted(prepared)
             rows += prepared.batch.rows
@@ -176,8 +182,8 @@ class _Stream:
         batch, columns = prepared.batch, prepared.columns
 
         def arrays(begin: int, end: int) -> dict[str, Array]:
-            whole = begin % self._how.batch_size == 0 and end == min(
-                begin + self._how.batch_size, batch.rows
+            whole = begin % self._options.batch_size == 0 and end == min(
+                begin + self._options.batch_size, batch.rows
             )
             if whole and prepared.arrays is not None:
                 return {name: array[begin:end] for name, array in prepared.arrays.items()}
@@ -188,13 +194,13 @@ class _Stream:
         def call(begin: int, end: int) -> Any:
             output = self._predict(arrays(begin, end))
             try:
-                return to_arrow(output, self._how.returns, end - begin)
+                return to_arrow(output, self._options.returns, end - begin)
             except ShapeError as error:
                 raise BatchError(error) from None
 
         try:
-            for begin in range(0, batch.rows, self._how.batch_size):
-                for part in isolate(call, begin, min(begin + self._how.batch_size, batch.rows)):
+            for begin in range(0, batch.rows, self._options.batch_size):
+                for part in isolate(call, begin, min(begin + self._options.batch_size, batch.rows)):
                     yield self._result(part, prepared)
         except BatchError as error:
             raise error.args[0] from None
@@ -202,33 +208,33 @@ class _Stream:
     def _result(self, part: RowResult, prepared: _Prepared) -> Any:
         pa = require("pyarrow", _PURPOSE)
         rows = part.end - part.begin
-        if part.error is not None and self._how.errors == "raise":
+        if part.error is not None and self._options.errors == "raise":
             raise self._error(part, prepared) from part.error
-        if self._how.errors == "raise":
+        if self._options.errors == "raise":
             return part.found
         if part.error is None:
             predicted, why = part.found, pa.nulls(rows, pa.string())
         else:
             predicted, why = (
-                pa.nulls(rows, arrow_type(self._how.returns)),
+                pa.nulls(rows, arrow_type(self._options.returns)),
                 pa.array([_text(part.error)], pa.string()),
             )
-        return pa.StructArray.from_arrays([predicted, why], fields=list(self._how.type))
+        return pa.StructArray.from_arrays([predicted, why], fields=list(self._options.type))
 
     def _error(self, part: RowResult, prepared: _Prepared) -> DataError:
         row = self._first + prepared.batch.row + part.begin
         place = f"row {row} of {self._source}"
-        if self._how.key:
+        if self._options.key:
             place = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({place})"
         return DataError(
-            f"prediction failed on {place}: {_text(part.error)}. {self._how.cure or _CURE}"
+            f"prediction failed on {place}: {_text(part.error)}. {self._options.cure or _CURE}"
         )
 
     # Arrow columns as the model's arrays.
 
     def _arrays(self, columns: Chunk, row: int) -> dict[str, Array]:
         location = RowLocation(self._source, self._first + row)
-        chosen = columns[: len(self._how.inputs)]
+        chosen = columns[: len(self._options.inputs)]
         with self._describing:
             if self._columns is None:
                 self._columns = self._described(chosen, location)
@@ -237,8 +243,8 @@ class _Stream:
             column.name: self._value(array, column, location)
             for array, column in zip(chosen, described, strict=True)
         }
-        if self._how.stack:
-            return {self._how.inputs[0]: np.stack(list(arrays.values()), axis=1)}
+        if self._options.stack:
+            return {self._options.inputs[0]: np.stack(list(arrays.values()), axis=1)}
         return arrays
 
     def _described(self, columns: Chunk, location: RowLocation) -> tuple[Column, ...]:
@@ -247,32 +253,34 @@ class _Stream:
         """
         types = require("pyarrow", _PURPOSE).types
         described = []
-        batch = [column.slice(0, self._how.batch_size) for column in columns]
-        for name, array in zip(self._how.inputs, batch, strict=True):
-            if array.null_count == len(array) and name not in self._how.column_options.fill:
+        batch = [column.slice(0, self._options.batch_size) for column in columns]
+        for name, array in zip(self._options.inputs, batch, strict=True):
+            if array.null_count == len(array) and name not in self._options.column_options.fill:
                 raise null_error(name, first_null(array), location)
             bad = undecoded(array) if is_image(types, array.type) else np.zeros(0, bool)
             if bad.any() and (bad | plain(array.is_null())).all():
                 raise location.error(name, int(np.argmax(bad)), UNDECODED)
             described.append(self._column(name, array, location))
         floating = [np.dtype(column.dtype).kind == "f" for column in described]
-        if self._how.stack and any(floating):  # one array of all
+        if self._options.stack and any(floating):  # one array of all
             floating = [True] * len(described)
         return tuple(
             column._replace(dtype=self._predict.floating or column.dtype)
-            if of_model and column.name not in self._how.column_options.dtypes
+            if of_model and column.name not in self._options.column_options.dtypes
             else column
             for column, of_model in zip(described, floating, strict=True)
         )
 
     def _column(self, name: str, array: Any, location: RowLocation) -> Column:
         try:
-            column = column_of(name, array.type, self._how.column_options, _first(array), location)
+            column = column_of(
+                name, array.type, self._options.column_options, _first(array), location
+            )
         except DataError as error:
-            if name in self._how.column_options.decode:
+            if name in self._options.column_options.decode:
                 raise  # of these bytes
             raise BatchError(error) from None  # of the type, which all rows have
-        if self._how.stack and column.kind != "number":
+        if self._options.stack and column.kind != "number":
             text = (
                 f"{array.type} is no number, and stack=True makes one array of columns of numbers"
             )

@@ -113,14 +113,14 @@ def tune(
         raise DataError("the sample has no rows")
     column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
     check_names(column_options, names)
-    how = PredictOptions(
+    predict_options = PredictOptions(
         names, parse(returns or packed.returns or DEFAULT), 1, column_options, stack=stack
     )
     columns = [table.column(name).combine_chunks() for name in names]
     cores = len(os.sched_getaffinity(0))
     counts = threads or [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]
     settings = [(size, count) for count in counts for size in sizes]
-    rates = _rates(packed, columns, how, settings, seconds, device)
+    rates = _rates(packed, columns, predict_options, settings, seconds, device)
     measured = tuple(
         Measured(size, count, rates[size, count])
         for size, count in settings
@@ -146,7 +146,7 @@ def choose(measured: Sequence[Measured]) -> Measured:
 def _rates(
     model: Model,
     columns: Sequence[Any],
-    how: PredictOptions,
+    predict_options: PredictOptions,
     settings: Sequence[tuple[int, int]],
     seconds: float,
     device: str,
@@ -166,7 +166,9 @@ def _rates(
             for size in mine:
                 if turn > 1 and time.monotonic() > until:
                     continue
-                rate = _rate(predict, columns, how._replace(batch_size=size, threads=count))
+                rate = _rate(
+                    predict, columns, predict_options._replace(batch_size=size, threads=count)
+                )
                 if turn:  # the first one warms up
                     samples[size].append(rate)
         by_setting.update(
@@ -175,13 +177,15 @@ def _rates(
     return by_setting
 
 
-def _rate(predict: Predictor, columns: Sequence[Any], how: PredictOptions) -> float:
+def _rate(predict: Predictor, columns: Sequence[Any], predict_options: PredictOptions) -> float:
     """Of as many rows as one batch has, at least, and for as long as can be measured."""
     rows, began = 0, time.perf_counter()
     while not rows or time.perf_counter() - began < _LEAST:
         rows += sum(
             len(each)
-            for each in predictions(_once(columns, how.batch_size), predict, how, "the sample")
+            for each in predictions(
+                _once(columns, predict_options.batch_size), predict, predict_options, "the sample"
+            )
         )
     return rows / (time.perf_counter() - began)
 

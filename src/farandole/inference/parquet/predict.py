@@ -120,7 +120,7 @@ def predict_parquet(
     names = output_names(output_columns, kind, kept, errors)
     column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
     check_names(column_options, columns)
-    how = PredictOptions(
+    predict_options = PredictOptions(
         inputs=tuple(columns),
         returns=kind,
         batch_size=as_int("batch_size", batch_size, 1),
@@ -132,7 +132,7 @@ def predict_parquet(
     )
     job = PredictJob(
         model=packed,
-        how=how,
+        options=predict_options,
         input_path=input_paths[0],
         storage_options=dict(storage_options or {}),
         schema=schema,
@@ -189,25 +189,25 @@ def _run(job: PredictJob, np: int) -> None:
 
 def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
     """What decides about the output, as JSON has it. A model of a file is known by its version."""
-    model, how = job.model, job.how
+    model, options = job.model, job.options
     chosen = {
         name: value for name, value in model.options if name not in ("trust_pickle", "backend")
     }
-    decoders = sorted(how.column_options.decode.items())
+    decoders = sorted(options.column_options.decode.items())
     decode = {name: identity_of(function) for name, function in decoders}
-    options = (how.column_options[:3], decode, how.stack, how.errors, rows_per_file)
+    reading = (options.column_options[:3], decode, options.stack, options.errors, rows_per_file)
     facts = {
         "model": model.identity or identity(model.content),
         "options of the model": {name: _plain(value) for name, value in chosen.items()},
         "input": [source._asdict() for source in job.sources],
         "columns": {
-            "inputs": how.inputs,
+            "inputs": options.inputs,
             "keep": job.keep,
             "output": job.names,
-            "returns": str(how.returns),
+            "returns": str(options.returns),
             "apart": job.unpacked,
         },
-        "options": [*map(str, options)],
+        "options": [*map(str, reading)],
     }
     return dict(json.loads(json.dumps(facts, default=str)))
 

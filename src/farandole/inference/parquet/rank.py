@@ -42,7 +42,7 @@ class PredictJob(NamedTuple):
     """
 
     model: Model
-    how: PredictOptions
+    options: PredictOptions
     input_path: str
     storage_options: dict[str, Any]
     schema: Any
@@ -83,7 +83,7 @@ def _work(job: PredictJob, rank: int, size: int) -> None:
     mine = share(job.todo, rank, size)
     if not mine:
         return
-    predict = open_model(job.model, Execution(job.how.threads, job.device), job.model_folder)
+    predict = open_model(job.model, Execution(job.options.threads, job.device), job.model_folder)
     if job.model_folder is not None:
         _remove_when_opened(job.model_folder, rank, size)
     system = job.input_system()
@@ -107,13 +107,13 @@ def _tables(file: OutputFile, job: PredictJob, predict: Predictor, system: Any) 
     source = job.sources[file.source]
     if file.begin == file.end:
         yield _empty(job)
-    columns = [*job.how.inputs, *([job.key] if job.key else [])]
+    columns = [*job.options.inputs, *([job.key] if job.key else [])]
     names = dict.fromkeys([*job.keep, *columns])
     schema = pa.schema([job.schema.field(name) for name in names])
     read = _batches(system, source, file, schema)
     waiting: deque[Slice[Any]] = deque()
     chunks = _kept(read, columns, job.keep, waiting)
-    for predicted in predictions(chunks, predict, job.how, source.path, file.begin):
+    for predicted in predictions(chunks, predict, job.options, source.path, file.begin):
         kept = [
             each.chunk.slice(each.begin, each.end - each.begin)
             for each in take(waiting, len(predicted))
@@ -150,12 +150,12 @@ def _batches(system: Any, source: InputFile, target: OutputFile, schema: Any) ->
     own = [name for name in schema.names if name not in constant]
     rows = rows_within(source, _READ_ROWS, _READ_BYTES)
     near = isinstance(system, fs.LocalFileSystem)
-    how = {
+    reading = {
         "pre_buffer": not near,
         "buffer_size": _BUFFER if near else 0,
         "coerce_int96_timestamp_unit": UNIT,
     }
-    with pq.ParquetFile(source.path, filesystem=system, **how) as file:
+    with pq.ParquetFile(source.path, filesystem=system, **reading) as file:
         row = 0
         about = of_file(file.metadata.metadata)
         for number in range(file.metadata.num_row_groups):
@@ -213,14 +213,14 @@ def _as(column: Any, kind: Any, name: str, path: str) -> Any:
 def _empty(job: PredictJob) -> Any:
     """The columns, without a row."""
     kept = pa.schema([job.schema.field(name) for name in job.keep]).empty_table()
-    return _with(kept, pa.chunked_array([], job.how.type), job)
+    return _with(kept, pa.chunked_array([], job.options.type), job)
 
 
 def _with(table: Any, column: Any, job: PredictJob) -> Any:
     """Kept columns, and the new ones."""
-    columns = [_field(column, 0), _field(column, 1)] if job.how.errors == "column" else [column]
+    columns = [_field(column, 0), _field(column, 1)] if job.options.errors == "column" else [column]
     if job.unpacked:
-        fields = len(job.how.returns.fields)
+        fields = len(job.options.returns.fields)
         columns[:1] = [_field(columns[0], number) for number in range(fields)]
     for name, each in zip(job.names, columns, strict=True):
         table = table.append_column(name, each)

@@ -26,13 +26,13 @@ _STRUCTS = (  # Spark's vectors and images, as structs
 )
 
 
-def arrow_chunk(columns: Sequence[Any], masked: bool, how: PredictOptions) -> Chunk:
+def arrow_chunk(columns: Sequence[Any], masked: bool, options: PredictOptions) -> Chunk:
     """Return columns of pandas as Arrow's. ``masked``: as many columns follow that hold the
     types of some of their rows.
     """
     number = len(columns) // 2 if masked else len(columns)
     kinds = columns[number:] if masked else [None] * number
-    names = [*how.inputs, ""]  # a key is for messages alone
+    names = [*options.inputs, ""]  # a key is for messages alone
     return [
         _arrow(column, kind, name)
         for column, kind, name in zip(columns[:number], kinds, names, strict=False)

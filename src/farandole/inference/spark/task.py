@@ -63,15 +63,15 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     if first is None:
         return
     threads = job.threads or context.cpus()
-    how = predict_options(job, len(first) // 2 if masked else len(first), threads)
+    options = predict_options(job, len(first) // 2 if masked else len(first), threads)
     execution = Execution(threads, job.device or device_of(context))
     predict = open_model(job.model, execution, _folder(), lambda: _content(content))
     _spare_the_collector(job.model.digest)
     arrow = isinstance(first[0], require("pyarrow", _PURPOSE).Array)
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
-        chunks = (arrow_chunk(each, masked, how) for each in chunks)
-    predicted = predictions(chunks, predict, how, f"partition {context.partitionId()}")
+        chunks = (arrow_chunk(each, masked, options) for each in chunks)
+    predicted = predictions(chunks, predict, options, f"partition {context.partitionId()}")
     yield from predicted if arrow else map(to_pandas, predicted)
 
 
