@@ -25,7 +25,7 @@ def nodes(plan: Any) -> Iterator[Any]:
         node = waiting.pop()
         yield node
         for more in (node.children(), node.subqueries()):
-            waiting += [more.apply(place) for place in range(more.size())]
+            waiting += [more.apply(index) for index in range(more.size())]
 
 
 def kind(node: Any) -> str:
@@ -109,7 +109,7 @@ def _delta(frame: Any) -> Iterator[tuple[str, str]]:
         if kind(relation.location()) not in _FOLDERS:
             continue
         roots = relation.location().rootPaths()
-        named = [str(roots.apply(place)) for place in range(roots.size())]
+        named = [str(roots.apply(index)) for index in range(roots.size())]
         files = [
             _ONE_SLASH.sub("file:/", urllib.parse.unquote(url)) for url in relation.inputFiles()
         ]

@@ -243,9 +243,9 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
     """Given each row as a dict of values by column."""
     assert columns.transform is not None
     columns_found: dict[str, list[Any]] = {}
-    for place in range(len(next(iter(arrays.values())))):
+    for index in range(len(next(iter(arrays.values())))):
         row = {
-            name: array[place].copy() if array.ndim > 1 else array[place]
+            name: array[index].copy() if array.ndim > 1 else array[index]
             for name, array in arrays.items()
         }
         try:

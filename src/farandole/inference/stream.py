@@ -223,11 +223,11 @@ class _Stream:
 
     def _error(self, part: RowResult, prepared: _Prepared) -> DataError:
         row = self._first + prepared.batch.row + part.begin
-        place = f"row {row} of {self._source}"
+        named = f"row {row} of {self._source}"
         if self._options.key:
-            place = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({place})"
+            named = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({named})"
         return DataError(
-            f"prediction failed on {place}: {_text(part.error)}. {self._options.cure or _CURE}"
+            f"prediction failed on {named}: {_text(part.error)}. {self._options.cure or _CURE}"
         )
 
     # Arrow columns as the model's arrays.
@@ -353,9 +353,9 @@ def _joined(batch: ModelBatch[Chunk]) -> Chunk:
     count = len(batch.slices[0].chunk)
     return [
         _concatenated(
-            [each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices]
+            [each.chunk[index].slice(each.begin, each.end - each.begin) for each in batch.slices]
         )
-        for place in range(count)
+        for index in range(count)
     ]
 
 

@@ -215,14 +215,14 @@ class Chunks:
         """
         results: list[Any] = [None] * len(values)
         errors: dict[int, Exception] = {}
-        places = iter(range(len(values)))  # each is given to one thread
+        indices = iter(range(len(values)))  # each is given to one thread
 
         def work() -> None:
-            while not errors and (place := next(places, None)) is not None:
+            while not errors and (index := next(indices, None)) is not None:
                 try:
-                    results[place] = function(values[place])
+                    results[index] = function(values[index])
                 except Exception as error:
-                    errors[place] = error
+                    errors[index] = error
 
         helpers = min(self._threads, len(values) - 1)
         others = [self._pool.submit(work) for _ in range(helpers)] if self._pool is not None else []

@@ -20,8 +20,8 @@ class RowLocation(NamedTuple):
     row: int = 0
 
     def error(self, column: str, row: int | None, text: str) -> DataError:
-        place = "" if row is None else f", row {self.row + row}"
-        return DataError(f"{self.file}{place}, column {column!r}: {text}")
+        row_text = "" if row is None else f", row {self.row + row}"
+        return DataError(f"{self.file}{row_text}, column {column!r}: {text}")
 
 
 class FrameLocation(RowLocation):

@@ -369,12 +369,12 @@ class _Iteration:
             rows = np.empty((len(values), *column.shape), column.dtype)
 
             def decode(
-                place: int, column: Column = column, values: Array = values, rows: Array = rows
+                index: int, column: Column = column, values: Array = values, rows: Array = rows
             ) -> None:
                 try:
-                    rows[place] = self._decoded(values[place], column)
+                    rows[index] = self._decoded(values[index], column)
                 except DataError as error:
-                    location, row = self._where(taken + place)
+                    location, row = self._where(taken + index)
                     raise location.error(column.name, row, str(error)) from error.__cause__
 
             chunks.map(decode, range(len(values)))
@@ -393,10 +393,10 @@ class _Iteration:
             )
         return fitting(array, column)
 
-    def _where(self, place: int) -> tuple[RowLocation, int]:
+    def _where(self, index: int) -> tuple[RowLocation, int]:
         """The file of the rank's row, and the row in it."""
         block, row = self._order.find(
-            self._epoch.begin + self._epoch.rank + self._epoch.size * place
+            self._epoch.begin + self._epoch.rank + self._epoch.size * index
         )
         for group in self._blocks[block]:
             if row < group.rows:

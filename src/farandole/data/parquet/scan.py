@@ -183,21 +183,21 @@ def _groups(
     strict = [column.name for column in columns if column.fill is None]
     names = {column.name for column in columns}
     groups = []
-    for number, file in enumerate(files):
+    for file_number, file in enumerate(files):
         row, metadata = 0, file.metadata
-        inside = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+        inside = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         # a name may have a dot
         top = [path if path in names else path.split(".")[0] for path in inside]
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
             size = group.num_rows * fixed
-            for place, name in enumerate(top):
+            for index, name in enumerate(top):
                 if name in sized:
-                    size += _SWOLLEN * int(group.column(place).total_uncompressed_size)
-                if name in strict and inside[place] == name:
-                    _check_nulls(file, index, group.column(place), name, location(file.path, row))
+                    size += _SWOLLEN * int(group.column(index).total_uncompressed_size)
+                if name in strict and inside[index] == name:
+                    _check_nulls(file, number, group.column(index), name, location(file.path, row))
             if group.num_rows:
-                groups.append(RowGroup(number, index, group.num_rows, row, size))
+                groups.append(RowGroup(file_number, number, group.num_rows, row, size))
             row += group.num_rows
     return tuple(groups)
 

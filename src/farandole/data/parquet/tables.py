@@ -27,7 +27,9 @@ def check_no_table(folders: Sequence[str], system: Any) -> None:
             continue
         for root in chain(info.path):
             above, _, name = root.rpartition("/")
-            logs = [f"{root}/{log}" for log in _LOGS] + [f"{above}/{_ICEBERG}"] * (name == "data")
+            logs = [f"{root}/{log}" for log in _LOGS]
+            if name == "data":
+                logs.append(f"{above}/{_ICEBERG}")
             for log in system.get_file_info(logs):
                 if log.type == kinds.Directory and _is_log(log, system):
                     raise table_error(info.path, log.path.rpartition("/")[0], _LOGS[log.base_name])

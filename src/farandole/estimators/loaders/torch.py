@@ -51,11 +51,11 @@ def inputs_of(
     a batch, where -1 stands for rows, or of a row.
     """
     tensors = []
-    for place, array in enumerate(arrays):
-        array = whole_numbers(array, "int64") if whole[place] else array
-        tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[place] else dtype)
-        if shapes is not None and shapes[place] is not None:
-            tensor = tensor.reshape(_of_batch(shapes[place], tensor))
+    for index, array in enumerate(arrays):
+        array = whole_numbers(array, "int64") if whole[index] else array
+        tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[index] else dtype)
+        if shapes is not None and shapes[index] is not None:
+            tensor = tensor.reshape(_of_batch(shapes[index], tensor))
         tensors.append(tensor)
     return tensors
 

@@ -39,7 +39,7 @@ def predicted(
     column) by the loader's model, and ``finished``. A column of that name is replaced. ``options``:
     how the columns are read, one for each.
     """
-    fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
+    fields = ",".join(f"o{index}:{kind}" for index, kind in enumerate(returns.values()))
     held = unused(frame)
     function = predict_udf_from_loader(
         loader,
@@ -50,7 +50,7 @@ def predicted(
         **options,
     )
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
-    added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
+    added = {name: finished[name](F.col(f"{held}.o{index}")) for index, name in enumerate(returns)}
     # no select: names of other columns may be there twice
     return whole.drop(*added).withColumns(added).drop(held)
 
@@ -92,13 +92,13 @@ def predicted_by_row(
     are a vector.
     """
     others = _others(frame, names)
-    kept = [place for place, name in enumerate(frame.columns) if name in others]
+    kept = [index for index, name in enumerate(frame.columns) if name in others]
     first = frame.first()
     example = (
         [None] * len(names) if first is None else _numbers(function(model.eval(), first), names)
     )
     kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in example]
-    fields = [frame.schema.fields[place] for place in kept]
+    fields = [frame.schema.fields[index] for index in kept]
     fields += [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
     predicted = frame.rdd.mapPartitions(
         _task(dumps((model, function, kept, names)), sent_archive())
@@ -131,7 +131,7 @@ def of_rows(job: bytes, rows: Iterator[Any]) -> Iterator[Any]:
             Vectors.dense(each) if isinstance(each, np.ndarray) else each
             for each in _numbers(function(model, row), names)
         ]
-        yield (*(row[place] for place in kept), *values)
+        yield (*(row[index] for index in kept), *values)
 
 
 def _numbers(outputs: Any, names: Sequence[str]) -> list[Any]:

@@ -54,6 +54,6 @@ def split(
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(
             *quoted
         )
-    place = F.pmod(F.xxhash64(F.lit(seed), *columns), F.lit(_PARTS))
-    held = place < F.lit(int(validation * _PARTS))
+    bucket = F.pmod(F.xxhash64(F.lit(seed), *columns), F.lit(_PARTS))
+    held = bucket < F.lit(int(validation * _PARTS))
     return frame.select(*quoted).filter(~held), frame.select(*quoted).filter(held)

@@ -100,15 +100,15 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         for name, nan in nans.items()
         if nan is not None
     ]
-    for place, column in enumerate(chosen):
+    for index, column in enumerate(chosen):
         values = F.col(quote(column.name))
         if column.kind == "vector":
             values = array_of(values)
         missing = values.isNull() | F.exists(values, lambda value: value.isNull())
         numbers += [
-            F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
-            F.min(F.size(values)).alias(f"least{place}"),
-            F.max(F.size(values)).alias(f"most{place}"),
+            F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{index}"),
+            F.min(F.size(values)).alias(f"least{index}"),
+            F.max(F.size(values)).alias(f"most{index}"),
         ]
     # ranks look at what it makes of them
     weight = columns.weight if columns.transform is None else None
@@ -122,8 +122,8 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         # nulls, by ranks
         filled = any(each.name == weight and each.fill is not None for each in data.columns)
         row_weights.check(weight, seen, data.rows, everything=not filled)
-    for place, column in enumerate(chosen):
-        missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
+    for index, column in enumerate(chosen):
+        missing, least, most = (row[f"{what}{index}"] for what in ("missing", "least", "most"))
         fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
         if missing:
             raise DataError(

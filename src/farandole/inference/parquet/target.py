@@ -36,8 +36,8 @@ def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> Non
     """
     target = _place(output)
     for path in [*inputs, *files]:
-        place = _place(path)
-        if _within(place, target) or _within(target, place):
+        resolved = _place(path)
+        if _within(resolved, target) or _within(target, resolved):
             raise SettingsError(
                 f"output={output} and input {path} lie in each other: predictions would be read as"
                 " input, or take its place. Name another folder"

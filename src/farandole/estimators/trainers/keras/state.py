@@ -58,21 +58,21 @@ def innermost(optimizer: Any) -> Any:
 def saved(model: Any, rates: Rates) -> bytes:
     """Weights and the optimizer's variables, and the learning rate where it is none of them."""
     optimizer = slots(model.optimizer)
-    arrays: dict[str, Any] = {f"w{place}": each for place, each in enumerate(model.get_weights())}
+    arrays: dict[str, Any] = {f"w{index}": each for index, each in enumerate(model.get_weights())}
     if rates.fixed:
-        places = [
-            place
-            for place, each in enumerate(_variables(model.optimizer))
+        indices = [
+            index
+            for index, each in enumerate(_variables(model.optimizer))
             if each is rates.variable
         ]
-        for place in places:
-            optimizer[place] = np.asarray(
-                rates.one(float(optimizer[place])), optimizer[place].dtype
+        for index in indices:
+            optimizer[index] = np.asarray(
+                rates.one(float(optimizer[index])), optimizer[index].dtype
             )
-        if not places:
+        if not indices:
             arrays["rate"] = rates.one(rates.now)
     file = io.BytesIO()
-    arrays.update({f"o{place}": each for place, each in enumerate(optimizer)})
+    arrays.update({f"o{index}": each for index, each in enumerate(optimizer)})
     np.savez(file, **{name: _native(each) for name, each in arrays.items()})
     return file.getvalue()
 
@@ -88,7 +88,7 @@ def _native(value: Any) -> Any:
 def load(model: Any, state: bytes) -> None:
     """What ``saved`` gave, into a compiled model."""
     with np.load(io.BytesIO(state)) as arrays:
-        weights = [arrays[f"w{place}"] for place in range(sum(name[0] == "w" for name in arrays))]
+        weights = [arrays[f"w{index}"] for index in range(sum(name[0] == "w" for name in arrays))]
         optimizer = [
             arrays[name]
             for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))

@@ -19,7 +19,7 @@ class Numbers:
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self._functions = [
-            (place, function) for place, group in enumerate(objective.metrics) for function in group
+            (index, function) for index, group in enumerate(objective.metrics) for function in group
         ]
         self._sums = torch.zeros(1 + len(self._functions), dtype=torch.float64)
         self._rows = 0
@@ -35,13 +35,13 @@ class Numbers:
         self._rows += rows
         self._sums = self._sums + numbers * rows
 
-    def _value(self, place: int, function: Any, outputs: Any, labels: Any) -> float:
+    def _value(self, index: int, function: Any, outputs: Any, labels: Any) -> float:
         """What a metric gives. DataError, with its name and its label's, if that is no number."""
-        output, label = outputs[place], labels[place]
+        output, label = outputs[index], labels[index]
         try:
             return _plain(function(output, label))
         except Exception as error:  # the user's function
-            column = describe_columns([self._objective.labels[place]], [label])
+            column = describe_columns([self._objective.labels[index]], [label])
             raise DataError(
                 f"the metric {_name(function)} must give one number for an output of shape"
                 f" {tuple(output.shape[1:])} and the label {column}: {type(error).__name__}:"
@@ -54,14 +54,14 @@ class Numbers:
         loss, *others = (total / rows for total in totals)
         means: dict[str, Any] = {"loss": loss}
         groups: list[list[float]] = [[] for _ in self._objective.metrics]
-        for (place, function), mean in zip(self._functions, others, strict=True):
+        for (index, function), mean in zip(self._functions, others, strict=True):
             name = _name(function)
-            name = name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"
+            name = name if len(groups) == 1 else f"{self._objective.labels[index]}_{name}"
             number = next(
                 number for number in itertools.count() if _numbered(name, number) not in means
             )
             means[_numbered(name, number)] = mean
-            groups[place].append(mean)
+            groups[index].append(mean)
         return {**means, "all_metrics": groups}
 
 
