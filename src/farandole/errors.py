@@ -257,7 +257,7 @@ def _ranks(ranks: Sequence[int], host: str = "") -> str:
 
 def counted(number: int, noun: str) -> str:
     """ "1 rank", "2 ranks"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

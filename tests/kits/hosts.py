@@ -462,10 +462,5 @@ def obstacle(ssh: bool) -> str:
     if probe.returncode:
         return f"namespaces cannot be made here: {probe.stderr.strip()}"
     if ssh and not os.path.exists(SSHD):
-        if os.environ.get("CI") != "true":
-            return f"{SSHD} is not installed (Debian: apt-get install openssh-server)"
-        install = "apt-get update && apt-get install -y --no-install-recommends openssh-server"
-        made = subprocess.run(["sh", "-c", install], capture_output=True, text=True, check=False)
-        if not os.path.exists(SSHD):
-            return f"openssh-server cannot be installed: {made.stderr.strip()[-300:]}"
+        return f"{SSHD} is not installed (Debian: apt-get install openssh-server)"
     return ""

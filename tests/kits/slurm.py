@@ -58,27 +58,9 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 @functools.cache
 def reason() -> str:
-    """Why there can be none here; empty if there can. In CI, Slurm is installed now if it is not
-    there.
-    """
+    """Return why there can be none here; empty if there can. ``.ci/run`` installs Slurm."""
     if os.geteuid() != 0:
         return "slurmd needs root"
-    if os.environ.get("CI") and _missing() and shutil.which("apt-get"):
-        quiet = {
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            "stdin": subprocess.DEVNULL,
-        }
-        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in ("update", "install --no-install-recommends " + " ".join(PACKAGES)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    ["apt-get", "-qq", "-y", *command.split()],
-                    env=env,
-                    timeout=100,
-                    check=False,
-                    **quiet,
-                )
     missing = _missing()
     return (
         f"Slurm is not installed ({', '.join(missing)}): apt-get install {' '.join(PACKAGES)}"

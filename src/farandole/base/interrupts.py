@@ -30,7 +30,9 @@ def _was_given(frame: FrameType, caller: FrameType) -> bool:
     """Is ``caller`` among the arguments of the function that runs in ``frame``?"""
     code = frame.f_code
     names = code.co_varnames[
-        : code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+        : code.co_argcount
+        + code.co_kwonlyargcount
+        + (1 if code.co_flags & inspect.CO_VARARGS else 0)
     ]
     given = [frame.f_locals.get(name) for name in names]
     given += [each for more in given if type(more) is tuple for each in more]

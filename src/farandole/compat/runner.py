@@ -61,13 +61,7 @@ def run(
     for name, value in elastic.items():
         if value is not None:
             raise missing(f"horovod.run({name}={value!r})")
-    for name, value in (
-        ("slots", slots),
-        ("reset_limit", reset_limit),
-        ("cooldown_range", cooldown_range),
-    ):
-        if value is not None:
-            logger.info("horovod.run: %s=%r has no effect: this is not an elastic job", name, value)
+    _note_ignored(slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range)
     if hosts and hostfile:
         raise SettingsError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
@@ -77,18 +71,7 @@ def run(
             f"executable={executable!r}: ranks run the Python of this process, {sys.executable};"
             " call horovod.run from the interpreter that they are to use"
         )
-    by_mpi = bool(use_mpi) and mpi.found() is not None
-    if mpi_args or (use_mpi and not by_mpi):
-        why = (
-            "mpirun takes options by its own variables"
-            if by_mpi
-            else "ranks are not started by mpirun"
-        )
-        logger.info(
-            "horovod.run: %s has no effect: %s",
-            "mpi_args" if by_mpi or not use_mpi else "use_mpi",
-            why,
-        )
+    by_mpi = _starts_by_mpi(use_mpi, mpi_args)
     remote: dict[str, Any] = {
         "start_timeout": None if start_timeout is None else float(start_timeout),
         "ssh_port": ssh_port,
@@ -107,6 +90,27 @@ def run(
         verbose=bool(verbose),
         **settings,
     )
+
+
+def _note_ignored(**arguments: Any) -> None:
+    """Log the arguments that only an elastic job takes."""
+    for name, value in arguments.items():
+        if value is not None:
+            logger.info("horovod.run: %s=%r has no effect: this is not an elastic job", name, value)
+
+
+def _starts_by_mpi(use_mpi: bool | None, mpi_args: str | None) -> bool:
+    """Return whether mpirun starts the ranks; log the arguments without effect."""
+    by_mpi = bool(use_mpi) and mpi.found() is not None
+    if mpi_args or (use_mpi and not by_mpi):
+        why = (
+            "mpirun takes options by its own variables"
+            if by_mpi
+            else "ranks are not started by mpirun"
+        )
+        ignored = "mpi_args" if by_mpi or not use_mpi else "use_mpi"
+        logger.info("horovod.run: %s has no effect: %s", ignored, why)
+    return by_mpi
 
 
 def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError
-from farandole.job.launch.agents import boot, bundle, remote
+from farandole.job.launch.agents import boot, bundle, contact
 from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace, deal
 from farandole.job.launch.agents.command import Command
 from farandole.job.launch.agents.registry import AgentInfo, AgentRegistry
 from farandole.job.launch.plan import plan
-from farandole.net import interfaces, liveness
+from farandole.net import liveness
 from farandole.net.handshake import new_secret
 from farandole.net.interfaces import Interface
 from farandole.net.store import StoreClient, StoreServer
@@ -130,10 +130,10 @@ def test_the_drivers_address_that_knows_the_secret_is_taken() -> None:
     store, stranger = StoreServer(secret), StoreServer(new_secret())
     try:
         assert (
-            remote.contact(["127.0.0.1:1", stranger.address, store.address], secret)
+            contact.contact(["127.0.0.1:1", stranger.address, store.address], secret)
             == store.address
         )
-        assert remote.contact(["127.0.0.1:1"], secret) == ""
+        assert contact.contact(["127.0.0.1:1"], secret) == ""
     finally:
         store.close()
         stranger.close()
@@ -149,7 +149,7 @@ def test_a_driver_that_is_silent_is_given_up_when_a_lost_host_is(
         raise TimeoutError
 
     monkeypatch.setattr(liveness, "connected", silent)
-    assert remote.contact(["10.0.0.1:1"], new_secret()) == ""
+    assert contact.contact(["10.0.0.1:1"], new_secret()) == ""
     assert sum(given) <= liveness.LOST_SECONDS
 
 
@@ -159,8 +159,8 @@ def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPat
         ([lo], "it has no address by which driver and ranks"),
         ([lo, eth0], r"reaches none of .* \(10\.0\.0\.1:7\): a firewall"),
     ):
-        monkeypatch.setattr(interfaces, "interfaces", lambda found=found: found)
-        assert re.search(says, remote.no_contact(["10.0.0.1:7"]))
+        monkeypatch.setattr(contact, "interfaces", lambda found=found: found)
+        assert re.search(says, contact.no_contact(["10.0.0.1:7"]))
 
 
 def test_a_readable_cluster_gets_only_a_token_with_tls() -> None:

@@ -118,7 +118,8 @@ class Manager:
         # the descriptor itself stays open for an MPI library
         self._sock = socket.socket(fileno=os.dup(fd))
         self._sock.settimeout(min(LOOK, timeout))
-        self._timeout, self._siblings = timeout, siblings
+        self._timeout = timeout
+        self._siblings = siblings
 
     def init(self) -> None:
         self._ask("init", "response_to_init", pmi_version="1", pmi_subversion="1")

@@ -35,7 +35,9 @@ class Siblings:
         daemons: Sequence[str],
         proc: Path = Path("/proc"),
     ) -> None:
-        self._ranks, self._number, self._proc = ranks, number.encode(), proc
+        self._ranks = ranks
+        self._number = number.encode()
+        self._proc = proc
         self._marks = {f"{name}={env[name]}".encode() for name in marks if name in env}
         self._missed: dict[int, float] = {}  # since when nothing of a rank has been there
         self._daemons = daemons

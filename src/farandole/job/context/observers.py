@@ -42,7 +42,8 @@ class Observers:
         """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError
         if a file cannot be written.
         """
-        self._settings, self._rank = settings, placement.rank
+        self._settings = settings
+        self._rank = placement.rank
         self.timeline: Timeline | None = None
         self.exchange_counts = ExchangeCounts()
         self._client = client

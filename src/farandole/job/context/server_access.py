@@ -27,7 +27,9 @@ class ServerAccess:
     """``scope``: this stay in the job."""
 
     def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
-        self._placement, self._settings, self._scope = placement, settings, scope
+        self._placement = placement
+        self._settings = settings
+        self._scope = scope
         self._servers: Servers | None = None
         self._peer: PeerServer | None = None
         self._store: StoreClient | None = None  # with a peer

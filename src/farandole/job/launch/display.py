@@ -28,14 +28,15 @@ class Display:
         verbose: bool = False,
         quiet: bool = False,
     ) -> None:
-        self.out, self.messages = out or standard("stdout"), messages or standard("stdout")
-        self.err, self.say = err or standard("stderr"), say or standard("stderr")
-        self.output_dir, self.prefix_timestamp, self.show_ranks = (
-            output_dir,
-            prefix_timestamp,
-            show_ranks,
-        )
-        self.verbose, self.quiet = verbose, quiet
+        self.out = out or standard("stdout")
+        self.messages = messages or standard("stdout")
+        self.err = err or standard("stderr")
+        self.say = say or standard("stderr")
+        self.output_dir = output_dir
+        self.prefix_timestamp = prefix_timestamp
+        self.show_ranks = show_ranks
+        self.verbose = verbose
+        self.quiet = quiet
 
     def tell(self, text: str) -> None:
         """A message of ours."""

@@ -287,9 +287,15 @@ class SshSession:
     ) -> None:
         self.host = host
         self.failed = ""  # in its own words
-        self._hear, self._said, self._lock = hear, "", threading.Lock()
-        self._begun, self._noise = False, ""  # has the program spoken; what the host printed before
-        self._argv, self._pauses, self._again_at = list(argv), list(AGAIN), 0.0
+        self._hear = hear
+        self._said = ""
+        self._lock = threading.Lock()
+        # has the program spoken; what the host printed before
+        self._begun = False
+        self._noise = ""
+        self._argv = list(argv)
+        self._pauses = list(AGAIN)
+        self._again_at = 0.0
         first_program, second_program = _programs()
         opening = [first_program, json.dumps(dict(first)).encode(), second_program]
         self._opening = b"".join(map(framed, opening))
@@ -414,7 +420,9 @@ class SshSession:
         and the program there with it. False if our program has begun there, and may not have ended.
         """
         with self._lock:
-            self._pauses, self._again_at = [], 0.0  # nothing is tried again
+            # nothing is tried again
+            self._pauses = []
+            self._again_at = 0.0
         for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)

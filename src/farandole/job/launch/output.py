@@ -143,7 +143,8 @@ class Console:
                 self.sink.write(text.encode(encoding, "replace").decode(encoding))
             self.sink.flush()
         except BrokenPipeError:
-            self.muted = self.broken = True
+            self.muted = True
+            self.broken = True
         except (OSError, ValueError) as error:
             self.muted = True
             logger.warning("output cannot be shown any more: %s; the job goes on", error)

@@ -158,7 +158,8 @@ class Reaper:
         self._mark = mark
         self._codes: dict[int, int] = {}
         self._text = b""
-        self._gone = self._lost = False
+        self._gone = False
+        self._lost = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(

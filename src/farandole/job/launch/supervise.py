@@ -93,7 +93,8 @@ class Supervisor:
             phase = phases[self._phase]
             if now < self._since + phase.seconds and not self._is_over(phase, verdict.rank):
                 return JobState.FAILING
-            self._phase, self._since = self._phase + 1, now
+            self._phase = self._phase + 1
+            self._since = now
         return JobState.FAILED
 
     def _is_over(self, phase: Phase, cause: int) -> bool:

@@ -29,13 +29,15 @@ class _Reporter:
         self.client: _Store | None = None
         self.rank = 0
         self.pid = 0
-        self.done = self.failed = False
+        self.done = False
+        self.failed = False
         self.caught: Sequence[BaseException] = ()
 
     def report(self, outcome: Outcome) -> None:
         if self.client is None or self.done or os.getpid() != self.pid:
             return
-        self.done, self.failed = True, outcome.status != "ok"
+        self.done = True
+        self.failed = outcome.status != "ok"
         if outcome.status == "error" and outcome.lost < 0:
             outcome = outcome._replace(lost=Outcome.without(self.caught).lost)
         try:
@@ -84,7 +86,8 @@ class _Caller:
     """Connects when there is something to say."""
 
     def __init__(self, address: str, secret: str) -> None:
-        self.address, self.secret = address, secret
+        self.address = address
+        self.secret = secret
 
     def set(self, key: str, value: bytes) -> None:
         from farandole.net.store import StoreClient

@@ -235,9 +235,11 @@ class Followed:
     """One rank, until all of it has been reported."""
 
     def __init__(self, number: int, worker: LocalWorker) -> None:
-        self._number, self._worker = number, worker
+        self._number = number
+        self._worker = worker
         self._ended = 0.0
-        self._said_exit = self._said_gone = False
+        self._said_exit = False
+        self._said_gone = False
 
     def look(self, pipes: Pipes, sender: Sender) -> None:
         code = self._worker.poll()
@@ -305,7 +307,8 @@ class Sender(threading.Thread):
         self._waiting: deque[tuple[str, bytearray]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
-        self._finished = self._broken = False
+        self._finished = False
+        self._broken = False
 
     def put(self, what: str, data: bytes) -> None:
         with self._changed:

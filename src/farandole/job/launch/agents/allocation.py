@@ -89,14 +89,19 @@ class AgentAllocation:
         *,
         log: bool = False,
     ) -> None:
-        self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
+        self._cluster = cluster
+        self._places = places
+        self._timeout = timeout
+        self._log = log
         self._np = sum(place.ranks for place in places)
         self._store: StoreServer | None = None
         self._exchange: SecretExchange | None = None
         self._registry: AgentRegistry | None = None
         self._slots: Sequence[Slot] | None = None
         self._firsts: list[tuple[int, Slot]] = []  # of each host, the agent of its first rank
-        self._secret, self._command, self._env = "", list[str](), dict[str, str]()
+        self._secret = ""
+        self._command = list[str]()
+        self._env = dict[str, str]()
         self._began = 0.0
 
     def describe(self) -> str:
@@ -119,7 +124,8 @@ class AgentAllocation:
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[RemoteWorker]:
         assert self._store is not None
         chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
-        self._command, self._env = list(command[1:]), {**chosen, **env}
+        self._command = list(command[1:])
+        self._env = {**chosen, **env}
         self._began = time.monotonic()
         slots = plan(None, self._np)
         self._registry = AgentRegistry(

@@ -60,7 +60,9 @@ class Command:
 
     def __init__(self, launcher: str, argv: Sequence[str], where: str, chosen: str = "") -> None:
         self.noun = f"process of {argv[0]}"
-        self._launcher, self._argv, self._where = launcher, list(argv), where
+        self._launcher = launcher
+        self._argv = list(argv)
+        self._where = where
         self._addresses = [
             each.address for each in interfaces.chosen(interfaces.interfaces(), chosen)
         ] or ["127.0.0.1"]

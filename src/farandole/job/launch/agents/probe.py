@@ -24,7 +24,7 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
-from farandole.job.launch.agents.remote import likeliest_first, no_contact
+from farandole.job.launch.agents.contact import likeliest_first, no_contact
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, listening
 from farandole.net.store import StoreClient
 

@@ -54,7 +54,8 @@ class RemoteWorker:
     """
 
     def __init__(self, slot: Slot, registry: AgentRegistry, serves: bool = False) -> None:
-        self.slot, self.serves = slot, serves
+        self.slot = slot
+        self.serves = serves
         self.agent: int | None = None
         self.number = 0  # among the ranks of its agent
         self.code: int | None = None
@@ -131,7 +132,10 @@ class AgentRegistry:
         self.lost: list[int] = []
         self.workers = [RemoteWorker(slot, self) for slot in slots]
         self._others: list[RemoteWorker] = []  # that are no ranks
-        self._store, self._count, self._gone, self._noun = store, count, gone, noun
+        self._store = store
+        self._count = count
+        self._gone = gone
+        self._noun = noun
         self._gone_since: dict[int, float] = {}
         self._of: dict[int, list[RemoteWorker]] = {}
         self._orders: dict[int, int] = {}

@@ -15,8 +15,6 @@ import threading
 from typing import Any
 
 MARK = "@farandole "
-# seconds for each of the driver's addresses, in two rounds: a lost host is lost after 8
-CONTACT = (2.0, 6.0)
 
 
 def frame() -> bytes:
@@ -32,58 +30,23 @@ def say(**facts: Any) -> None:
     sys.stdout.flush()
 
 
-def enter(told: dict[str, Any]) -> bool:
+def enter_folder(instructions: dict[str, Any]) -> bool:
     """Work in the driver's folder, with its PYTHONPATH. False, and the driver knows, if there is no
     such folder.
     """
     try:
-        os.chdir(told["folder"])
+        os.chdir(instructions["folder"])
     except OSError as error:
+        folder = instructions["folder"]
         say(
             failed=(
-                f"the folder {told['folder']!r}, in which the driver works, cannot be used there "
+                f"the folder {folder!r}, in which the driver works, cannot be used there "
                 f"({error.strerror}): make it, share it, or start from a folder that all hosts have"
             )
         )
         return False
-    sys.path[:] = [*told["path"], *(entry for entry in sys.path if entry)]
+    sys.path[:] = [*instructions["path"], *(entry for entry in sys.path if entry)]
     return True
-
-
-def contact(addresses: list[str], secret: str) -> str:
-    """The driver's address that answers and knows the secret; empty if none does."""
-    from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
-    from farandole.net.store import reach
-
-    try:
-        client = reach(likeliest_first(addresses), secret, *CONTACT)
-    except (AuthenticationError, HorovodInternalError, RendezvousError, OSError):
-        return ""
-    client.close()
-    return client.address
-
-
-def likeliest_first(addresses: list[str]) -> list[str]:
-    """The driver's addresses; first the one from which ssh came here."""
-    came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
-    return sorted(
-        addresses, key=lambda address: address.rpartition(":")[0].strip("[]") != came_from
-    )
-
-
-def no_contact(addresses: list[str]) -> str:
-    """Why this host does not reach the driver, whose addresses are these."""
-    from farandole.net.interfaces import interfaces
-
-    if all(interface.loopback for interface in interfaces()):
-        return (
-            "it has no address by which driver and ranks could reach each other (IPv6 addresses of"
-            " one link, fe80::..., do not count)"
-        )
-    return (
-        f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands"
-        " between, or --network-interfaces names the wrong ones"
-    )
 
 
 def lifeline() -> None:
@@ -94,37 +57,38 @@ def lifeline() -> None:
 
 def main() -> int:
     """The status of this process."""
-    told = json.loads(frame())
+    instructions = json.loads(frame())
     boot: dict[str, Any] = {"__name__": "farandole_boot"}
     exec(compile(frame(), "farandole/boot.py", "exec"), boot)
-    if not enter(told):
+    if not enter_folder(instructions):
         return 1
-    wanted = told["wanted"]
+    wanted = instructions["wanted"]
     need = any(boot["digest"](name) != digest for name, digest in wanted.items())
     say(need=need, python=f"{sys.version_info[0]}.{sys.version_info[1]}")
     archive = frame() if need else b""
     folder, odd = boot["provide"](archive, wanted, boot["cache"]())
     if folder:
         boot["prefer"](folder, list(wanted))
-    if told["do"] == "probe":
+    if instructions["do"] == "probe":
         from farandole.job.launch.agents import probe
 
-        return probe.main(told, odd, frame, say)
-    return run_agent(told, folder, odd)
+        return probe.main(instructions, odd, frame, say)
+    return run_agent(instructions, folder, odd)
 
 
-def run_agent(told: dict[str, Any], folder: str, odd: dict[str, str]) -> int:
+def run_agent(instructions: dict[str, Any], folder: str, odd: dict[str, str]) -> int:
     """Until the driver lets it go. 1, and the driver knows, if it cannot be reached."""
-    task = told["task"]
-    address = contact(told["addresses"], task["secret"])
-    if not address:
-        say(failed=no_contact(told["addresses"]))
-        return 1
     from farandole.job.launch.agents.agent import Agent
+    from farandole.job.launch.agents.contact import contact, no_contact
 
+    task = instructions["task"]
+    address = contact(instructions["addresses"], task["secret"])
+    if not address:
+        say(failed=no_contact(instructions["addresses"]))
+        return 1
     threading.Thread(target=lifeline, daemon=True).start()
-    path = os.pathsep.join([folder] * bool(folder) + told["path"])
-    task["env"] = {**told["env"], "PYTHONPATH": path}
+    path = os.pathsep.join(([folder] if folder else []) + instructions["path"])
+    task["env"] = {**instructions["env"], "PYTHONPATH": path}
     Agent({**task, "address": address}, folder, odd).run()
     return 0
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from farandole.job.launch import launcher_env
 from farandole.job.launch.agents.agent import Agent
-from farandole.job.launch.agents.remote import contact, no_contact
+from farandole.job.launch.agents.contact import contact, no_contact
 from farandole.job.plugins import registry
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)

@@ -87,7 +87,8 @@ class SshSessions:
     noun, python, private = "host", "", True
 
     def __init__(self, slots: Sequence[Slot], settings: Settings) -> None:
-        self._slots, self._settings = slots, settings
+        self._slots = slots
+        self._settings = settings
         self._hosts = [slot.host for slot in slots if slot.local_rank == 0]
         self._sessions: list[SshSession] = []
         self._addresses = [
