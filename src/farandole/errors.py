@@ -232,8 +232,8 @@ class RendezvousError(ConnectionError):
     def finished(cls, ranks: Sequence[int]) -> RendezvousError:
         """The error of a rank that waits for others whose program has ended well."""
         return cls(
-            f"{_ranks(ranks)} ended without calling this init(): every rank must call init() as"
-            " often as the others.",
+            f"{ranks_listed(ranks)} ended without calling this init(): every rank must call init()"
+            " as often as the others.",
             ranks,
         )
 
@@ -250,9 +250,13 @@ class RendezvousError(ConnectionError):
         )
 
 
-def _ranks(ranks: Sequence[int], host: str = "") -> str:
-    which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return f"local {which} on {host}" if host else which
+def ranks_listed(ranks: Sequence[object]) -> str:
+    """ "rank 3", "ranks 0, 1, 5"."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _ranks(ranks: Sequence[int], host: str) -> str:
+    return f"local {ranks_listed(ranks)} on {host}" if host else ranks_listed(ranks)
 
 
 def counted(number: int, noun: str) -> str:

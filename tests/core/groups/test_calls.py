@@ -122,7 +122,7 @@ def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPa
         looks.append(call.done)
         return next(naps, (held_by, "3"))
 
-    monkeypatch.setattr("farandole.core.groups.thread_waits.nap", nap)
+    monkeypatch.setattr("farandole.core.groups.thread_waits.current_sleep", nap)
     calls.start(call, held_by=held_by)
     assert call.sleep(30)
     over.set()
@@ -195,7 +195,7 @@ def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
         looked.set()
         return None
 
-    for name, value in (("nap", nap), ("LONG", 0.0)):
+    for name, value in (("current_sleep", nap), ("LONG", 0.0)):
         monkeypatch.setattr(f"farandole.core.groups.thread_waits.{name}", value)
     holder = threading.Thread(target=backward)
     with calls._running if who == "another thread" else contextlib.nullcontext():  # the call before

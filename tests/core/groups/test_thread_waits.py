@@ -35,7 +35,7 @@ def forbidden(thread: int) -> None:
 
 
 def test_a_wait_for_a_call_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_waits, "nap", forbidden)
+    monkeypatch.setattr(thread_waits, "current_sleep", forbidden)
     call = Call(lambda: None)
     with running(call.sleep, call.finish) as thread:
         until(lambda: thread.ident in thread_waits.waiting_for, "the wait")

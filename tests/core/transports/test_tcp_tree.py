@@ -19,8 +19,8 @@ from farandole.core.transports.tcp.rounds import (
     HOLD,
     HOLD_MORE,
     BoardRounds,
-    Onward,
-    Run,
+    ForwardQueue,
+    MessageRun,
     merged,
     packed,
     unpacked,
@@ -233,14 +233,14 @@ def test_a_thousand_ranks_are_three_steps_from_the_root() -> None:
 
 def test_runs_of_the_same_message_become_one_and_come_back() -> None:
     runs = [
-        Run(4, 1, b"b"),
-        Run(1, 2, b"a"),
-        Run(3, 1, b"a"),
-        Run(0, 1, b"a"),
-        Run(5, 2, b"b"),
-        Run(8, 1, b"b"),
+        MessageRun(4, 1, b"b"),
+        MessageRun(1, 2, b"a"),
+        MessageRun(3, 1, b"a"),
+        MessageRun(0, 1, b"a"),
+        MessageRun(5, 2, b"b"),
+        MessageRun(8, 1, b"b"),
     ]
-    assert merged(runs) == [Run(0, 4, b"a"), Run(4, 3, b"b"), Run(8, 1, b"b")]
+    assert merged(runs) == [MessageRun(0, 4, b"a"), MessageRun(4, 3, b"b"), MessageRun(8, 1, b"b")]
     assert list(unpacked(packed(merged(runs)), 9)) == merged(runs)
 
 
@@ -248,8 +248,8 @@ def test_runs_of_the_same_message_become_one_and_come_back() -> None:
     "data",
     [
         b"x",
-        *(packed([Run(*ranks, b"")]) for ranks in ((3, 2), (0, 0), (9, 1))),
-        packed([Run(0, 1, b"ab")])[:-1],
+        *(packed([MessageRun(*ranks, b"")]) for ranks in ((3, 2), (0, 0), (9, 1))),
+        packed([MessageRun(0, 1, b"ab")])[:-1],
     ],
 )
 def test_what_is_no_run_of_messages_is_refused(data: bytes) -> None:
@@ -269,17 +269,19 @@ def test_a_message_two_rounds_early_cannot_be() -> None:
 
 
 def test_messages_are_combined_and_do_not_wait_for_late_ones() -> None:
-    onward = Onward(4)
-    assert not onward.waiting
-    onward.add(Run(0, 2, b"a"), 10.0)
-    assert onward.due == 10.0 + HOLD
-    assert onward.take() == packed([Run(0, 2, b"a")])
-    onward.add(Run(2, 1, b"a"), 20.0)
-    assert onward.due == 20.0 + HOLD_MORE
-    onward.add(Run(3, 1, b"a"), 21.0)
-    assert onward.due == 0.0
-    onward.add(Run(1, 1, b"a"), 22.0)  # of the next round: not to be taken for the same run
-    assert onward.take() == packed([Run(2, 2, b"a"), Run(1, 1, b"a")])
-    onward.add(Run(2, 2, b"a"), 30.0)
-    onward.add(Run(0, 1, b"a"), 30.0)
-    assert onward.due == 0.0
+    forward_queue = ForwardQueue(4)
+    assert not forward_queue.waiting
+    forward_queue.add(MessageRun(0, 2, b"a"), 10.0)
+    assert forward_queue.due == 10.0 + HOLD
+    assert forward_queue.take() == packed([MessageRun(0, 2, b"a")])
+    forward_queue.add(MessageRun(2, 1, b"a"), 20.0)
+    assert forward_queue.due == 20.0 + HOLD_MORE
+    forward_queue.add(MessageRun(3, 1, b"a"), 21.0)
+    assert forward_queue.due == 0.0
+    forward_queue.add(
+        MessageRun(1, 1, b"a"), 22.0
+    )  # of the next round: not to be taken for the same run
+    assert forward_queue.take() == packed([MessageRun(2, 2, b"a"), MessageRun(1, 1, b"a")])
+    forward_queue.add(MessageRun(2, 2, b"a"), 30.0)
+    forward_queue.add(MessageRun(0, 1, b"a"), 30.0)
+    assert forward_queue.due == 0.0

@@ -181,16 +181,16 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
     other.
     """
     taken: list[socket.socket] = []
-    look_around = shm.ShmRendezvous.look_around
+    dial_lower_ranks = shm.ShmRendezvous.dial_lower_ranks
 
     def besieged(self: shm.ShmRendezvous) -> None:
         for _ in range(100):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(address(self.secret, self.scope, 0))
             taken.append(sock)
-        look_around(self)
+        dial_lower_ranks(self)
 
-    monkeypatch.setattr(shm.ShmRendezvous, "look_around", besieged)
+    monkeypatch.setattr(shm.ShmRendezvous, "dial_lower_ranks", besieged)
     try:
         assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
     finally:

@@ -33,7 +33,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
             )
         missing = _missing(group, notes, seconds, everybody)
         lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
-        text = _reproach(group, missing, seconds, lost) if missing else ""
+        text = _missing_text(group, missing, seconds, lost) if missing else ""
         _answer(group, tag, text, notes, unanswered)
     except BaseException as error:  # a signal's handler has raised: the others would wait in vain
         _answer(group, tag, f"it left the barrier: {error_text(error)}", notes, unanswered)
@@ -47,7 +47,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         raise StalledError(stopped, missing[0])
 
 
-def _reproach(
+def _missing_text(
     group: CollectiveGroup, missing: list[int], seconds: float, lost: BaseException | None
 ) -> str:
     """``lost``: why nobody waits any longer for one of them."""

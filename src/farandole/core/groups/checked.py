@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 Describe = Callable[[], str]
 
 
-class Checked:
+class CheckedCollectives:
     """The collectives of one group, over a transport that nothing else uses.
 
     ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe``
@@ -116,7 +116,11 @@ class Checked:
             return
         if places is None or not small:
             whole = _joined(parts)
-            into = out if _may_stand(out, whole, sum(counts[: self.rank])) else np.empty_like(out)
+            into = (
+                out
+                if _may_be_in_place(out, whole, sum(counts[: self.rank]))
+                else np.empty_like(out)
+            )
             self._transport.reducescatter(Buffer(whole, into, dtype), counts, op, scale)
             if into is not out:
                 out[:] = into
@@ -154,12 +158,12 @@ class Checked:
             for receive, place, count in zip(receives, places, counts, strict=True):
                 receive[:] = place[:count]
             return
-        whole = _neighbours(receives)
+        whole = _contiguous(receives)
         into = np.empty(sum(counts), np.uint8) if whole is None else whole
-        given = send if _may_stand(send, into, sum(counts[: self.rank])) else send.copy()
+        given = send if _may_be_in_place(send, into, sum(counts[: self.rank])) else send.copy()
         self._transport.allgather(given, into, counts)
         if whole is None:
-            _deal_out(into, receives)
+            _copy_parts(into, receives)
 
     def exchange(
         self,
@@ -182,7 +186,7 @@ class Checked:
         )
         table = self._plans(plan, places)
         if not np.array_equal(table[:, 0, :], table[:, 1, :].T):
-            self._refuse(describe)
+            self._raise_mismatch(describe)
         largest = plan.nbytes + int(table[:, 0, :].sum(axis=1).max())
         if places is not None and largest <= self._publish_limit:
             for peer, receive in enumerate(receives):
@@ -194,11 +198,11 @@ class Checked:
         if self._peer_memory is not None:
             self._peer_memory.exchange(sends, receives, int(table.max()))
             return
-        whole = _neighbours(receives)
+        whole = _contiguous(receives)
         into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
         self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
         if whole is None:
-            _deal_out(into, receives)
+            _copy_parts(into, receives)
 
     def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
         """Returns when all have come."""
@@ -224,15 +228,15 @@ class Checked:
             words, places = self._peer_memory.publish(word, pieces)
             for other in words:
                 if other != word:
-                    self._refuse(describe)
+                    self._raise_mismatch(describe)
             return places
         mine, all_words = np.array([word], np.uint64), np.empty(self.size, np.uint64)
         self._transport.allgather(mine.view(np.uint8), all_words.view(np.uint8), [8] * self.size)
         if (all_words != mine[0]).any():
-            self._refuse(describe)
+            self._raise_mismatch(describe)
         return None
 
-    def _refuse(self, describe: Describe) -> None:
+    def _raise_mismatch(self, describe: Describe) -> None:
         """All ranks have seen that they differ. Raises what each of them asked for."""
         mine = np.zeros(_TEXT, np.uint8)
         text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
@@ -257,11 +261,11 @@ class Checked:
 
 def _joined(parts: Sequence[Array]) -> Array:
     """The parts as one array: themselves, if they stand one behind the other."""
-    whole = _neighbours(parts)
+    whole = _contiguous(parts)
     return np.concatenate(parts) if whole is None else whole
 
 
-class _Whole:
+class _JoinedMemory:
     """Memory of several arrays, as numpy asks for it; it keeps them."""
 
     __slots__ = ("__array_interface__", "parts")
@@ -272,17 +276,17 @@ class _Whole:
         self.__array_interface__ = {**first, "shape": (sum(map(len, parts)),), "strides": None}
 
 
-def _neighbours(parts: Sequence[Array]) -> Array | None:
+def _contiguous(parts: Sequence[Array]) -> Array | None:
     """The memory of flat parts that stand one behind the other; None if they do not."""
     full = [part for part in parts if len(part)]
     if len(full) <= 1:
         return full[0] if full else parts[0]
     begins = [part.ctypes.data for part in full]
     ends = list(accumulate((part.nbytes for part in full), initial=begins[0]))
-    return np.asarray(_Whole(full)) if begins == ends[:-1] else None
+    return np.asarray(_JoinedMemory(full)) if begins == ends[:-1] else None
 
 
-def _may_stand(part: Array, whole: Array, place: int) -> bool:
+def _may_be_in_place(part: Array, whole: Array, place: int) -> bool:
     """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no
     copy of it between? Not where it overlaps others' parts: results would come where something is
     still to be read.
@@ -290,7 +294,7 @@ def _may_stand(part: Array, whole: Array, place: int) -> bool:
     return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)
 
 
-def _deal_out(whole: Array, receives: Sequence[Array]) -> None:
+def _copy_parts(whole: Array, receives: Sequence[Array]) -> None:
     begin = 0
     for receive in receives:
         receive[:] = whole[begin : begin + len(receive)]

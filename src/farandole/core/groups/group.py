@@ -9,7 +9,7 @@ from typing import cast
 
 from farandole.base.contracts import Streaming, Transport
 from farandole.core.groups.calls import Call, CallQueue
-from farandole.core.groups.checked import Checked
+from farandole.core.groups.checked import CheckedCollectives
 from farandole.core.groups.inbox import error_text
 from farandole.core.groups.messages import Messages
 from farandole.errors import (
@@ -89,7 +89,7 @@ class CollectiveGroup:
         self.name_of = members.name_of
         self.stacks_of = members.stacks_of
         self._transport = transport
-        self.collectives = Checked(transport, name, self.name_of)
+        self.collectives = CheckedCollectives(transport, name, self.name_of)
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.stacks_of)
         self.calls = CallQueue(f"farandole-{name}")
         # callbacks that are to come later than their calls
@@ -163,7 +163,7 @@ class CollectiveGroup:
         except MismatchError:  # seen by all ranks alike
             raise
         except PeerLostError as error:
-            self.failure = self._named(error, what)
+            self.failure = self._with_job_ranks(error, what)
             self._transport.abort(str(self.failure))
             raise self.failure from error
         except HorovodInternalError as error:
@@ -179,7 +179,7 @@ class CollectiveGroup:
         finally:
             self._ended = time.monotonic()
 
-    def _named(self, error: PeerLostError, what: str) -> PeerLostError:
+    def _with_job_ranks(self, error: PeerLostError, what: str) -> PeerLostError:
         """The error with the numbers that the ranks have in the job."""
         known = 0 <= error.rank < self.size
         number = self.ranks[error.rank] if known else -1

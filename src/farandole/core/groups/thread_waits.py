@@ -29,7 +29,7 @@ def signs(thread: int, behind: float) -> dict[Hashable, float]:
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     if own is not None:
         if own in in_calls:
-            sleep = nap(thread)
+            sleep = current_sleep(thread)
             return {} if sleep is None else {sleep: behind}
         awaited = waiting_for.get(own)
         if awaited is not None:
@@ -40,7 +40,7 @@ def signs(thread: int, behind: float) -> dict[Hashable, float]:
 def _foreign_signs(thread: int, own: int | None) -> dict[Hashable, float]:
     """See above: ``signs`` of a thread that is in no call and no wait of this package."""
     frame = sys._current_frames().get(own) if own is not None else None
-    sleep = nap(thread)
+    sleep = current_sleep(thread)
     found: dict[Hashable, float] = {}
     if sleep is not None:
         waits = frame is None or not _WAITS.isdisjoint(frame.f_code.co_names)
@@ -50,7 +50,7 @@ def _foreign_signs(thread: int, own: int | None) -> dict[Hashable, float]:
     return found
 
 
-def nap(thread: int) -> tuple[int, str] | None:
+def current_sleep(thread: int) -> tuple[int, str] | None:
     """Which of its sleeps a thread of this process is in; None if it is awake, or waits for a
     core.
     """

@@ -108,7 +108,7 @@ class _Wiring(NamedTuple):
             check_same_settings(
                 self.share("listening", shared_settings(self.settings))
             )  # all ranks listen now
-            rendezvous.look_around()
+            rendezvous.dial_lower_ranks()
             self.share("looked", "")  # no rank knocks any more
         finally:
             rendezvous.close()

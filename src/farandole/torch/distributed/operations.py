@@ -17,11 +17,11 @@ from farandole.core.groups.group import CollectiveGroup
 from farandole.torch.distributed.sparse import allreduce_sparse, check_sparse
 from farandole.torch.distributed.tensors import (
     Memory,
-    code,
+    byte_memory,
+    dtype_code,
     elements,
-    raw,
     reduction,
-    shown,
+    tensors_text,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operat
     outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]
     pairs = zip(inputs, outputs, strict=True)
     buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
-    wants = (Kind.ALLREDUCE, op.op.value, code(first.dtype), *_shapes(tensors))
+    wants = (Kind.ALLREDUCE, op.op.value, dtype_code(first.dtype), *_shapes(tensors))
 
     def work() -> None:
         _refresh(memory for memory, _ in inputs)
@@ -85,7 +85,7 @@ def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -
     taken = (
         elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
     )
-    wants = (Kind.REDUCE, op.op.value, code(first.dtype), root, *_shapes(tensors))
+    wants = (Kind.REDUCE, op.op.value, dtype_code(first.dtype), root, *_shapes(tensors))
 
     def work() -> None:
         buffers = [Buffer(given.array, taken.array, dtype)]
@@ -107,8 +107,8 @@ def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -
 def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Operation:
     first = _first(tensors, "broadcast")
     _check_root("broadcast", group, root)
-    memories = [raw(tensor, taken=group.rank != root) for tensor in tensors]
-    wants = (Kind.BROADCAST, root, code(first.dtype), *(tensor.numel() for tensor in tensors))
+    memories = [byte_memory(tensor, taken=group.rank != root) for tensor in tensors]
+    wants = (Kind.BROADCAST, root, dtype_code(first.dtype), *(tensor.numel() for tensor in tensors))
 
     def work() -> None:
         arrays = [memory.array for memory in memories]
@@ -132,10 +132,10 @@ def allgather(
         if len(taken) != group.size or taken[group.rank].numel() != given.numel():
             raise ValueError(
                 f"all_gather: {group.size} output tensors are needed, and that of this rank with"
-                f" {given.numel()} elements; they are {shown(taken)}"
+                f" {given.numel()} elements; they are {tensors_text(taken)}"
             )
         _check_dtypes("all_gather", [given, *taken])
-    memories = [[raw(tensor, taken=True) for tensor in taken] for taken in outputs]
+    memories = [[byte_memory(tensor, taken=True) for tensor in taken] for taken in outputs]
     return _allgather(group, inputs, memories, [tensor for taken in outputs for tensor in taken])
 
 
@@ -152,7 +152,7 @@ def allgather_into(
                 f" the input: it has {taken.numel()}, the input {given.numel()}"
             )
         _check_dtypes("all_gather_into_tensor", [given, taken])
-        whole = raw(taken, taken=True)
+        whole = byte_memory(taken, taken=True)
         parts = _cut(whole.array, [given.numel() * given.element_size()] * group.size)
         wholes.append((whole, [Memory(part) for part in parts]))
     operation = _allgather(group, inputs, [parts for _, parts in wholes], outputs)
@@ -167,13 +167,13 @@ def allgather_into(
 def _allgather(
     group: CollectiveGroup, inputs: Sequence[Any], memories: Any, results: Sequence[Any]
 ) -> Operation:
-    sends = [raw(tensor) for tensor in inputs]
+    sends = [byte_memory(tensor) for tensor in inputs]
 
     def work() -> None:
         _refresh(sends)
         for tensor, send, receives in zip(inputs, sends, memories, strict=True):
             arrays = [memory.array for memory in receives]
-            wants = (Kind.ALLGATHER, code(tensor.dtype), *map(len, arrays))
+            wants = (Kind.ALLGATHER, dtype_code(tensor.dtype), *map(len, arrays))
             group.collectives.allgather(
                 send.array,
                 arrays,
@@ -194,16 +194,16 @@ def gather(
     _check_root("gather", group, root)
     taken = outputs[0] if group.rank == root else ()
     _check_list("gather", group, taken, root)
-    memories, nothing = [raw(tensor, taken=True) for tensor in taken], np.empty(0, np.uint8)
-    given = raw(first)
+    memories, nothing = [byte_memory(tensor, taken=True) for tensor in taken], np.empty(0, np.uint8)
+    given = byte_memory(first)
     sends = [given.array if rank == root else nothing for rank in range(group.size)]
     receives = [memory.array for memory in memories] or [nothing] * group.size
-    wants = (Kind.GATHER, root, code(first.dtype))
+    wants = (Kind.GATHER, root, dtype_code(first.dtype))
 
     def work() -> None:
         given.refresh()
         group.collectives.exchange(
-            sends, receives, wants, lambda: _moved(f"gather to {root}", inputs, taken)
+            sends, receives, wants, lambda: _described_move(f"gather to {root}", inputs, taken)
         )
         _write_back(memories)
 
@@ -217,16 +217,16 @@ def scatter(
     _check_root("scatter", group, root)
     given = inputs[0] if group.rank == root else ()
     _check_list("scatter", group, given, root)
-    memory, nothing = raw(first, taken=True), np.empty(0, np.uint8)
-    parts = [raw(tensor) for tensor in given]
+    memory, nothing = byte_memory(first, taken=True), np.empty(0, np.uint8)
+    parts = [byte_memory(tensor) for tensor in given]
     sends = [part.array for part in parts] or [nothing] * group.size
     receives = [memory.array if rank == root else nothing for rank in range(group.size)]
-    wants = (Kind.SCATTER, root, code(first.dtype))
+    wants = (Kind.SCATTER, root, dtype_code(first.dtype))
 
     def work() -> None:
         _refresh(parts)
         group.collectives.exchange(
-            sends, receives, wants, lambda: _moved(f"scatter from {root}", given, outputs)
+            sends, receives, wants, lambda: _described_move(f"scatter from {root}", given, outputs)
         )
         memory.write_back()
 
@@ -243,7 +243,7 @@ def reduce_scatter(
         if len(given) != group.size or given[group.rank].numel() != taken.numel():
             raise ValueError(
                 f"reduce_scatter: {group.size} input tensors are needed, and that of this rank with"
-                f" {taken.numel()} elements; they are {shown(given)}"
+                f" {taken.numel()} elements; they are {tensors_text(given)}"
             )
         _check_dtypes("reduce_scatter", [taken, *given])
         factor = reduction(op, group.size, taken.dtype).factor
@@ -290,7 +290,7 @@ def _reduce_scatter(group: CollectiveGroup, jobs: Sequence[_Part], op: Any) -> O
         _refresh(memory for job in jobs for memory in job.inputs)
         for (taken, _, parts), (memory, dtype) in zip(jobs, targets, strict=True):
             asked = reduction(op, group.size, taken.dtype)
-            wants = (Kind.REDUCE_SCATTER, op.op.value, code(taken.dtype), *map(len, parts))
+            wants = (Kind.REDUCE_SCATTER, op.op.value, dtype_code(taken.dtype), *map(len, parts))
             group.collectives.reducescatter(
                 parts,
                 memory.array,
@@ -319,17 +319,17 @@ def alltoall_base(
     none: equal.
     """
     _check_dtypes("all_to_all_single", [input, output])
-    given, taken = raw(input), raw(output, taken=True)
+    given, taken = byte_memory(input), byte_memory(output, taken=True)
     sends = _cut(given.array, _bytes_of_splits(group, input, input_splits, "input"))
     receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
-    wants = (Kind.ALLTOALL, code(input.dtype))
+    wants = (Kind.ALLTOALL, dtype_code(input.dtype))
 
     def describe() -> str:
         cut = (
             f", rows to each rank {list(input_splits) or 'alike'}, from each"
             f" {list(output_splits) or 'alike'}"
         )
-        return f"{_described('all_to_all_single', '', [input])} into {shown([output])}{cut}"
+        return f"{_described('all_to_all_single', '', [input])} into {tensors_text([output])}{cut}"
 
     def work() -> None:
         given.refresh()
@@ -347,15 +347,15 @@ def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[An
             f" they are {len(inputs)} and {len(outputs)}"
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
-    memories = [raw(tensor, taken=True) for tensor in outputs]
-    given = [raw(tensor) for tensor in inputs]
+    memories = [byte_memory(tensor, taken=True) for tensor in outputs]
+    given = [byte_memory(tensor) for tensor in inputs]
     sends, receives = [memory.array for memory in given], [memory.array for memory in memories]
-    wants = (Kind.ALLTOALL, code(first.dtype))
+    wants = (Kind.ALLTOALL, dtype_code(first.dtype))
 
     def work() -> None:
         _refresh(given)
         group.collectives.exchange(
-            sends, receives, wants, lambda: _moved("all_to_all", inputs, outputs)
+            sends, receives, wants, lambda: _described_move("all_to_all", inputs, outputs)
         )
         _write_back(memories)
 
@@ -370,11 +370,11 @@ def barrier(group: CollectiveGroup) -> Operation:
 
 
 def _described(what: str, op: str, tensors: Sequence[Any]) -> str:
-    return f"{what} {op} of {shown(tensors)}" if op else f"{what} of {shown(tensors)}"
+    return f"{what} {op} of {tensors_text(tensors)}" if op else f"{what} of {tensors_text(tensors)}"
 
 
-def _moved(what: str, given: Sequence[Any], taken: Sequence[Any]) -> str:
-    return f"{what} of {shown(given)} into {shown(taken)}"
+def _described_move(what: str, given: Sequence[Any], taken: Sequence[Any]) -> str:
+    return f"{what} of {tensors_text(given)} into {tensors_text(taken)}"
 
 
 def _first(tensors: Sequence[Any], what: str) -> Any:

@@ -33,7 +33,7 @@ from farandole.torch.distributed.overloads import (
     named_as_in_torch,
     options_of,
 )
-from farandole.torch.distributed.tensors import code, raw
+from farandole.torch.distributed.tensors import byte_memory, dtype_code
 from farandole.torch.distributed.work import FarandoleWork
 
 _c10d: Any = _distributed_c10d
@@ -183,7 +183,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: Any) -> Any:
         kind = torch.device(device).type
-        return self if kind == "cpu" or accelerators.being_made(self) else self._elsewhere(kind)
+        return (
+            self
+            if kind == "cpu" or accelerators.being_made(self)
+            else self._accelerator_backend(kind)
+        )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls that bring none."""
@@ -253,20 +257,20 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     @named_as_in_torch
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.AllreduceOptions, timeout, op)
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().allreduce(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllreduceCoalescedOptions()
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().allreduce_coalesced(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
 
     @named_as_in_torch
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.ReduceOptions, timeout, op)
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().reduce(tensors, opts)
         return self._begin(
             operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts
@@ -275,7 +279,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     @named_as_in_torch
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.BroadcastOptions, timeout)
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().broadcast(tensors, opts)
         return self._begin(operations.broadcast(self.state, tensors, opts.rootRank), opts)
 
@@ -283,7 +287,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_lists(outputs), as_list(inputs)
         opts = options_of(opts, _c10d.AllgatherOptions, timeout)
-        if self._is_elsewhere(inputs):
+        if self._is_on_accelerator(inputs):
             return super().allgather(outputs, inputs, opts)
         return self._begin(operations.allgather(self.state, outputs, inputs), opts)
 
@@ -300,7 +304,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
-        if self._is_elsewhere([input]):
+        if self._is_on_accelerator([input]):
             return super()._allgather_base(output, input, opts)
         return self._begin(operations.allgather_into(self.state, [output], [input]), opts)
 
@@ -308,7 +312,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
-        if self._is_elsewhere(inputs):
+        if self._is_on_accelerator(inputs):
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
         return self._begin(operations.allgather_into(self.state, outputs, inputs), opts)
 
@@ -318,7 +322,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_lists(outputs), as_list(inputs)
         opts = options_of(opts, _c10d.GatherOptions, timeout)
-        if self._is_elsewhere(inputs):
+        if self._is_on_accelerator(inputs):
             return super().gather(outputs, inputs, opts)
         return self._begin(operations.gather(self.state, outputs, inputs, opts.rootRank), opts)
 
@@ -326,7 +330,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_list(outputs), as_lists(inputs)
         opts = options_of(opts, _c10d.ScatterOptions, timeout)
-        if self._is_elsewhere(outputs):
+        if self._is_on_accelerator(outputs):
             return super().scatter(outputs, inputs, opts)
         return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
 
@@ -336,7 +340,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         outputs, inputs = as_list(outputs), as_lists(inputs)
         opts = options_of(opts, _c10d.ReduceScatterOptions, timeout, op)
-        if self._is_elsewhere(outputs):
+        if self._is_on_accelerator(outputs):
             return super().reduce_scatter(outputs, inputs, opts)
         return self._begin(
             operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts
@@ -344,7 +348,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.ReduceScatterOptions()
-        if self._is_elsewhere([output]):
+        if self._is_on_accelerator([output]):
             return super()._reduce_scatter_base(output, input, opts)
         return self._begin(
             operations.reduce_scatter_from(self.state, [output], [input], opts.reduceOp), opts
@@ -354,7 +358,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.ReduceScatterOptions()
-        if self._is_elsewhere(outputs):
+        if self._is_on_accelerator(outputs):
             return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
         return self._begin(
             operations.reduce_scatter_from(self.state, outputs, inputs, opts.reduceOp), opts
@@ -372,7 +376,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         timeout: Any = None,
     ) -> Any:
         opts = options_of(opts, _c10d.AllToAllOptions, timeout)
-        if self._is_elsewhere([input]):
+        if self._is_on_accelerator([input]):
             return super().alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         return self._begin(
             operations.alltoall_base(
@@ -386,7 +390,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     @named_as_in_torch
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = options_of(opts, _c10d.AllToAllOptions, timeout)
-        if self._is_elsewhere(inputs):
+        if self._is_on_accelerator(inputs):
             return super().alltoall(outputs, inputs, opts)
         return self._begin(operations.alltoall(self.state, outputs, inputs), opts)
 
@@ -459,33 +463,35 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().send(tensors, dstRank, tag)
         self._check_peer("send", dstRank)
-        state, memory = self.state, raw(tensor)
+        state, memory = self.state, byte_memory(tensor)
         memory.refresh()
-        message = state.messages.send(dstRank, tag, memory.array, code(tensor.dtype), state.timeout)
+        message = state.messages.send(
+            dstRank, tag, memory.array, dtype_code(tensor.dtype), state.timeout
+        )
         return FarandoleWork(
             message, lambda limit: state.messages.wait(message, limit), tensors, "send"
         )
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().recv(tensors, srcRank, tag)
         self._check_peer("recv", srcRank)
         return self._receive(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        if self._is_elsewhere(tensors):
+        if self._is_on_accelerator(tensors):
             return super().recv_anysource(tensors, tag)
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Any:
         (tensor,) = tensors
-        state, memory = self.state, raw(tensor, taken=True)
+        state, memory = self.state, byte_memory(tensor, taken=True)
         last = None if memory.home is None else memory.write_back
         message = state.messages.receive(
-            src, tag, memory.array, code(tensor.dtype), state.timeout, last
+            src, tag, memory.array, dtype_code(tensor.dtype), state.timeout, last
         )
         return FarandoleWork(
             message, lambda limit: state.messages.wait(message, limit), tensors, "recv"
@@ -500,14 +506,14 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # Tensors of other devices.
 
-    def _is_elsewhere(self, tensors: Sequence[Any]) -> bool:
+    def _is_on_accelerator(self, tensors: Sequence[Any]) -> bool:
         """Are they of a GPU? Then their backend is there after this."""
         if not tensors or tensors[0].is_cpu:
             return False
-        self._elsewhere(tensors[0].device.type)
+        self._accelerator_backend(tensors[0].device.type)
         return True
 
-    def _elsewhere(self, device: str) -> Any:
+    def _accelerator_backend(self, device: str) -> Any:
         if device not in self._accelerators:
             self._accelerators[device] = accelerators.backend_for(self, device, self._store)
         return self._accelerators[device]

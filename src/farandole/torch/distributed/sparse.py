@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp as TorchOp
 
 from farandole.core.groups.group import CollectiveGroup
-from farandole.torch.distributed.tensors import apart, code, raw, shown
+from farandole.torch.distributed.tensors import byte_memory, dtype_code, no_autograd, tensors_text
 
 _KIND = 20  # beyond the numbers of dense collectives
 
@@ -34,7 +34,7 @@ def check_sparse(tensors: Sequence[Any], op: Any) -> None:
 def allreduce_sparse(group: CollectiveGroup, tensors: Sequence[Any]) -> None:
     """Sum each tensor (COO), in its place."""
     for tensor in tensors:
-        with apart(tensor):
+        with no_autograd(tensor):
             tensor.copy_(_sum(group, tensor.detach().coalesce()))
 
 
@@ -51,10 +51,10 @@ def _sum(group: CollectiveGroup, mine: Any) -> Any:
 
 def _gather(group: CollectiveGroup, mine: Any, rows: Any, counts: Sequence[int]) -> list[Any]:
     parts = [torch.empty((count, *rows.shape[1:]), dtype=rows.dtype) for count in counts]
-    arrays, given = [raw(part).array for part in parts], raw(rows)
+    arrays, given = [byte_memory(part).array for part in parts], byte_memory(rows)
     given.refresh()
-    wants = (_KIND, code(rows.dtype), *mine.shape, *counts, *rows.shape[1:])
+    wants = (_KIND, dtype_code(rows.dtype), *mine.shape, *counts, *rows.shape[1:])
     group.collectives.allgather(
-        given.array, arrays, wants, lambda: f"all_reduce of sparse {shown([mine])}"
+        given.array, arrays, wants, lambda: f"all_reduce of sparse {tensors_text([mine])}"
     )
     return parts

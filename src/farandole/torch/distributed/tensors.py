@@ -47,24 +47,24 @@ class Memory(NamedTuple):
         """Take what the tensor holds now: a call reads it when its turn comes."""
         if self.home is not None:
             tensor, copy = self.home
-            with apart(copy):
+            with no_autograd(copy):
                 copy.copy_(tensor if self.factor is None else tensor * self.factor)
 
     def write_back(self) -> None:
         if self.home is not None:
             tensor, copy = self.home
-            with apart(tensor):
+            with no_autograd(tensor):
                 tensor.copy_(copy)
 
 
-def apart(tensor: Any) -> Any:
+def no_autograd(tensor: Any) -> Any:
     """A context in which ``tensor`` may be written, apart from autograd: on any thread.
     ``inference_mode()`` of the program is its thread's alone.
     """
     return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
-class Reduction(NamedTuple):
+class RankReduction(NamedTuple):
     """``factor``: of each rank's own elements; ``scale``: of the result."""
 
     op: ReduceOp
@@ -73,7 +73,7 @@ class Reduction(NamedTuple):
     name: str
 
 
-def code(dtype: Any) -> int:
+def dtype_code(dtype: Any) -> int:
     """A number for a dtype of torch: the same in all processes."""
     found = _CODES.get(dtype)
     if found is None:
@@ -81,11 +81,11 @@ def code(dtype: Any) -> int:
     return found
 
 
-def raw(tensor: Any, *, taken: bool = False) -> Memory:
+def byte_memory(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a
     result; ValueError if it cannot hold one, or is sparse.
     """
-    tensor = _itself(tensor)
+    tensor = _detached(tensor)
     _check_dense(tensor)
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
@@ -95,7 +95,7 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
     return Memory(_bytes(copy), (tensor, copy))
 
 
-def _itself(tensor: Any) -> Any:
+def _detached(tensor: Any) -> Any:
     """Apart from autograd. What a functional collective gave wraps its result until that is there:
     then the result.
     """
@@ -145,7 +145,7 @@ def _has_memory(tensor: Any) -> bool:
         return False
 
 
-class _Held:
+class _TensorMemory:
     """Memory, as numpy asks for it, and the tensor that keeps it."""
 
     __slots__ = ("__array_interface__", "tensor")
@@ -171,7 +171,7 @@ def _flat(tensor: Any, kind: str, count: int) -> Array:
     resize the storage, as FSDP does. A view, as parts of it are: collectives find neighbours by
     their base.
     """
-    return np.asarray(_Held(tensor, kind, count))[:] if count else np.empty(0, kind)
+    return np.asarray(_TensorMemory(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
 def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
@@ -181,7 +181,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
-    tensor = _itself(tensor)
+    tensor = _detached(tensor)
     _check_dense(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
@@ -202,7 +202,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
     return Memory(_flat(tensor, _KINDS[dtype], tensor.numel()), home, factor), dtype
 
 
-def reduction(op: Any, size: int, dtype: Any) -> Reduction:
+def reduction(op: Any, size: int, dtype: Any) -> RankReduction:
     """What ``op`` asks for, for tensors of ``dtype`` among ``size`` ranks. Raises ValueError for
     what has no sense.
     """
@@ -220,10 +220,10 @@ def reduction(op: Any, size: int, dtype: Any) -> Reduction:
             " tensor.float(), or use MIN (true where all are) or MAX (where any is)"
         )
     factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
-    return Reduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)
+    return RankReduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)
 
 
-def shown(tensors: Sequence[Any]) -> str:
+def tensors_text(tensors: Sequence[Any]) -> str:
     """Dtype and shapes, for messages."""
     first = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
     more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""

@@ -8,7 +8,7 @@ from farandole.base.contracts import Waiting
 from farandole.core.observe.stall.names import MOST, listed, shown
 from farandole.core.observe.stall.stack_query import Answer
 from farandole.core.observe.stall.stacks import Frame
-from farandole.errors import counted
+from farandole.errors import counted, ranks_listed
 
 _RANKS_SHOWN = 16
 _FRAMES_SHOWN = 6
@@ -47,10 +47,10 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
     silent = {rank: answer.silent for rank, answer in answers.items() if answer.silent}
     if any(wait.inside for wait in over):
         ranks = sorted(silent) or _missing(over)
-        text = f"{_ranks(ranks)} stopped inside {names}"
+        text = f"{ranks_listed(ranks)} stopped inside {names}"
     else:
         ranks = _culprits(_missing(over), answers)
-        text = f"{_ranks(ranks)} stayed away from {names}"
+        text = f"{ranks_listed(ranks)} stayed away from {names}"
     places = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
     return "; ".join([f"{text} for more than {limit:g} s ({_FLAG})", *places])
 
@@ -92,7 +92,7 @@ def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[
 def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
     return [
         f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds:"
-        f" [{_names(stalled)}] waits for {_ranks(_missing(stalled))}."
+        f" [{_names(stalled)}] waits for {ranks_listed(_missing(stalled))}."
     ]
 
 
@@ -128,7 +128,7 @@ def _what(rank: int, answer: Answer) -> str:
     if answer.stuck:
         return (
             f"rank {rank} is inside [{_joined(answer.stuck)}] and waits for"
-            f" {_ranks(answer.awaited)}"
+            f" {ranks_listed(answer.awaited)}"
         )
     if answer.waits:
         return f"rank {rank} waits with [{_joined(answer.waits)}]"
@@ -163,7 +163,3 @@ def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int
         if rank in answers and set(answers[rank].awaited) & (set(missing) - {rank})
     }
     return [rank for rank in missing if rank not in held] or list(missing)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"

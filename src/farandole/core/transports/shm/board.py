@@ -29,10 +29,10 @@ class ShmBoard:
     def post(self, message: bytes) -> None:
         if len(message) <= _ROOM:
             self._rest = []
-            self._pin(message)
+            self._post_page(message)
         else:
             self._rest = [message[i : i + _ROOM] for i in range(0, len(message), _ROOM)]
-            self._pin(self._rest.pop(0))
+            self._post_page(self._rest.pop(0))
 
     def started(self) -> bool:
         return any(words[_POSTED] >= self._page for words in self._flags)
@@ -53,7 +53,7 @@ class ShmBoard:
                 self._page += 1
                 return messages
             self._page += 1
-            self._pin(self._rest.pop(0) if self._rest else b"")
+            self._post_page(self._rest.pop(0) if self._rest else b"")
 
     def wait(self, seconds: float, *, spin: bool) -> None:
         segment, page, flags = self._segment, self._page, self._flags
@@ -74,7 +74,7 @@ class ShmBoard:
     def verify(self) -> None:
         self._segment.check_alive()
 
-    def _pin(self, page: bytes) -> None:
+    def _post_page(self, page: bytes) -> None:
         start = NOTICES + (self._page & 1) * NOTICE
         (words, chars), length = self._mine, len(page)
         words[start // 8] = length

@@ -55,14 +55,15 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{size} bytes of shared memory cannot be mapped: {error.strerror}{_cure()}",
+            f"{size} bytes of shared memory cannot be mapped: {error.strerror}"
+            f"{_address_space_hint()}",
         ) from None
     finally:
         os.close(fd)
     return memoryview(mapped), np.frombuffer(mapped, dtype=np.uint8)[:nbytes]
 
 
-def _cure() -> str:
+def _address_space_hint() -> str:
     import resource  # here: a plain job needs it for nothing
 
     space = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -64,7 +64,7 @@ class ShmRendezvous:
         self._open = True
         self._acceptor = threading.Thread(
             target=self._newcomers.accept_all,
-            args=(self._listener, self._greet, "farandole-shm-greet"),
+            args=(self._listener, self._accept, "farandole-shm-greet"),
             name="farandole-shm-listener",
             daemon=True,
         )
@@ -75,7 +75,7 @@ class ShmRendezvous:
         with self._changed:
             return dict(self.peers)
 
-    def look_around(self) -> None:
+    def dial_lower_ranks(self) -> None:
         """Connect to the lower ranks that are on this host, now that every rank's listener is known
         to be open.
         """
@@ -158,7 +158,7 @@ class ShmRendezvous:
             self.peers[peer] = sock
             self._changed.notify_all()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         try:
             session = self._newcomers.admit(sock, self.secret, f"shm|{self.scope}|{self.rank}")
             sock.settimeout(_ANSWER_SECONDS)

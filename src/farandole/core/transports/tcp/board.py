@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from farandole.core.transports.tcp.forwarding import GOODBYE, RANK, RUNS, Forwarder, Neighbour
 from farandole.core.transports.tcp.overlay import Overlay
-from farandole.core.transports.tcp.rounds import BoardRounds, Run, unpacked
+from farandole.core.transports.tcp.rounds import BoardRounds, MessageRun, unpacked
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.net import liveness
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
@@ -107,7 +107,7 @@ class TcpBoard:
             message = bytes(message)
             self._rounds.put(self.rank, message)
             if self._forwarder.neighbours:
-                self._forwarder.add(Run(self.rank, 1, message))
+                self._forwarder.add(MessageRun(self.rank, 1, message))
                 self._forward()
             else:
                 self._send_to_all(_POST, message)
@@ -224,7 +224,7 @@ class TcpBoard:
         for fd, events in self.connections.poll(0):
             peer = self._by_fd.get(fd)
             if peer is None:
-                self._ask_parent()
+                self._check_parent()
                 continue
             if events & select.EPOLLOUT:
                 self._flush(peer)
@@ -241,7 +241,7 @@ class TcpBoard:
         for peer, content in self._forwarder.take(everything=everything):
             self._send(peer, content)
 
-    def _ask_parent(self) -> None:
+    def _check_parent(self) -> None:
         if self._parent is not None:
             if self._parent.pump():
                 self._parent.wake()
@@ -345,7 +345,7 @@ class TcpBoard:
             blocked = True
         except OSError as error:
             peer.outbox.clear()  # it is gone; its last message is still to be read
-            self._broken(peer, error)
+            self._on_broken(peer, error)
         if blocked != peer.blocked:
             peer.blocked = blocked
             self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
@@ -366,7 +366,7 @@ class TcpBoard:
             self.fail(peer.session.tampered(peer.name))
             return
         except OSError as error:
-            self._broken(peer, error)
+            self._on_broken(peer, error)
         self._hang_up(peer)
 
     def _parse(self, peer: Neighbour) -> None:
@@ -391,16 +391,16 @@ class TcpBoard:
                 return self.fail(peer.session.tampered(peer.name))
             del unread[: end + TAG]
             peer.length = -1
-            self._take(peer, content[:1], content[1:])
+            self._dispatch(peer, content[:1], content[1:])
         return None
 
-    def _take(self, peer: Neighbour, kind: bytes, payload: bytes) -> None:
+    def _dispatch(self, peer: Neighbour, kind: bytes, payload: bytes) -> None:
         if kind == _POST:
-            self._arrived(peer, peer.rank, payload)
+            self._put_message(peer, peer.rank, payload)
         elif kind == RUNS:
             try:
                 for run in unpacked(payload, self._overlay.size):
-                    self._arrived(peer, run.first, run.message, run.ranks)
+                    self._put_message(peer, run.first, run.message, run.ranks)
                     self._forwarder.add(run, peer)
             except ValueError as error:
                 self.fail(
@@ -413,7 +413,7 @@ class TcpBoard:
             (rank,) = RANK.unpack_from(payload)
             self._lose(PeerLostError(payload[RANK.size :].decode(errors="replace"), rank))
         elif kind == GOODBYE:
-            self._depart(peer, [rank for (rank,) in RANK.iter_unpack(payload)])
+            self._record_departures(peer, [rank for (rank,) in RANK.iter_unpack(payload)])
         else:
             text = (
                 f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not"
@@ -421,7 +421,7 @@ class TcpBoard:
             )
             self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
 
-    def _arrived(self, peer: Neighbour, first: int, message: bytes, ranks: int = 1) -> None:
+    def _put_message(self, peer: Neighbour, first: int, message: bytes, ranks: int = 1) -> None:
         if self._rounds.put(first, message, ranks):
             self._news = True
         else:
@@ -431,13 +431,13 @@ class TcpBoard:
             )
             self.fail(WireError(text, peer.name))
 
-    def _depart(self, source: Neighbour, ranks: Sequence[int]) -> None:
+    def _record_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
         """These ranks have left in good order."""
         self._gone.update(dict.fromkeys(ranks))
         self._news = True  # who waits for one of them should look
         self._forwarder.add_departures(source, ranks)
 
-    def _broken(self, peer: Neighbour, error: OSError) -> None:
+    def _on_broken(self, peer: Neighbour, error: OSError) -> None:
         """A connection tells only once why it broke: that its other end was silent for too long, or
         anything else.
         """

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from farandole.base import threads
-from farandole.core.transports.tcp.rounds import Onward, Run
+from farandole.core.transports.tcp.rounds import ForwardQueue, MessageRun
 from farandole.net.handshake import Session
 
 RUNS, GOODBYE = b"r", b"g"  # the first byte of a frame that is passed on
@@ -33,7 +33,7 @@ class Neighbour:
         self.open = True
         self.blocked = False  # it takes nothing more for the moment
         # in a tree: what it is still to be sent of others' messages
-        self.onward: Onward | None = None
+        self.forward_queue: ForwardQueue | None = None
         self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
 
 
@@ -49,7 +49,7 @@ class Forwarder:
     ) -> None:
         self.neighbours = neighbours
         for peer in neighbours:
-            peer.onward = Onward(totals[peer.rank])
+            peer.forward_queue = ForwardQueue(totals[peer.rank])
         self._thread_name = thread_name
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -69,12 +69,12 @@ class Forwarder:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
-    def add(self, run: Run, source: Neighbour | None = None) -> None:
+    def add(self, run: MessageRun, source: Neighbour | None = None) -> None:
         """Keep messages for all neighbours but the one that sent them."""
         now = time.monotonic()
         for peer in self.neighbours:
-            if peer is not source and peer.onward is not None:
-                peer.onward.add(run, now)
+            if peer is not source and peer.forward_queue is not None:
+                peer.forward_queue.add(run, now)
 
     def add_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
         """Keep the goodbyes of ``ranks`` for all neighbours but ``source``."""
@@ -85,7 +85,7 @@ class Forwarder:
     def due(self) -> float:
         """When messages have to be passed on that wait for others."""
         return min(
-            (peer.onward.due for peer in self.neighbours if peer.onward is not None),
+            (peer.forward_queue.due for peer in self.neighbours if peer.forward_queue is not None),
             default=math.inf,
         )
 
@@ -93,9 +93,13 @@ class Forwarder:
         """The frames that are due, or all of them, with their targets."""
         now = math.inf if everything else time.monotonic()
         for peer in self.neighbours:
-            onward = peer.onward
-            if onward is not None and onward.waiting and (onward.due <= now or peer.departures):
-                yield peer, RUNS + onward.take()
+            forward_queue = peer.forward_queue
+            if (
+                forward_queue is not None
+                and forward_queue.waiting
+                and (forward_queue.due <= now or peer.departures)
+            ):
+                yield peer, RUNS + forward_queue.take()
             if peer.departures:
                 yield peer, GOODBYE + b"".join(map(RANK.pack, peer.departures))
                 peer.departures.clear()

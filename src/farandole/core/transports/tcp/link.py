@@ -109,7 +109,7 @@ class _Incoming:
         if not self.begun and self._has_head():
             self.begun = True
             if not compare_digest(self.head, self.expected[0]):
-                raise self._false_head(peer)
+                raise self._wrong_head(peer)
         if not self.parts:
             if not compare_digest(self.tail, self.expected[1]):
                 raise self.session.tampered(peer)
@@ -121,7 +121,7 @@ class _Incoming:
             return not self.parts or len(self.parts[0]) <= self.length + TAG
         return len(self.parts) < 3
 
-    def _false_head(self, peer: int) -> WireError:
+    def _wrong_head(self, peer: int) -> WireError:
         length = self.session.incoming.instead(self.head)
         if length is None:
             return self.session.tampered(peer)
@@ -132,14 +132,14 @@ class _Incoming:
         )
 
 
-def _some(parts: list[memoryview]) -> list[memoryview]:
+def _next_piece(parts: list[memoryview]) -> list[memoryview]:
     """The bytes that one system call is to move."""
     if len(parts) == 1 or len(parts[-2]) <= PIECE:
         return parts
     return front(parts, PIECE + HEAD + TAG)
 
 
-def _drop(parts: list[memoryview], count: int) -> None:
+def _advance(parts: list[memoryview], count: int) -> None:
     """Take ``count`` bytes off the front."""
     while parts and count >= len(parts[0]):
         count -= len(parts.pop(0))
@@ -173,8 +173,8 @@ class TcpLink:
         # for the short message that is being received
         self._room = memoryview(bytearray(HEAD + JOINED + TAG))
         self._idle = 0.0  # seconds for which nothing has moved
-        self._aside = [bytearray() for _ in range(self.size)]
-        self._most_aside = ASIDE * rendezvous.streams
+        self._readahead = [bytearray() for _ in range(self.size)]
+        self._readahead_limit = ASIDE * rendezvous.streams
         # peers that we do not read from: aside is full, or they hung up
         self._paused: set[int] = set()
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
@@ -190,7 +190,7 @@ class TcpLink:
         self.board.check()
         outgoing = self._framed(send.data, dst) if send is not None and len(send) else []
         moved = self._send(outgoing, dst) if outgoing else 0
-        incoming = self._awaited(recv.data, src) if recv is not None and len(recv) else None
+        incoming = self._expect(recv.data, src) if recv is not None and len(recv) else None
         polled = False
         while True:
             if incoming is not None:
@@ -232,7 +232,7 @@ class TcpLink:
             return [memoryview(b"".join((head, content, tail)))]
         return [memoryview(head), content, memoryview(tail)]
 
-    def _awaited(self, content: memoryview, src: int) -> _Incoming:
+    def _expect(self, content: memoryview, src: int) -> _Incoming:
         session = self._sessions[src]
         assert session is not None
         return _Incoming(content, session, self._room)
@@ -243,23 +243,25 @@ class TcpLink:
         assert stream is not None
         try:
             count = (
-                stream.send(outgoing[0]) if len(outgoing) == 1 else stream.sendmsg(_some(outgoing))
+                stream.send(outgoing[0])
+                if len(outgoing) == 1
+                else stream.sendmsg(_next_piece(outgoing))
             )
         except BlockingIOError:
             return 0
         except OSError as error:
             raise self.board.loss_of(dst) from error
-        _drop(outgoing, count)
+        _advance(outgoing, count)
         return count
 
     def _receive(self, incoming: _Incoming, src: int) -> int:
         """Receive the available bytes, up to a piece; returns their number."""
-        if self._aside[src]:
-            count = self._take_aside(incoming.parts, src)
+        if self._readahead[src]:
+            count = self._take_readahead(incoming.parts, src)
         else:
             count = self._read(incoming.parts, src)
         if count:
-            _drop(incoming.parts, count)
+            _advance(incoming.parts, count)
             try:
                 incoming.check(self._rendezvous.names[src])
             except WireError as error:
@@ -274,7 +276,7 @@ class TcpLink:
             count = (
                 stream.recv_into(parts[0])
                 if len(parts) == 1
-                else stream.recvmsg_into(_some(parts))[0]
+                else stream.recvmsg_into(_next_piece(parts))[0]
             )
         except BlockingIOError:
             return 0
@@ -288,12 +290,12 @@ class TcpLink:
         if not count:
             raise self.board.loss_of(src)
         if src in self._stripes:
-            self._turn_to(src)
+            self._select_inlet(src)
         return count
 
-    def _take_aside(self, parts: list[memoryview], src: int) -> int:
+    def _take_readahead(self, parts: list[memoryview], src: int) -> int:
         """Fill ``parts`` from bytes that were read before; returns their number."""
-        aside, taken = self._aside[src], 0
+        aside, taken = self._readahead[src], 0
         for part in parts:
             count = min(len(aside) - taken, len(part))
             part[:count] = aside[taken : taken + count]
@@ -304,7 +306,7 @@ class TcpLink:
             self._listen_to(src, wanted=True)
         return taken
 
-    def _turn_to(self, peer: int) -> None:
+    def _select_inlet(self, peer: int) -> None:
         """Wait for the connection that brings the next byte of ``peer``."""
         inlet = self._stripes[peer].inlet
         if inlet is not self._inlets[peer]:
@@ -343,31 +345,31 @@ class TcpLink:
                     self.board.wake()
                 self.board.check()
             elif peer != src and events & ~select.EPOLLOUT:
-                self._read_aside(peer)
+                self._read_ahead(peer)
 
     def _outlet(self, peer: int) -> socket.socket | None:
         """The connection that takes the next byte for ``peer``."""
         stripes = self._stripes.get(peer)
         return self._inlets[peer] if stripes is None else stripes.outlet
 
-    def _read_aside(self, peer: int) -> None:
-        stream, aside, striped = self._streams[peer], self._aside[peer], peer in self._stripes
+    def _read_ahead(self, peer: int) -> None:
+        stream, aside, striped = self._streams[peer], self._readahead[peer], peer in self._stripes
         assert stream is not None
         while True:
             try:
-                data = stream.recv(min(1 << 18, self._most_aside - len(aside)))
+                data = stream.recv(min(1 << 18, self._readahead_limit - len(aside)))
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             aside += data
-            if not data or len(aside) >= self._most_aside:
+            if not data or len(aside) >= self._readahead_limit:
                 self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
                 self._listen_to(peer, wanted=False)
                 return
             if not striped:
                 return
-            self._turn_to(peer)  # TLS may hold bytes of that one, which no epoll sees
+            self._select_inlet(peer)  # TLS may hold bytes of that one, which no epoll sees
 
     def split(self, ranks: Sequence[int]) -> TcpLink | None:
         """A link among ``ranks``, in that order, over connections of its own; None on a rank not

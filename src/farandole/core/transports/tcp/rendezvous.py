@@ -25,6 +25,7 @@ from farandole.errors import (
     HorovodInternalError,
     RendezvousError,
     SettingsError,
+    ranks_listed,
 )
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, authenticate
@@ -113,7 +114,7 @@ class TcpRendezvous:
         acceptors = [
             threading.Thread(
                 target=self.newcomers.accept_all,
-                args=(listener, self._greet, "farandole-tcp-greet"),
+                args=(listener, self._accept, "farandole-tcp-greet"),
                 name="farandole-tcp-accept",
                 daemon=True,
             )
@@ -127,11 +128,11 @@ class TcpRendezvous:
             )
             entry += f";{self.streams}" if self.streams > 1 else ""
             self.store.set(self._key(self.rank), entry.encode())
-            addresses = self._all_addresses() if self.rank else []
+            addresses = self._all_entries() if self.rank else []
             for peer in range(self.rank):
                 for channel in self._channels(peer):
                     self._dial(peer, channel, addresses[peer])
-            self._wait_for_the_higher()
+            self._wait_for_higherranks_listed()
         except BaseException:
             self._end(listeners, acceptors)
             for session in self.sessions.values():
@@ -191,7 +192,7 @@ class TcpRendezvous:
     def _key(self, rank: int) -> str:
         return f"tcp/{self.scope}/{rank}"
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return self.deadline - time.monotonic()
 
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
@@ -202,7 +203,7 @@ class TcpRendezvous:
         reachability = self._reachability
         reachability.last_sign = time.monotonic()
         while True:
-            entry = self._address(peer) if known is None else known.decode()
+            entry = self._entry(peer) if known is None else known.decode()
             known = None
             entry, _, streams = entry.partition(";")
             if int(streams or 1) != self.streams:
@@ -216,7 +217,7 @@ class TcpRendezvous:
             seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
             reachability.silent = False
             for address in addresses:
-                met = self._knock(
+                met = self._try_address(
                     peer, channel, interfaces.parted(address)[0], int(listeners[address]), seconds
                 )
                 if len(listeners) > 1:
@@ -235,7 +236,7 @@ class TcpRendezvous:
                 )
             self._pause()
 
-    def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
+    def _try_address(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
         """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says
         why.
         """
@@ -243,7 +244,7 @@ class TcpRendezvous:
         lost = reachability.last_sign + liveness.LOST_SECONDS - time.monotonic()
         try:
             sock = liveness.connected(
-                host, port, max(0.1, min(seconds, self._left(), max(FIRST, lost)))
+                host, port, max(0.1, min(seconds, self._remaining(), max(FIRST, lost)))
             )
         except OSError as error:
             self.trouble = (
@@ -274,31 +275,33 @@ class TcpRendezvous:
         return True
 
     def _pause(self) -> None:
-        if self._left() <= 0:
-            raise RendezvousError(self._who_is_missing())
+        if self._remaining() <= 0:
+            raise RendezvousError(self._missing_text())
         self.check()
         time.sleep(0.05)
 
-    def _all_addresses(self) -> list[bytes | None]:
+    def _all_entries(self) -> list[bytes | None]:
         """Every rank's, by one request for all: a request for each would be as many as there are
         pairs of ranks.
         """
         while True:
             found = self.store.gather(
-                f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._left()))
+                f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._remaining()))
             )
-            if None not in found or self._left() <= 0:
+            if None not in found or self._remaining() <= 0:
                 return found
             self.check()
 
-    def _address(self, peer: int) -> str:
+    def _entry(self, peer: int) -> str:
         while True:
             try:
-                return self.store.get(self._key(peer), max(0.0, min(1.0, self._left()))).decode()
+                return self.store.get(
+                    self._key(peer), max(0.0, min(1.0, self._remaining()))
+                ).decode()
             except RendezvousError:
                 self._pause()
 
-    def _wait_for_the_higher(self) -> None:
+    def _wait_for_higherranks_listed(self) -> None:
         wanted = {
             (peer, channel)
             for peer in range(self.rank + 1, self.size)
@@ -308,7 +311,7 @@ class TcpRendezvous:
             with self.changed:
                 if wanted <= self.sessions.keys():
                     return
-                self.changed.wait(max(0.01, min(1.0, self._left())))
+                self.changed.wait(max(0.01, min(1.0, self._remaining())))
                 if wanted <= self.sessions.keys():
                     return
             self.check()
@@ -316,10 +319,10 @@ class TcpRendezvous:
                 raise RendezvousError(
                     f"rank {self.names[self.rank]} cannot let other ranks in: {full}"
                 )
-            if self._left() <= 0:
-                raise RendezvousError(self._who_is_missing())
+            if self._remaining() <= 0:
+                raise RendezvousError(self._missing_text())
 
-    def _who_is_missing(self) -> str:
+    def _missing_text(self) -> str:
         absent: list[int] = []
         silent: list[str] = []
         for peer in range(self.size):
@@ -331,13 +334,13 @@ class TcpRendezvous:
             else:
                 silent.append(f"{self.names[peer]} ({_hosts(entry)})")
         if absent:
-            return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
+            return f"{ranks_listed(absent)} did not arrive within {self.timeout:g} s"
         return (
-            f"rank {self.names[self.rank]} and {_ranks(silent)} did not connect within"
-            f" {self.timeout:g} s ({self.trouble or self._suspicion()})"
+            f"rank {self.names[self.rank]} and {ranks_listed(silent)} did not connect within"
+            f" {self.timeout:g} s ({self.trouble or self._refusal_hint()})"
         )
 
-    def _suspicion(self) -> str:
+    def _refusal_hint(self) -> str:
         if not self.newcomers.refused:
             return "is a firewall between them?"
         return f"{self.newcomers.refused} connections of others came instead, and were refused"
@@ -360,7 +363,7 @@ class TcpRendezvous:
         if old is not None:
             old.close()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         caller = interfaces.caller(sock)
         try:
             session = self.newcomers.admit(
@@ -379,10 +382,6 @@ class TcpRendezvous:
 
 
 def _hosts(entry: bytes) -> str:
-    """The addresses in what a rank has entry of itself."""
+    """The addresses in the entry of a rank."""
     listeners = entry.decode().partition(";")[0].split(",")
     return ", ".join(interfaces.parted(listener.partition("|")[0])[0] for listener in listeners)
-
-
-def _ranks(ranks: Sequence[object]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

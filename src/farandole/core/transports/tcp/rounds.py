@@ -15,7 +15,7 @@ HOLD = 1e-3  # seconds for which messages wait for those that are to go with the
 HOLD_MORE = 50e-3  # the same, when others of this round have gone before
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     first: int
     ranks: int  # so many, from that one on
     message: bytes
@@ -74,7 +74,7 @@ class BoardRounds:
         return messages  # type: ignore[return-value]
 
 
-class Onward:
+class ForwardQueue:
     """What is to be passed on to one neighbour: the messages of the ranks on this side, ``total``
     in a round.
 
@@ -85,11 +85,11 @@ class Onward:
     def __init__(self, total: int) -> None:
         self._total = total
         self._finished = b""  # rounds that have all their messages
-        self._runs: list[Run] = []  # of the round that has not
+        self._runs: list[MessageRun] = []  # of the round that has not
         self._kept = self._gone = 0  # messages of that one: in ``runs``, and those that went
         self._since = 0.0
 
-    def add(self, run: Run, now: float) -> None:
+    def add(self, run: MessageRun, now: float) -> None:
         """``now``: seconds on any clock."""
         if not self._runs:
             self._since = now
@@ -124,9 +124,9 @@ class Onward:
         return data
 
 
-def merged(runs: Sequence[Run]) -> list[Run]:
+def merged(runs: Sequence[MessageRun]) -> list[MessageRun]:
     """As few runs as will do."""
-    found: list[Run] = []
+    found: list[MessageRun] = []
     for run in sorted(runs, key=lambda run: run.first):
         last = found[-1] if found else None
         if (
@@ -134,13 +134,13 @@ def merged(runs: Sequence[Run]) -> list[Run]:
             and last.first + last.ranks == run.first
             and last.message == run.message
         ):
-            found[-1] = Run(last.first, last.ranks + run.ranks, last.message)
+            found[-1] = MessageRun(last.first, last.ranks + run.ranks, last.message)
         else:
             found.append(run)
     return found
 
 
-def packed(runs: Sequence[Run]) -> bytes:
+def packed(runs: Sequence[MessageRun]) -> bytes:
     return b"".join(
         [
             part
@@ -150,7 +150,7 @@ def packed(runs: Sequence[Run]) -> bytes:
     )
 
 
-def unpacked(data: bytes, size: int) -> Iterator[Run]:
+def unpacked(data: bytes, size: int) -> Iterator[MessageRun]:
     """The runs of ``packed``. Raises ValueError for bytes that are none of ``size`` ranks."""
     place = 0
     while place < len(data):
@@ -163,5 +163,5 @@ def unpacked(data: bytes, size: int) -> Iterator[Run]:
                 f"ranks {first} to {first + count - 1} of {size}, {length} bytes of"
                 f" {len(data) - place}"
             )
-        yield Run(first, count, data[place : place + length])
+        yield MessageRun(first, count, data[place : place + length])
         place += length
