@@ -12,6 +12,14 @@ from typing import Any
 from tests import pool
 
 
+def error_of(call: Any) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def members(
     n: int,
     fn: Callable[[int], Any],
