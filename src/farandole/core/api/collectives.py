@@ -16,7 +16,7 @@ import numpy as np
 from farandole.base.types import Buffer, DType, Kind, Request
 from farandole.core.api.compression import Compressing, NoneCompressor
 from farandole.core.api.documented import collective, documented
-from farandole.core.api.ops import WORLD, Verbs, engine_of, reduce_op
+from farandole.core.api.ops import WORLD, Verbs, engine_of, reduce_op, reduction_of
 from farandole.core.engine import Entry
 from farandole.errors import HorovodInternalError
 from farandole.job import context
@@ -54,15 +54,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         """
         engine = engine_of(process_set, "Allreduce")
         tensor, token = compression.compress(tensor)
-        entry = self._reduction(
-            engine,
-            tensor,
-            reduce_op(average, op),
-            name,
-            prescale_factor,
-            postscale_factor,
-            fresh=True,
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entry = self._allreduce(engine, tensor, reduction, name, fresh=True)
         return compression.decompress(self._run(engine, self._new, tensor, entry), token)
 
     @collective(
@@ -82,15 +75,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         the new tensor.
         """
         engine = engine_of(process_set, "Allreduce")
-        entry = self._reduction(
-            engine,
-            tensor,
-            reduce_op(average, op),
-            name,
-            prescale_factor,
-            postscale_factor,
-            fresh=True,
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entry = self._allreduce(engine, tensor, reduction, name, fresh=True)
         return self._start(engine, self._new, (tensor,), (entry,), False)
 
     @collective("op")
@@ -106,9 +92,8 @@ class Collectives(Verbs, Generic[Given, Made]):
     ) -> Made:
         """``allreduce`` in place: overwrites ``tensor``, and returns it."""
         engine = engine_of(process_set, "Allreduce")
-        entry = self._reduction(
-            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entry = self._allreduce(engine, tensor, reduction, name)
         return self._run(engine, self._same, tensor, entry)
 
     @collective("op")
@@ -126,9 +111,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         ``synchronize(handle)``.
         """
         engine = engine_of(process_set, "Allreduce")
-        entry = self._reduction(
-            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entry = self._allreduce(engine, tensor, reduction, name)
         return self._start(engine, self._same, (tensor,), (entry,), False)
 
     @collective("op")
@@ -176,16 +160,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         """Start ``grouped_allreduce``: one handle for all tensors."""
         engine = engine_of(process_set, "Allreduce")
         tensors = list(tensors)
-        entries = self._grouped(
-            engine,
-            Kind.ALLREDUCE,
-            tensors,
-            name,
-            reduce_op(average, op),
-            prescale_factor,
-            postscale_factor,
-            fresh=True,
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entries = self._grouped(engine, Kind.ALLREDUCE, tensors, name, reduction, fresh=True)
         return self._start(engine, self._new, tensors, entries, True)
 
     @collective("op")
@@ -222,15 +198,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         """
         engine = engine_of(process_set, "Allreduce")
         tensors = list(tensors)
-        entries = self._grouped(
-            engine,
-            Kind.ALLREDUCE,
-            tensors,
-            name,
-            reduce_op(average, op),
-            prescale_factor,
-            postscale_factor,
-        )
+        reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
+        entries = self._grouped(engine, Kind.ALLREDUCE, tensors, name, reduction)
         return self._start(engine, self._same, tensors, entries, True)
 
     # Allgather.
@@ -433,15 +402,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         """
         engine = engine_of(process_set, "Reducescatter")
         tensor, token = compression.compress(tensor)
-        entry = self._plain(
-            engine,
-            Kind.REDUCESCATTER,
-            tensor,
-            name,
-            reduce_op(None, op),
-            prescale_factor,
-            postscale_factor,
-        )
+        reduction = reduction_of(reduce_op(None, op), prescale_factor, postscale_factor)
+        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, reduction)
         return compression.decompress(
             self._run(engine, self._scattered(engine), tensor, entry), token
         )
@@ -458,15 +420,8 @@ class Collectives(Verbs, Generic[Given, Made]):
     ) -> int:
         """Start ``reducescatter``, and return a handle (an int) at once."""
         engine = engine_of(process_set, "Reducescatter")
-        entry = self._plain(
-            engine,
-            Kind.REDUCESCATTER,
-            tensor,
-            name,
-            reduce_op(None, op),
-            prescale_factor,
-            postscale_factor,
-        )
+        reduction = reduction_of(reduce_op(None, op), prescale_factor, postscale_factor)
+        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, reduction)
         return self._start(engine, self._scattered(engine), (tensor,), (entry,), False)
 
     @collective("op", "rows", op="Average (the default) or Sum.")
@@ -509,15 +464,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         """Start ``grouped_reducescatter``: one handle for all tensors."""
         engine = engine_of(process_set, "Reducescatter")
         tensors = list(tensors)
-        entries = self._grouped(
-            engine,
-            Kind.REDUCESCATTER,
-            tensors,
-            name,
-            reduce_op(None, op),
-            prescale_factor,
-            postscale_factor,
-        )
+        reduction = reduction_of(reduce_op(None, op), prescale_factor, postscale_factor)
+        entries = self._grouped(engine, Kind.REDUCESCATTER, tensors, name, reduction)
         return self._start(engine, self._scattered(engine), tensors, entries, True)
 
     # The rest.
@@ -557,7 +505,7 @@ class Collectives(Verbs, Generic[Given, Made]):
     def poll(self, handle: int) -> bool | None:
         """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
         pending = self._pending.get(handle)
-        return None if pending is None else pending[0].done()
+        return None if pending is None else pending.handle.done()
 
     @documented("failed")
     def synchronize(self, handle: int) -> Any:
@@ -565,8 +513,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         pending = self._pending.pop(handle, None)
         if pending is None:
             return None
-        waiting, finish, tensors, entries, grouped = pending
-        results = waiting.wait()
+        in_progress, finish, tensors, entries, grouped = pending
+        results = in_progress.wait()
         if not grouped:
             return finish(tensors[0], entries[0].buffer, results[0])
         return [
@@ -578,7 +526,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         """Have ``call`` called once when ``poll(handle)`` becomes true (see ``Handle.when_done``):
         it may ``synchronize(handle)``, which does not wait then.
         """
-        self._pending[handle][0].when_done(call)
+        self._pending[handle].handle.when_done(call)
 
     def drive(self, handle: int) -> None:
         """Wait until ``poll(handle)`` is true (or there is no such handle); this thread does the
@@ -587,4 +535,4 @@ class Collectives(Verbs, Generic[Given, Made]):
         pending = self._pending.get(handle)
         if pending is not None:
             with contextlib.suppress(HorovodInternalError):
-                pending[0].wait()
+                pending.handle.wait()

@@ -8,7 +8,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,39 @@ if TYPE_CHECKING:
 
     # (the caller's tensor, its buffer, the engine's result) -> output
     Finish = Callable[[Any, Buffer, Any], Any]
-    Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
 
 WORLD = context.global_process_set
 ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank gets the rows
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
+
+
+class Pending(NamedTuple):
+    """An asynchronous call that has not been synchronized."""
+
+    handle: Handle
+    finish: Finish
+    tensors: Sequence[Any]
+    entries: Sequence[Entry]
+    grouped: bool
+
+
+class Reduction(NamedTuple):
+    """How values are combined: the operation, and the factors before and after it."""
+
+    op: ReduceOp = _SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+_MOVE = Reduction()  # of collectives that reduce nothing
+
+
+def reduction_of(op: ReduceOp, prescale: Any, postscale: Any) -> Reduction:
+    """Return a reduction with factors that can be sent. Raises TypeError for others."""
+    if type(prescale) is not float or type(postscale) is not float:
+        prescale = factor(prescale, "prescale_factor")
+        postscale = factor(postscale, "postscale_factor")
+    return Reduction(op, prescale, postscale)
 
 
 class Verbs:
@@ -58,7 +86,7 @@ class Verbs:
         entries: Sequence[Entry],
         grouped: bool,
     ) -> int:
-        pending = (engine.submit(entries), finish, tensors, entries, grouped)
+        pending = Pending(engine.submit(entries), finish, tensors, entries, grouped)
         handle = next(self._handles)
         self._pending[handle] = pending
         return handle
@@ -68,46 +96,35 @@ class Verbs:
         failed = {
             handle: error
             for handle, pending in list(self._pending.items())
-            if handle > self._last_read and (error := pending[0].error) is not None
+            if handle > self._last_read and (error := pending.handle.error) is not None
         }
         self._last_read = max(failed, default=self._last_read)
         return list(failed.values())
 
     # Prepare.
 
-    def _reduction(
+    def _allreduce(
         self,
         engine: Engine,
         tensor: Any,
-        op: ReduceOp,
+        reduction: Reduction,
         name: str | None,
-        prescale: float,
-        postscale: float,
         *,
         fresh: bool = False,
     ) -> Entry:
         buffer = self._binding.buffer(tensor)
         if fresh:
             buffer = self._apart(tensor, buffer)
-        if type(prescale) is not float or type(postscale) is not float:
-            prescale, postscale = (
-                factor(prescale, "prescale_factor"),
-                factor(postscale, "postscale_factor"),
-            )
-        label = "allreduce.noname" if name is None else f"allreduce.{name}"
+        op, prescale, postscale = reduction
         request = Request(
-            label,
-            Kind.ALLREDUCE,
-            buffer[2],
-            tuple(tensor.shape),
-            op,
-            0,
-            prescale,
-            postscale,
-            (),
-            "",
-            1,
-            buffer.device,
+            name="allreduce.noname" if name is None else f"allreduce.{name}",
+            kind=Kind.ALLREDUCE,
+            dtype=buffer.dtype,
+            shape=tuple(tensor.shape),
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            device=buffer.device,
         )
         if op is _ADASUM:
             check(request, engine.size)
@@ -137,33 +154,24 @@ class Verbs:
         kind: Kind,
         tensor: Any,
         name: str | None,
-        op: ReduceOp = _SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        reduction: Reduction = _MOVE,
         *,
         root: int = 0,
         splits: tuple[int, ...] = (),
     ) -> Entry:
         buffer = self._binding.buffer(tensor)
-        prescale, postscale = (
-            factor(prescale, "prescale_factor"),
-            factor(postscale, "postscale_factor"),
-        )
-        full, serial = _name(engine, kind, name)
-        shape = tuple(tensor.shape)
+        label, serial = _name(engine, kind, name)
         request = Request(
-            full,
-            kind,
-            buffer.dtype,
-            shape,
-            op,
-            root,
-            prescale,
-            postscale,
-            splits,
-            "",
-            1,
-            buffer.device,
+            name=label,
+            kind=kind,
+            dtype=buffer.dtype,
+            shape=tuple(tensor.shape),
+            op=reduction.op,
+            root=root,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+            splits=splits,
+            device=buffer.device,
         )
         return Entry(request, buffer, serial)
 
@@ -173,17 +181,11 @@ class Verbs:
         kind: Kind,
         tensors: Sequence[Any],
         name: str | None,
-        op: ReduceOp = _SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        reduction: Reduction = _MOVE,
         *,
         fresh: bool = False,
         dense_shape: tuple[int, ...] = (),
     ) -> list[Entry]:
-        prescale, postscale = (
-            factor(prescale, "prescale_factor"),
-            factor(postscale, "postscale_factor"),
-        )
         group, serial = _name(engine, kind, name, "grouped_")
         group_size = len(tensors)
         entries = []
@@ -192,22 +194,19 @@ class Verbs:
             if fresh:
                 buffer = self._apart(tensor, buffer)
             request = Request(
-                f"{group}_{number}of{group_size}",
-                kind,
-                buffer.dtype,
-                tuple(tensor.shape),
-                op,
-                0,
-                prescale,
-                postscale,
-                (),
-                group,
-                group_size,
-                buffer.device,
-                "",
-                dense_shape,
+                name=f"{group}_{number}of{group_size}",
+                kind=kind,
+                dtype=buffer.dtype,
+                shape=tuple(tensor.shape),
+                op=reduction.op,
+                prescale=reduction.prescale,
+                postscale=reduction.postscale,
+                group=group,
+                group_size=group_size,
+                device=buffer.device,
+                dense_shape=dense_shape,
             )
-            if op is _ADASUM:
+            if reduction.op is _ADASUM:
                 check(request, engine.size)
             entries.append(Entry(request, buffer, serial))
         return entries
