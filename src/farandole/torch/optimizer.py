@@ -115,16 +115,7 @@ def DistributedOptimizer(
     )
     names = validation.names(optimizer, named_parameters)
     validation.check_members(groups)
-    adasum = options.op is ReduceOp.ADASUM
-    kind = _Combined if adasum else _Distributed if options.strategy is None else _WithWeights
-    base = type(optimizer)
-    body = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-    }
-    distributed = type(base.__name__, (kind, base), body)
-    wrapped = _blank(distributed)
+    wrapped = _blank(_subclass(type(optimizer), options))
     named = validation.all_names(optimizer, names)
     shown = (
         named,
@@ -138,7 +129,7 @@ def DistributedOptimizer(
     wrapped.__dict__.update(optimizer.__dict__)
     # a scheduler's patch, which calls the step of the optimizer it was made for
     wrapped.__dict__.pop("step", None)
-    if adasum:
+    if options.op is ReduceOp.ADASUM:
         wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
     elif options.strategy is not None:
         wrapped._farandole = WeightState(
@@ -149,6 +140,20 @@ def DistributedOptimizer(
     if context.size() > 1 and process_set.included() and process_set.size() > 1:
         checks.distributed.add(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+def _subclass(base: type, options: GradientOptions) -> type:
+    """Return the distributed subclass of an optimizer's class, under the same name."""
+    if options.op is ReduceOp.ADASUM:
+        kind: type = _Combined
+    else:
+        kind = _Distributed if options.strategy is None else _WithWeights
+    body = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
+    return type(base.__name__, (kind, base), body)
 
 
 class _Distributed:
