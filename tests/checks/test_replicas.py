@@ -61,7 +61,7 @@ def test_alike_no_more() -> None:
     text = told(
         ReplicaReport((1, 2), steps=4),
         ReplicaReport((1, 3), steps=4),
-        history=History(alike_at=4),
+        history=History(equal_at=4),
         step=8,
     )
     assert mentions(text, "step 4", "step 8")
@@ -70,7 +70,7 @@ def test_alike_no_more() -> None:
     text = told(
         ReplicaReport((1, 2), steps=4),
         ReplicaReport((1, 3), steps=3),
-        history=History(alike_at=4),
+        history=History(equal_at=4),
         step=8,
     )
     assert mentions(text, "optimizer.step()", "3", "rank 1", "4", "rank 0")
@@ -79,7 +79,7 @@ def test_alike_no_more() -> None:
 def test_a_state_that_some_ranks_have_alone() -> None:
     cures = CURES._replace(state="CALL STATE")
     reports = [ReplicaReport((1, 2), {"lr": "0.1"}, 4), ReplicaReport((1, 3), {"lr": "0.1"}, 4)]
-    (found,) = findings(reports, NAMES, History(alike_at=1), 2, cures)
+    (found,) = findings(reports, NAMES, History(equal_at=1), 2, cures)
     assert mentions(found.text, "momentum")
     assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
 
@@ -98,7 +98,7 @@ def test_parameters_that_came_later() -> None:
 
 
 def test_settings_are_the_cause_of_what_follows_from_them() -> None:
-    history = History(alike_at=1)
+    history = History(equal_at=1)
     reports = [
         ReplicaReport((1, 2), {"lr": "0.1"}),
         ReplicaReport((1, 3), {"lr": "0.2"}),

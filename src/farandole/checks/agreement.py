@@ -71,7 +71,7 @@ class Agreement:
         self._schedule = Schedule()
         self._history = History(patient=replica.patient, reported=replica.reported)
         self._step = 0  # exchanges so far
-        self._steps = 0  # of the optimizer, when the ranks were alike last
+        self._steps = 0  # of the optimizer, when the ranks were last equal
         self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
         self._ordered = 0  # the last unnamed call at the comparison before
 
@@ -123,8 +123,8 @@ class Agreement:
             )
         else:
             if same_weights:
-                self._history.alike_at, self._steps = self._step, max(steps, 0)
-                self._history.alike = len(weights or ())
+                self._history.equal_at, self._steps = self._step, max(steps, 0)
+                self._history.equal_count = len(weights or ())
             same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
             if same is False and in_step and self._history.compared < 2 < self._engine.size:

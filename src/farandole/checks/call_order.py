@@ -36,20 +36,20 @@ def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
     """Return the first pair of calls in another order. ``reports``: by rank; None for a rank that
     takes no part.
     """
-    stands = {
+    places_of = {
         rank: {number: report.places[index] for number, index in report.calls.items()}
         for rank, report in enumerate(reports)
         if report is not None
     }
-    passed = {rank: set(places.values()) for rank, places in stands.items()}
+    passed = {rank: set(places.values()) for rank, places in places_of.items()}
     branches = {
         frozenset((report.places[first], report.places[second]))
         for report in reports
         if report is not None
         for first, second in report.exclusive
     }
-    for number in sorted(set[int]().union(*stands.values())):
-        there = {rank: places[number] for rank, places in stands.items() if number in places}
+    for number in sorted(set[int]().union(*places_of.values())):
+        there = {rank: places[number] for rank, places in places_of.items() if number in places}
         for one, other in combinations(there, 2):
             pair = {there[one], there[other]}
             if (

@@ -70,11 +70,11 @@ class History:
     """
 
     def __init__(
-        self, *, patient: bool = False, alike_at: int = 0, reported: Iterable[str] = ()
+        self, *, patient: bool = False, equal_at: int = 0, reported: Iterable[str] = ()
     ) -> None:
         self.patient = patient
-        self.alike_at = alike_at  # the last step at which all ranks held the same weights; 0: never
-        self.alike = 0  # how many parameters these were
+        self.equal_at = equal_at  # the last step at which all ranks held the same weights; 0: never
+        self.equal_count = 0  # how many parameters these were
         self.different = 0  # looks that found different weights
         self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
         self.compared = 0  # looks that compared the gradients of each with those of each
@@ -206,17 +206,19 @@ def _settings(present: Mapping[int, ReplicaReport]) -> Finding | None:
             if report.settings:
                 values.setdefault(report.settings.get(name, "not there"), []).append(rank)
         if len(values) > 1:
-            told = ", ".join(f"{value} on {ranks_named(ranks)}" for value, ranks in values.items())
+            listed = ", ".join(
+                f"{value} on {ranks_named(ranks)}" for value, ranks in values.items()
+            )
             if name == FROZEN:
                 return DIFFERENT_FROZEN.finding(
-                    f"the ranks train different parameters: the {name} is {told}. The gradient of"
+                    f"the ranks train different parameters: the {name} is {listed}. The gradient of"
                     " one that some ranks have frozen is the mean of the others' and of zeros."
                     " Freeze the same ones on all ranks",
                     where=name,
                 )
             return DIFFERENT_SETTINGS.finding(
-                f"the ranks step with different settings: {name} is {told}. So their weights drift"
-                " apart although they share gradients. Give all ranks the same; a rate that"
+                f"the ranks step with different settings: {name} is {listed}. So their weights"
+                " drift apart although they share gradients. Give all ranks the same; a rate that"
                 " follows a metric must follow the mean of all ranks",
                 where=name,
             )
@@ -237,10 +239,11 @@ def _weights(
     ]
     if not different:
         if columns:
-            history.alike_at, history.alike = step, len(columns)
+            history.equal_at = step
+            history.equal_count = len(columns)
         return None
     history.different += 1
-    if history.different == 1 and history.patient and not history.alike_at:
+    if history.different == 1 and history.patient and not history.equal_at:
         return None
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, weights in known.items():
@@ -250,14 +253,16 @@ def _weights(
     )
     first = names[different[0]]
     where = f"{_describe_minority(list(groups.values()))} in {count}, first in {first}"
-    if not history.alike_at:
+    if not history.equal_at:
         return UNEQUAL_START.finding(
             _unequal_start_text(present, where, cures), cure=cures.broadcast, where=first
         )
-    if history.alike and different[0] >= history.alike:  # those of a group that was added
+    if (
+        history.equal_count and different[0] >= history.equal_count
+    ):  # those of a group that was added
         text = (
             f"the ranks hold different weights, and train different models from now on: {where}."
-            f" These parameters came after step {history.alike_at}, and ranks began to train them"
+            f" These parameters came after step {history.equal_at}, and ranks began to train them"
             " with different weights. When they are made, before the next step, call"
             f" {cures.broadcast}"
         )
@@ -286,7 +291,7 @@ def _drift_text(
 ) -> str:
     text = (
         f"the ranks hold different weights, and train different models from now on: {where}. They"
-        f" were alike at step {history.alike_at}, and are not at step {step}. "
+        f" were alike at step {history.equal_at}, and are not at step {step}. "
     )
     if cures.certain:
         return text + cures.certain
@@ -295,12 +300,12 @@ def _drift_text(
         groups: dict[int, list[int]] = {}
         for rank, count in steps.items():
             groups.setdefault(count, []).append(rank)
-        told = ", ".join(
+        listed = ", ".join(
             f"{count} on {ranks_named(ranks)}" for count, ranks in sorted(groups.items())
         )
         return (
             text
-            + f"The likely cause: some ranks skipped optimizer.step() (steps since then: {told})."
+            + f"The likely cause: some ranks skipped optimizer.step() (steps since then: {listed})."
             " Decide on all ranks alike whether to step, by a value that was reduced over them."
             f" To go on from one rank's weights: {cures.broadcast}"
         )
