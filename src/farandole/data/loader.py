@@ -51,7 +51,7 @@ class AsyncDataLoaderMixin:
     ) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self._running: list[_Ahead] = []
+        self._running: list[Prefetch] = []
         super().__init__(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class AsyncDataLoaderMixin:
             for batch in loader._iterate():
                 yield loader._process_batch(batch)
             return
-        ahead = _Ahead(loader, self.async_loader_queue_size)
+        ahead = Prefetch(loader, self.async_loader_queue_size)
         self._running.append(ahead)
         try:
             for number, batch in enumerate(ahead.batches()):
@@ -80,8 +80,8 @@ class AsyncDataLoaderMixin:
             self._running.pop().close()
 
 
-class _Ahead:
-    """One epoch, loaded by a thread."""
+class Prefetch:
+    """The batches of one epoch, loaded ahead by a thread."""
 
     def __init__(self, loader: Any, size: int) -> None:
         self.ready: deque[Any] = deque()

@@ -13,7 +13,7 @@ import numpy as np
 
 from farandole.base.host import cores
 from farandole.base.log import logger
-from farandole.data.loader import _Ahead
+from farandole.data.loader import Prefetch
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks, PieceMemory
 from farandole.data.parquet.columns import Column
@@ -242,7 +242,7 @@ class Reader:
         if not self._apart:
             yield from chunks._iterate()
             return
-        ahead = _Ahead(chunks, _CHUNKS_AHEAD)
+        ahead = Prefetch(chunks, _CHUNKS_AHEAD)
         try:
             yield from ahead.batches()
         finally:  # also when the consumer breaks off
