@@ -24,7 +24,7 @@ _lock = threading.Lock()  # files are found when they are complete, and counted
 
 
 class WriteOptions(NamedTuple):
-    """How files are written. ``parent``: the folder for the files of all DataFrames."""
+    """Options of writing. ``parent``: the folder for the files of all DataFrames."""
 
     parent: str
     row_group: int
@@ -55,8 +55,8 @@ class WrittenFrame:
         self._process = os.getpid()
 
     def holds(self, frame: Any, names: Sequence[str], options: WriteOptions) -> bool:
-        """Whether these are the rows of ``frame``: it is the same object, or has the same plan over
-        files of which it is known that they have not changed.
+        """Return whether these are the rows of ``frame``: it is the same object, or has the same
+        plan over files that are known not to have changed.
         """
         return bool(
             (self.names, self.options) == (tuple(names), options)

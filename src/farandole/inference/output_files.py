@@ -1,4 +1,4 @@
-"""Which rows go into which file of predictions: pure, and the same for any number of processes."""
+"""Deal rows to the files of predictions: pure, and the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILE_BYTES = 128 << 20  # of a file's rows in memory, about
 
 class InputFile(NamedTuple):
     """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds,
-    and ``size``: of the file; -1: nobody says. ``keys``: the values in its path, as in
+    and ``size``: of the file; -1: unknown. ``keys``: the values in its path, as in
     year=2024/part.parquet.
     """
 
@@ -49,7 +49,7 @@ def plan_files(sources: Sequence[InputFile], rows: int) -> list[OutputFile]:
 
 
 def rows_within(source: InputFile, rows: int, size: int) -> int:
-    """How many rows of a file are ``rows`` at most, and ``size`` bytes; at least one."""
+    """Return the number of rows that fit into ``size`` bytes, from 1 to ``rows``."""
     each = source.bytes / max(source.rows, 1)
     return max(1, min(rows, int(size / max(each, 1e-9))))
 

@@ -179,7 +179,7 @@ def _flat(
 
 
 def _owner(lengths: Array, element: int) -> int:
-    """Which of lists laid end to end has the element."""
+    """Return the index of the list that has the element, of lists laid end to end."""
     return int(np.searchsorted(np.cumsum(lengths), element, "right"))
 
 
@@ -259,7 +259,7 @@ def _end_to_end(array: Any) -> Array:
 
 
 def _images(array: Any, column: Column, location: RowLocation) -> Array:
-    """Of Spark's image source: rows of pixels, blue, green and red."""
+    """Read images of Spark's image source: rows of pixels, blue, green and red."""
     pc = require("pyarrow.compute", _PURPOSE)
     bad = np.flatnonzero(undecoded(array))
     if bad.size:
@@ -277,8 +277,8 @@ def _images(array: Any, column: Column, location: RowLocation) -> Array:
 
 
 def undecoded(array: Any) -> Array:
-    """Which images of Spark's image source it could not decode: they are there, with a height of
-    -1.
+    """Return a mask of the images that Spark's image source could not decode: they have a height
+    of -1.
     """
     pc = require("pyarrow.compute", _PURPOSE)
     return plain(pc.less(pc.struct_field(array, "height"), 0).fill_null(False))

@@ -38,7 +38,7 @@ def innermost(types: Any, kind: Any) -> Any:
 
 
 def cure(types: Any, kind: Any) -> str:
-    """What to do with a column of this type, which no cast makes an array."""
+    """Return the cure for a column of this type, which no cast makes an array."""
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
         advice = (
@@ -56,5 +56,5 @@ def cure(types: Any, kind: Any) -> str:
 
 
 def is_image(types: Any, kind: Any) -> bool:
-    """Whether the type is that of Spark's image source."""
+    """Return whether images of Spark's image source have this type."""
     return bool(types.is_struct(kind)) and {field.name for field in kind} >= IMAGE

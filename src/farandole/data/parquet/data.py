@@ -61,5 +61,5 @@ def from_parquet(path: str | os.PathLike[str] | Sequence[str], **options: Any) -
     tell of.
     """
     data = ParquetData(path, **options)
-    _ = data.scan  # here, so that what is wrong is told before training starts
+    _ = data.scan  # here, so that errors are raised before training starts
     return data

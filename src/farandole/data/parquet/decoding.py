@@ -37,9 +37,9 @@ def decoded(value: bytes, column: Column) -> Array:
 
 
 def _called(column: Column, value: bytes) -> Any:
-    """What ``decode`` gives. Some Pythons (3.11.7 is one) miscount now and then when two threads
-    parse at once, as ``numpy.load`` does with each header
-    (github.com/python/cpython/issues/106905): the next try counts anew.
+    """Call ``decode``. Some Pythons (3.11.7 is one) miscount now and then when two threads parse
+    at once, as ``numpy.load`` does with each header (github.com/python/cpython/issues/106905):
+    the next try counts from the beginning.
     """
     assert column.decode is not None
     for _ in range(_TRIES):
@@ -49,8 +49,8 @@ def _called(column: Column, value: bytes) -> Any:
 
 
 def fitting(array: Array, column: Column) -> Array:
-    """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it
-    does not fit.
+    """Convert the output of ``decode`` to the column's dtype. DataError, without the location, if
+    it does not fit.
     """
     if not (is_number(array.dtype) and is_number(column.dtype)):
         return array.astype(column.dtype, copy=False)

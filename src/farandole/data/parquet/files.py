@@ -142,7 +142,7 @@ class ParquetFiles:
             spare.close()
 
     def _open(self, number: int) -> Any:
-        """Of a file on a far file system what is needed is asked for at once."""
+        """Open a file. From a far file system, all columns are fetched at once."""
         pq = require("pyarrow.parquet", _PURPOSE)
         how = {"buffer_size": BUFFER, "pre_buffer": False} if self.near else {"pre_buffer": True}
         known = self._footers.get(number)

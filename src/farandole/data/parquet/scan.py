@@ -35,8 +35,8 @@ class RowGroup(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What files hold, as far as their footers tell. All ranks read by the one that the handle
-    brought along, so that they agree.
+    """The contents of files, as far as footers describe them. All ranks read by the scan that came
+    with the handle, so that they agree.
     """
 
     files: tuple[str, ...]
@@ -209,5 +209,5 @@ def _check_nulls(file: Any, index: int, chunk: Any, name: str, location: RowLoca
         column = (
             file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
         )
-        if column.null_count:  # not those of the field of a struct whose path reads like the name
+        if column.null_count:  # not nulls of a struct's field whose path reads like the name
             raise null_error(name, first_null(column), location)

@@ -54,9 +54,7 @@ class ParquetSource:
 
     @cached_property
     def scan(self) -> Scan:
-        """What the files hold. Read once, from their footers; travels along when the handle is
-        pickled.
-        """
+        """The contents of the files. Read once, from their footers; pickled with the handle."""
         return scan_files(
             self.path,
             self.storage_options,
@@ -69,12 +67,12 @@ class ParquetSource:
 
     @property
     def rows(self) -> int:
-        """Of all ranks."""
+        """The number of rows, of all ranks."""
         return self.scan.rows
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Those that are read: name, kind, dtype and shape of a row."""
+        """The columns to read: name, kind, dtype and shape of a row."""
         return self.scan.columns
 
     def location(self, file: str, row: int = 0) -> RowLocation:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether rows of ``shape`` may be reshaped to ``target``: they have as many numbers, and
-    not the same axes in another order (channels first and channels last), whose numbers would be
-    mixed up.
+    """Return whether rows of ``shape`` may be reshaped to ``target``: they have as many numbers,
+    and not the same axes in another order (channels first and channels last), whose numbers would
+    be mixed up.
     """
     own, other = ([length for length in axes if length != 1] for axes in (shape, target))
     return math.prod(own) == math.prod(other) and (own == other or sorted(own) != sorted(other))

@@ -142,7 +142,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
 
 
 def _of_weights(weight: Any) -> list[Any]:
-    """What ``row_weights.WeightCounts`` has, as aggregates."""
+    """Return the fields of ``row_weights.WeightCounts`` as aggregates."""
     wrong = _not_finite(weight) | (weight < 0)
     return [
         F.sum(F.when(wrong, 1).otherwise(0)).alias("wrong"),

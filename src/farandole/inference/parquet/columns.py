@@ -73,7 +73,7 @@ def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | No
 def output_names(
     output: str | Sequence[str], kind: Type, kept: Sequence[str], errors: str
 ) -> list[str]:
-    """Of the new columns."""
+    """Return the names of the new columns. SettingsError for names that cannot be used."""
     names = [output] if isinstance(output, str) else list(output)
     if errors not in ("raise", "column"):
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")

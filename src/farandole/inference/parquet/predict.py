@@ -188,7 +188,7 @@ def _run(job: PredictJob, np: int) -> None:
 
 
 def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
-    """What decides about the output, as JSON has it. A model of a file is known by its version."""
+    """Return what decides about the output, as JSON. Models in files are known by their version."""
     model, options = job.model, job.options
     chosen = {
         name: value for name, value in model.options if name not in ("trust_pickle", "backend")
@@ -228,7 +228,7 @@ def _source(file: Any, system: Any) -> InputFile:
 
 
 def _version(path: str, system: Any) -> tuple[int, int]:
-    """When a file was written, and its size."""
+    """Return the time of writing and the size of a file."""
     info = system.get_file_info(path)
     return (-1 if info.mtime_ns is None else info.mtime_ns), (
         -1 if info.size is None else info.size

@@ -32,13 +32,14 @@ _GROUP_BYTES = 16 << 20  # of a row group of the output
 
 
 class PredictJob(NamedTuple):
-    """What a rank needs to know.
+    """The arguments of a rank.
 
-    ``input_path``: one of the input's, and ``storage_options``: of its file system and that of
-    ``output``. ``schema``: of all input files; each column has one type. ``spark_fields``: columns
-    of the input as Spark describes them. ``names``: of the new columns. ``unpacked``: the fields of
-    a struct are columns. ``mark``: a digest of what decides about the output. ``model_folder``:
-    with the model's file, until all ranks have opened it; a single rank has the model itself.
+    ``input_path``: one of the input's, and ``storage_options``: of its file system and
+    the output's. ``schema``: of all input files; each column has one type. ``spark_fields``:
+    columns of the input as Spark describes them. ``names``: of the new columns.
+    ``unpacked``: the fields of a struct are columns. ``mark``: a digest of what decides about the
+    output. ``model_folder``: with the model's file, until all ranks have opened it; a single rank
+    has the model itself.
     """
 
     model: Model

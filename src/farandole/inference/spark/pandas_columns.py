@@ -70,7 +70,7 @@ def _type_named(kinds: Any) -> str:
 
 
 def _of_floats(kind: Any) -> bool:
-    """Whether an Arrow type is that of lists of floating numbers."""
+    """Return whether an Arrow type is a list of floating numbers."""
     types = require("pyarrow", _PURPOSE).types
     return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
 
@@ -134,7 +134,7 @@ def _struct(columns: Any) -> Any:
 
 
 def to_pandas(array: Any) -> Any:
-    """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
+    """Return the result of a pandas function for Spark: a Series, and for structs a DataFrame."""
     series, frame = _as_they_are()
 
     def made(each: Any) -> Any:

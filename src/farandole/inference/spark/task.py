@@ -26,8 +26,8 @@ ByColumn = Mapping[str, Any] | Sequence[Any]
 
 
 class PredictTask(NamedTuple):
-    """What a task needs besides the content of the model. ``options``: shapes, dtypes, fill and
-    decode, by name, or one for each column.
+    """The arguments of a task, without the content of the model. ``options``: shapes, dtypes, fill
+    and decode, by name, or one for each column.
     """
 
     model: Model
@@ -49,8 +49,8 @@ class PredictTask(NamedTuple):
 
 
 def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
-    """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark
-    gives to an Arrow or pandas function in the form of iterators; what comes out is of the same
+    """Predict the rows of one partition, in a Python worker. ``batches``: the columns, as Spark
+    gives them to an Arrow or pandas function in the form of iterators; the result is of the same
     kind. ``masked``: after the columns come as many that hold their types where they are null, or
     such lists.
     """
