@@ -25,7 +25,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
     }
     for name in NOT_HERE:
         del known[name]
-    said = [dest for dest in PLACES if getattr(options, dest) is not None]
+    given = [dest for dest in PLACES if getattr(options, dest) is not None]
     options.from_file = {}
     for key, value in config_file.read(path, holds="options by name (np: 2)").items():
         where = f"{path}: {key}"
@@ -40,12 +40,12 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
         if (
             value is not None
             and getattr(options, action.dest) is None
-            and not (said and action.dest in PLACES)
+            and not (given and action.dest in PLACES)
         ):
             setattr(options, action.dest, _value(where, action, value))
             names = (*action.option_strings, action.dest.removeprefix("setting_"))
             options.from_file[action.dest] = config_file.ValueSource(where, names)
-    if not said and all(dest in options.from_file for dest in PLACES):
+    if not given and all(dest in options.from_file for dest in PLACES):
         raise SettingsError(f"{path}: {' and '.join(PLACES)} exclude each other: give one of them")
 
 

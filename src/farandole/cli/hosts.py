@@ -70,7 +70,7 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
     """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises
     JobFailedError that names every host that cannot be used, and why.
     """
-    told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
     own, lacking = _addresses(settings)
     secret = new_secret()
     store = StoreServer(secret, EVERYWHERE)  # of no job: hosts are to reach one
@@ -86,16 +86,18 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
         "secret": secret,
     }
 
-    def hear(host: str) -> Callable[[Mapping[str, Any]], bytes | None]:
+    def receiver(host: str) -> Callable[[Mapping[str, Any]], bytes | None]:
         def answer(facts: Mapping[str, Any]) -> bytes | None:
-            told.put((host, facts))
+            inbox.put((host, facts))
             return archive() if facts.get("need") else None
 
         return answer
 
-    sessions = {host: SshSession(host, argv(host, settings), first, hear(host)) for host in hosts}
+    sessions = {
+        host: SshSession(host, argv(host, settings), first, receiver(host)) for host in hosts
+    }
     try:
-        answers = _facts(sessions, told)
+        answers = _facts(sessions, inbox)
         if lacking is not None:
             raise lacking
         pairs = {}
@@ -107,7 +109,7 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
                 }
                 sessions[peer].send(json.dumps(asked).encode())
             for peer, answer in _gather(
-                sessions, told, [peer for _, peer in turn], "measured"
+                sessions, inbox, [peer for _, peer in turn], "measured"
             ).items():
                 pairs[f"{next(host for host, other in turn if other == peer)} {peer}"] = answer[
                     "measured"
@@ -129,12 +131,12 @@ def _addresses(settings: Settings) -> tuple[list[str], SettingsError | None]:
         return [], error
 
 
-def _facts(sessions: Mapping[str, SshSession], told: Any) -> dict[str, Any]:
-    return _gather(sessions, told, list(sessions), "facts")
+def _facts(sessions: Mapping[str, SshSession], inbox: Any) -> dict[str, Any]:
+    return _gather(sessions, inbox, list(sessions), "facts")
 
 
 def _gather(
-    sessions: Mapping[str, SshSession], told: Any, hosts: Sequence[str], key: str
+    sessions: Mapping[str, SshSession], inbox: Any, hosts: Sequence[str], key: str
 ) -> dict[str, Any]:
     """The message with ``key`` of each host."""
     found: dict[str, Any] = {}
@@ -142,7 +144,7 @@ def _gather(
     deadline = time.monotonic() + ANSWER
     while len(found) + len(why) < len(hosts):
         try:
-            host, facts = told.get(timeout=0.05)
+            host, facts = inbox.get(timeout=0.05)
             if key in facts:
                 found[host] = facts
         except queue.Empty:

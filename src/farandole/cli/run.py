@@ -195,7 +195,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     given = overrides(vars(options))
     settings = settings_for({}, given)
     _check_exchange(settings)
-    _tell_idle(given, settings)
+    _report_idle(given, settings)
     return Job(
         np=np,
         command=command,
@@ -230,7 +230,7 @@ def _check_exchange(settings: Settings) -> None:
         raise SettingsError(f"--codec {settings.codec} {why}")
 
 
-def _tell_idle(given: Mapping[str, Any], settings: Settings) -> None:
+def _report_idle(given: Mapping[str, Any], settings: Settings) -> None:
     """Say which flags of the command line do nothing for want of another."""
     flags = {each.name: (each.group, each.flag) for each in settings_of(Settings)}
     for name in ("timeline", "autotune"):

@@ -71,15 +71,15 @@ def in_horovods_words(error: JobFailedError) -> str:
     )
 
 
-def telling(function: Callable[P, T]) -> Callable[P, T]:
+def with_note(function: Callable[P, T]) -> Callable[P, T]:
     """``function``, whose JobFailedError ends in Horovod's words."""
 
     @functools.wraps(function)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except JobFailedError as error:
             error.args = (f"{error}{in_horovods_words(error)}",)
             raise
 
-    return told
+    return wrapped

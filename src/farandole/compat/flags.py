@@ -403,11 +403,11 @@ def _text(flag: Flag, value: Any) -> str | None:
 
 def notes(options: argparse.Namespace) -> list[str]:
     """One line for each flag that is accepted and changes nothing."""
-    told = [
+    without_effect = [
         (flag.names[-1], flag.note)
         for flag in (*OWN, *TUNABLE)
         if flag.note and getattr(options, flag.dest)
     ]
     if options.cooldown_range:
-        told.append(("--blacklist-cooldown-range", _FIXED))
-    return [f"{name} has no effect: {note}" for name, note in told]
+        without_effect.append(("--blacklist-cooldown-range", _FIXED))
+    return [f"{name} has no effect: {note}" for name, note in without_effect]

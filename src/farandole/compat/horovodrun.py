@@ -64,12 +64,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     options.from_file, path = {}, options.config_file
-    told = config_file.apply(options, path, config_file.read(path)) if path else []
+    lines = config_file.apply(options, path, config_file.read(path)) if path else []
     with naming(options.from_file.values()):
         flags.check(options)
     hide = options.log_without_timestamp
     options.log_with_timestamp = None if hide is None else not hide  # its name in Horovod
-    for line in (*told, *flags.notes(options)):
+    for line in (*lines, *flags.notes(options)):
         sys.stderr.write(f"horovodrun: {line}\n")
     return options
 

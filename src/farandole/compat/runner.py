@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farandole.base.log import logger
-from farandole.compat import missing, telling
+from farandole.compat import missing, with_note
 from farandole.errors import SettingsError
 from farandole.job.launch import api
 from farandole.job.launch.launchers import mpi
@@ -79,7 +79,7 @@ def run(
         "network_interfaces": network_interfaces or network_interface,
     }
     settings = {name: value for name, value in remote.items() if value is not None}
-    return telling(api.run)(
+    return with_note(api.run)(
         func,
         args,
         kwargs,

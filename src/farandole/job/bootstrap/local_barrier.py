@@ -37,7 +37,7 @@ def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
     alone = placement.local_size == placement.size  # a local rank is the rank then
     host, deadline = "" if alone else placement.hostname, time.monotonic() + timeout
     with _listener(siblings.job, placement) as listener:
-        missing -= {peer for peer in missing if _told(siblings.job, peer, placement.local_rank)}
+        missing -= {peer for peer in missing if _announce(siblings.job, peer, placement.local_rank)}
         while missing:
             listener.settimeout(max(0.001, min(LOOK, deadline - time.monotonic())))
             with contextlib.suppress(TimeoutError):
@@ -68,7 +68,7 @@ def _listener(job: str, placement: Placement) -> socket.socket:
     return listener
 
 
-def _told(job: str, peer: int, own: int) -> bool:
+def _announce(job: str, peer: int, own: int) -> bool:
     """Tell ``peer`` that we are there; False if it does not listen yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
         sock.settimeout(_SAY)

@@ -70,19 +70,19 @@ class SlurmBootstrap:
             return pmi.broadcast(placement, text, timeout, siblings)
         path = meeting_point(os.environ)
         if placement.rank == 0:
-            told = text()
+            message = text()
             try:
-                write(path, told)
+                write(path, message)
             except OSError as error:
                 raise SettingsError(
                     "the ranks of a Slurm step meet by a file in the home directory, and rank 0"
                     f" cannot write {path} ({error.strerror}): {CURE}"
                 ) from None
-            return told
-        told = read(path, placement, timeout, siblings)
-        if told == ENDED:
+            return message
+        message = read(path, placement, timeout, siblings)
+        if message == ENDED:
             raise RendezvousError.ended([0])
-        return told
+        return message
 
     def on_assigned(self) -> None:
         with contextlib.suppress(OSError):

@@ -65,9 +65,9 @@ class TorchrunBootstrap:
             return _through_store(placement, text, timeout)
         path = meeting_point(os.environ)
         if placement.rank == 0:
-            told = text()
-            write(path, told)
-            return told
+            message = text()
+            write(path, message)
+            return message
         try:
             return read(path, placement, timeout, siblings)
         except RendezvousError as error:
@@ -171,7 +171,7 @@ class TorchVariablesBootstrap:
             multi_tenant=True,
         )
         self._serves = store if serves else None
-        return _tell(store, "farandole/init", rank, text)
+        return _broadcast_text(store, "farandole/init", rank, text)
 
     def on_assigned(self) -> None:
         self._serves = None
@@ -232,7 +232,7 @@ def _through_store(placement: Placement, text: Callable[[], str], timeout: float
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = f"farandole/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
-        return _tell(
+        return _broadcast_text(
             store_of(host, port, None, False, timedelta(seconds=timeout)), key, placement.rank, text
         )
     except RuntimeError as error:
@@ -241,7 +241,7 @@ def _through_store(placement: Placement, text: Callable[[], str], timeout: float
         ) from error
 
 
-def _tell(store: Any, key: str, rank: int, text: Callable[[], str]) -> str:
+def _broadcast_text(store: Any, key: str, rank: int, text: Callable[[], str]) -> str:
     """Rank 0's ``text()`` on every rank, through a store of torch.distributed, under ``key``.
     Raises RuntimeError.
     """

@@ -158,9 +158,9 @@ class Variables:
                     break
         return cls(**values)
 
-    def to_env(self, said: Container[str] = ()) -> dict[str, str]:
+    def to_env(self, always: Container[str] = ()) -> dict[str, str]:
         """The variables that make ``from_env`` give the same value; only those that differ from the
-        default, and those of which a variable is in ``said``: programs look at what they were
+        default, and those of which a variable is in ``always``: programs look at what they were
         started with.
         """
         found: dict[str, str] = {}
@@ -168,8 +168,8 @@ class Variables:
             value = getattr(self, setting.name)
             if (
                 value != setting.default
-                or setting.variable in said
-                or (setting.horovod or "") in said
+                or setting.variable in always
+                or (setting.horovod or "") in always
             ):
                 found[setting.variable] = setting.shown(value)
                 if setting.horovod:

@@ -130,8 +130,8 @@ class ServerAccess:
                 f"parameter server {number} did not start within {self._settings.start_timeout:g}"
                 f" s; {cure}"
             )
-        told = [address.decode() for address in found if address is not None]
-        addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
+        texts = [address.decode() for address in found if address is not None]
+        addresses = [texts[begin : begin + replicas] for begin in range(0, count, replicas)]
         host, _ = interfaces.split(store.address)
         patience = self._settings.stall_shutdown_seconds
         return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)

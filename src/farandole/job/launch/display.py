@@ -38,7 +38,7 @@ class Display:
         self.verbose = verbose
         self.quiet = quiet
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A message of ours."""
         self.say.write(f"farandole: {text}\n")
         self.say.flush()

@@ -53,7 +53,8 @@ def run(job: Job) -> list[Any]:
         function = None if job.call is None else _pack(job)
         allocation = launcher.allocate(request)
         if display.verbose or (allocation.remote and not display.quiet):
-            display.tell(allocation.describe() + ", encrypted (--tls)" * job.settings.tls)
+            encrypted = ", encrypted (--tls)" if job.settings.tls else ""
+            display.note(f"{allocation.describe()}{encrypted}")
         streams = OutputStreams(
             job.np,
             display.out,
@@ -65,7 +66,7 @@ def run(job: Job) -> list[Any]:
         )
         stack.callback(streams.close)
         for note in [] if display.quiet else streams.notes:
-            display.tell(note)
+            display.note(note)
         secret = handshake.new_secret(tls=job.settings.tls)
         store = allocation.listen(secret)
         stack.callback(store.close)
@@ -81,7 +82,7 @@ def run(job: Job) -> list[Any]:
         slots = watch.await_slots(allocation)
         advice = "" if display.quiet else allocation.advice()
         if advice:
-            display.tell(advice)
+            display.note(advice)
         store.set(keys.JOB, _describe(job, slots, elsewhere=allocation.remote))
         watch.until_done()
         return [] if job.call is None else _results(store, slots)
@@ -182,9 +183,13 @@ def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> di
     adjustable = variables(Settings)
     known = variables(Placement, Connection) | adjustable  # read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
-    said = {name for name in (*os.environ, *job.env) if name in adjustable}
-    told = {**placement.to_env(), **connection.to_env(), **job.settings.to_env(said)}
-    return {**mine, **told, "PYTHONUNBUFFERED": "1"}
+    set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
+    own_variables = {
+        **placement.to_env(),
+        **connection.to_env(),
+        **job.settings.to_env(set_by_user),
+    }
+    return {**mine, **own_variables, "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager

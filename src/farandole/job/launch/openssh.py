@@ -47,7 +47,7 @@ FIRST = (
     "exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
 )
 SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
-Hear = Callable[[Mapping[str, Any]], "bytes | None"]
+OnMessage = Callable[[Mapping[str, Any]], "bytes | None"]
 GRACE = 1.0  # seconds for a program to end when its stdin has
 TAIL = 4000  # characters of stderr that are kept
 # seconds, give or take half, after which a login that was dropped is tried again
@@ -175,33 +175,33 @@ def program(python: str) -> list[str]:
     return ["sh", "-c", script]
 
 
-def reason(host: str, code: int, said: str) -> str:
-    """Why ssh, or the program on the host, ended with ``code``. ``said``: its stderr. Pure."""
+def reason(host: str, code: int, output: str) -> str:
+    """Why ssh, or the program on the host, ended with ``code``. ``output``: its stderr. Pure."""
     lines = [
         line.strip()
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.strip() and not line.startswith("Warning: Permanently")
     ]
-    absent = re.search(r"Identity file (\S+) not accessible", said)
+    absent = re.search(r"Identity file (\S+) not accessible", output)
     if absent:
         return f"there is no file {absent[1]} (--ssh-identity-file)"
     old = next((line for line in lines if line.startswith(OLD)), "")
     if old:
         return old
-    fatal = re.search(r"Fatal Python error: (.*)", said)
+    fatal = re.search(r"Fatal Python error: (.*)", output)
     if fatal:
-        return _no_start(fatal[1], said)
+        return _no_start(fatal[1], output)
     if code < 0:
         return f"the process for it on this machine was ended by {signal.Signals(-code).name}"
     if code == NO_PYTHON:
         return _not_found(lines[-1] if lines else "")
     if code == SSH:
-        jump = re.search(JUMP, said)  # then ssh's own words on the connection only follow from it
+        jump = re.search(JUMP, output)  # then ssh's own words on the connection only follow from it
         plain = [
             line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)
         ] or lines
         for pattern, text in CAUSES:
-            found = re.search(pattern, said)
+            found = re.search(pattern, output)
             if found:
                 named = {
                     "host": host.rpartition("@")[2],
@@ -209,7 +209,7 @@ def reason(host: str, code: int, said: str) -> str:
                     "line": "".join(plain[-1:]),
                 }
                 return text.format(*found.groups(), **named)
-    mangled = re.search(MANGLED, said)
+    mangled = re.search(MANGLED, output)
     if mangled:
         return (
             f"our program did not arrive there as it was sent (it got {mangled[1]} first): a"
@@ -234,21 +234,21 @@ def _not_found(last: str) -> str:
     return f"{no}; it said: {last}" if last else no
 
 
-def _no_start(fatal: str, said: str) -> str:
-    """Why the interpreter there ended before it ran anything. ``said``: its own account."""
-    found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", said, re.MULTILINE)
-    told = " and ".join(f"{name}={value}" for name, value in found)
-    if not told and "encodings" in said:  # Python 3.13 does not say where it looked
-        told = "PYTHONHOME or PYTHONPATH"
+def _no_start(fatal: str, output: str) -> str:
+    """Why the interpreter there ended before it ran anything. ``output``: its own account."""
+    found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", output, re.MULTILINE)
+    settings = " and ".join(f"{name}={value}" for name, value in found)
+    if not settings and "encodings" in output:  # Python 3.13 does not say where it looked
+        settings = "PYTHONHOME or PYTHONPATH"
     cure = (
-        f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
-        if told
+        f"; {settings} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
+        if settings
         else ""
     )
     return f"its Python does not start ({fatal}){cure}"
 
 
-def unheard(noise: str, code: int = 0) -> str:
+def no_answer(noise: str, code: int = 0) -> str:
     """Why a session ended without a word before our program began. ``noise``: the last line that
     the host printed.
     """
@@ -278,17 +278,17 @@ def _programs() -> tuple[bytes, bytes]:
 
 class SshSession:
     """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host);
-    ``first``: what it is told; ``hear``: called with each of its messages, by a thread, and returns
-    what it is to be sent (or None).
+    ``first``: its instructions; ``on_message``: called with each of its messages, by a thread;
+    returns what it is to be sent (or None).
     """
 
     def __init__(
-        self, host: str, argv: Sequence[str], first: Mapping[str, Any], hear: Hear
+        self, host: str, argv: Sequence[str], first: Mapping[str, Any], on_message: OnMessage
     ) -> None:
         self.host = host
         self.failed = ""  # in its own words
-        self._hear = hear
-        self._said = ""
+        self._on_message = on_message
+        self._output = ""
         self._lock = threading.Lock()
         # has the program spoken; what the host printed before
         self._begun = False
@@ -302,7 +302,7 @@ class SshSession:
         self._start()
 
     def _start(self) -> None:
-        self._said = ""
+        self._output = ""
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
         try:
             self._process = subprocess.Popen(
@@ -329,7 +329,7 @@ class SshSession:
         """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its
         time has come.
         """
-        if self._begun or not re.search(DROPPED, self._said):
+        if self._begun or not re.search(DROPPED, self._output):
             return False
         with self._lock:
             now = time.monotonic()
@@ -375,7 +375,7 @@ class SshSession:
             with contextlib.suppress(ValueError):
                 facts = json.loads(b"{" + message)
                 self.failed = printable(str(facts.get("failed", self.failed)))
-                answer = self._hear(facts)
+                answer = self._on_message(facts)
                 if answer is not None:
                     self.send(answer)
 
@@ -383,7 +383,9 @@ class SshSession:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             line = line.replace(b"\r", b"")  # ssh's own end in both
-            self._said = (self._said + printable(line.decode("utf-8", "backslashreplace")))[-TAIL:]
+            self._output = (self._output + printable(line.decode("utf-8", "backslashreplace")))[
+                -TAIL:
+            ]
 
     def ended(self) -> str | None:
         """None while it runs; then why it ended, empty if all was well. From any thread."""
@@ -394,10 +396,10 @@ class SshSession:
             thread.join(1.0)
         if code == SSH and self._dropped():
             return None
-        said = self._said or (self._noise if code != SSH else "")
-        if code == 0 or (not said and not self._begun and code not in (SSH, NO_PYTHON)):
-            return self.failed or ("" if self._begun else unheard(self._noise, code))
-        return self.failed or reason(self.host, code, said)
+        output = self._output or (self._noise if code != SSH else "")
+        if code == 0 or (not output and not self._begun and code not in (SSH, NO_PYTHON)):
+            return self.failed or ("" if self._begun else no_answer(self._noise, code))
+        return self.failed or reason(self.host, code, output)
 
     def late(self) -> str:
         """Why it has not come to its end in time, as far as that is known."""
@@ -406,8 +408,8 @@ class SshSession:
             return why or "its program has ended"
         if self._begun:
             return "its program began, but did not report to the driver"
-        if re.search(DROPPED, self._said):
-            return reason(self.host, SSH, self._said)
+        if re.search(DROPPED, self._output):
+            return reason(self.host, SSH, self._output)
         printed = f"; it printed: {self._noise}" if self._noise else ""
         return (
             "our program has not begun there: a startup file of the shell there (~/.bashrc) waits"

@@ -121,7 +121,7 @@ class Ranks:
         self.pids: list[int] = []
         self.codes: dict[int, int] = {}  # by pid
         self.left = True  # something has not ended
-        self._told: set[int] = set()  # pids of ranks that were told to end
+        self._signalled: set[int] = set()  # pids of ranks that were told to end
         self._killed: set[int] = set()
         self._asked: set[tuple[int, int]] = set()  # who has got SIGTERM, by pid and start time
 
@@ -173,10 +173,10 @@ class Ranks:
         SIGTERM comes once to each: a second one would interrupt what the first has begun.
         """
         chosen = {self.pids[index] for index in indices}
-        self._told |= chosen
+        self._signalled |= chosen
         if number == signal.SIGKILL:
             self._killed |= chosen
-        self._send(chosen, self._told, number)
+        self._send(chosen, self._signalled, number)
 
     def pass_on(self, indices: list[int], number: int) -> None:
         """A signal that is not to end them, to the processes of these ranks alone."""

@@ -110,7 +110,7 @@ class Watch:
         if allocation.remote:
             self._status.places = places(slots)
             if self._job.display.verbose:
-                self._job.display.tell(f"ranks on {places(slots)}")
+                self._job.display.note(f"ranks on {places(slots)}")
         return slots
 
     def follow(self, workers: Sequence[Worker], env: Mapping[str, str] = {}) -> None:
@@ -181,7 +181,7 @@ class Watch:
                 worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
             ]
             if self._job.display.verbose:
-                self._job.display.tell(
+                self._job.display.note(
                     f"{signal.Signals(number).name} goes to {counted(len(running), 'rank')}"
                 )
             for worker in running:

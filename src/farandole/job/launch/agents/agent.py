@@ -238,19 +238,19 @@ class Followed:
         self._number = number
         self._worker = worker
         self._ended = 0.0
-        self._said_exit = False
-        self._said_gone = False
+        self._reported_exit = False
+        self._reported_gone = False
 
     def look(self, pipes: Pipes, sender: Sender) -> None:
         code = self._worker.poll()
         if code is not None and not self._ended:
             self._ended = time.monotonic()
         quiet = not pipes.open[self._number] or time.monotonic() > self._ended + DRAIN
-        if self._ended and not self._said_exit and quiet:
-            self._said_exit = True
+        if self._ended and not self._reported_exit and quiet:
+            self._reported_exit = True
             sender.put(f"exit/{self._number}", json.dumps({"code": code}).encode())
-        if self._said_exit and not self._said_gone and not self._worker.alive():
-            self._said_gone = True
+        if self._reported_exit and not self._reported_gone and not self._worker.alive():
+            self._reported_gone = True
             sender.put(f"gone/{self._number}", b"{}")
 
 

@@ -68,7 +68,7 @@ class Command:
         ] or ["127.0.0.1"]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
-        self._said: deque[str] = deque(maxlen=LINES)
+        self._output: deque[str] = deque(maxlen=LINES)
         self._packages: Packages | None = None
 
     def describe(self) -> str:
@@ -91,12 +91,12 @@ class Command:
             "cwd": os.getcwd(),
             **self._offer(),
         }
-        told = json.dumps({**facts, **more})
+        instructions = json.dumps({**facts, **more})
         command = [*self._argv, sys.executable, "-c", FIRST]
         try:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, FACTS: told},
+                env={**os.environ, FACTS: instructions},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -132,7 +132,7 @@ class Command:
     def _read(self) -> None:
         assert self._process is not None
         for line in self._process.stdout or ():
-            self._said.append(line.rstrip())
+            self._output.append(line.rstrip())
 
     def absent(self, agents: Sequence[int]) -> str:
         return self.gone(agents[0]) or ""
@@ -142,14 +142,14 @@ class Command:
         if code is None or self._reader is None:
             return None
         self._reader.join(TIDY)
-        said = "\n".join(line for line in self._said if line)
+        output = "\n".join(line for line in self._output if line)
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-        return f"{self._argv[0]} has ended {how}" + (f"; it wrote:\n{said}" if said else "")
+        return f"{self._argv[0]} has ended {how}" + (f"; it wrote:\n{output}" if output else "")
 
     def late(self, agents: Sequence[int], status: str) -> str:
-        said = "\n".join(self._said)
+        output = "\n".join(self._output)
         return f"only {status} within the start timeout (--start-timeout sets how long to wait)" + (
-            f"; {self._argv[0]} wrote:\n{said}" if said else ""
+            f"; {self._argv[0]} wrote:\n{output}" if output else ""
         )
 
     def close(self, seconds: float) -> None:

@@ -177,7 +177,7 @@ def _gpus() -> list[str]:
 
 
 def main(
-    told: Mapping[str, Any],
+    instructions: Mapping[str, Any],
     odd: Mapping[str, str],
     frame: Callable[[], bytes],
     say: Callable[..., None],
@@ -185,10 +185,10 @@ def main(
     """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the
     driver has gone.
     """
-    token = told["token"]
+    token = instructions["token"]
     try:
-        found = facts(odd, told["interfaces"])
-        trouble = no_way_back(told["addresses"], told["secret"])
+        found = facts(odd, instructions["interfaces"])
+        trouble = no_way_back(instructions["addresses"], instructions["secret"])
     except SettingsError as error:
         trouble = str(error)
     if trouble:

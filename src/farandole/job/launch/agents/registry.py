@@ -166,9 +166,9 @@ class AgentRegistry:
         if not 0 <= index < self._count:
             raise ValueError(f"there are {self._count} agents")
         if verb == "hello":
-            told = parsed(value)
+            facts = parsed(value)
             self.agents[index] = AgentInfo(
-                index=index, **{**told, "host": printable(str(told["host"]))}
+                index=index, **{**facts, "host": printable(str(facts["host"]))}
             )
             return
         if index not in self._of:

@@ -159,11 +159,11 @@ class SshSessions:
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         # of the others all is said
-        heard = [session for session in self._sessions if session.ended() is None]
+        alive = [session for session in self._sessions if session.ended() is None]
         left = [
             session.host
             for session in self._sessions
-            if not session.close(deadline) and session in heard
+            if not session.close(deadline) and session in alive
         ]
         if stuck := [host for host in left if not is_here(_name(host))]:  # here, it has been killed
             logger.warning(

@@ -49,7 +49,7 @@ class SparkLauncher:
         self._create = create
         self._python = python
         self._log = log
-        self._told = start_timeout is not None
+        self._has_timeout = start_timeout is not None
         if start_timeout is None:
             start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
         self._start_timeout = start_timeout
@@ -91,7 +91,9 @@ class SparkLauncher:
                 f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run"
             )
         timeout = (
-            self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
+            self._start_timeout
+            if self._has_timeout
+            else max(self._start_timeout, request.start_timeout)
         )
         slots = self._found().await_slots(request.np, timeout)
         title = self._title or request.title
