@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from farandole.core.groups import thread_waits
-from farandole.core.groups.calls import Call, CallQueue
+from farandole.core.groups.calls import Call, CallQueue, runs_call
 from farandole.core.groups.thread_waits import LONG, signs
 from tests.kits.worlds import until
 
@@ -39,7 +39,7 @@ def test_a_wait_for_a_call_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Call(lambda: None)
     with running(call.sleep, call.finish) as thread:
         until(lambda: thread.ident in thread_waits.waiting_for, "the wait")
-        assert signs(native(thread), 60.0) == {(thread.ident, id(call)): 0.0}
+        assert signs(native(thread), 60.0, runs_call) == {(thread.ident, id(call)): 0.0}
     assert thread.ident not in thread_waits.waiting_for
 
 
@@ -52,17 +52,32 @@ def test_a_thread_in_a_call_may_sleep_for_long() -> None:
 
     with running(lambda: calls.run(Call(work)), over.set) as thread:
         assert entered.wait(60)
-        until(lambda: signs(native(thread), 60.0) != {}, "its sleep")
-        assert [*signs(native(thread), 60.0).values()] == [60.0]
-    assert thread.ident not in thread_waits.in_calls
+        until(lambda: signs(native(thread), 60.0, runs_call) != {}, "its sleep")
+        assert [*signs(native(thread), 60.0, runs_call).values()] == [60.0]
+    assert not runs_call(thread.ident or 0)
     calls.close()
 
 
-def test_a_failed_call_leaves_no_mark() -> None:
-    calls = CallQueue("calls")
-    calls.run(failed := Call(lambda: 1 / 0))
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_failed_call_leaves_no_mark(queued: bool) -> None:
+    calls, failed, seen = (
+        CallQueue("calls"),
+        Call(lambda: seen.append(here()) or 1 / 0),
+        list[bool](),
+    )
+
+    def here() -> bool:
+        me = threading.get_ident()
+        return runs_call(me) or me in thread_waits.in_calls
+
+    if queued:
+        calls._waiting.append(failed)
+        calls.run_all()
+    else:
+        calls.run(failed)
     assert isinstance(failed.error, ZeroDivisionError)
-    assert threading.get_ident() not in thread_waits.in_calls
+    assert seen == [True]
+    assert not here()
     calls.close()
 
 
@@ -76,10 +91,10 @@ def test_waits_of_the_program_are_guessed() -> None:
             pass
 
     with running(lambda: over.wait(60), over.set) as thread:
-        until(lambda: signs(native(thread), 60.0) != {}, "its sleep")
-        assert [*signs(native(thread), 60.0).values()] == [0.0]
+        until(lambda: signs(native(thread), 60.0, runs_call) != {}, "its sleep")
+        assert [*signs(native(thread), 60.0, runs_call).values()] == [0.0]
     over.clear()
     with running(lambda: asks(over), over.set) as thread:
-        until(lambda: LONG in signs(native(thread), 60.0).values(), "its question")
+        until(lambda: LONG in signs(native(thread), 60.0, runs_call).values(), "its question")
     ended = native(thread)
-    until(lambda: signs(ended, 60.0) == {(ended, ""): 0.0}, "the end of its task")
+    until(lambda: signs(ended, 60.0, runs_call) == {(ended, ""): 0.0}, "the end of its task")

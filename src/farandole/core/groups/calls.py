@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 
@@ -146,6 +147,8 @@ class CallQueue:
         self._hurry = threading.Event()
         self._held = -_PATROL  # when calls were last left to a holder
         self._patrols = False  # does the thread look by itself?
+        key = id(self)
+        _queues[key] = weakref.ref(self, lambda _: _queues.pop(key, None))
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
@@ -286,7 +289,7 @@ class CallQueue:
             holder = self._holder
             if not holder:
                 break
-            found, now = signs(holder, self._behind), time.monotonic()
+            found, now = signs(holder, self._behind, runs_call), time.monotonic()
             if any(
                 sign in since and now - since[sign] >= seconds for sign, seconds in found.items()
             ):
@@ -342,13 +345,16 @@ class CallQueue:
 
 
 def _run(call: Call) -> None:
-    thread = threading.get_ident()
-    outermost = thread not in in_calls
     try:
-        in_calls.add(thread)
         call.work()
     except BaseException as error:
         call.error = error
-    finally:
-        if outermost:
-            in_calls.discard(thread)
+
+
+_queues: dict[int, weakref.ref[CallQueue]] = {}  # all of this process, by their ids
+
+
+def runs_call(thread: int) -> bool:
+    """Whether a thread (by its ident) runs a call of any queue of this process."""
+    queues = [each() for each in list(_queues.values())]
+    return any(queue is not None and queue._runner == thread for queue in queues)

@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 _ASKS = "done"  # what is called by who asks a future until it is
 
-in_calls: set[int] = set()  # threads, by their idents, that run a call, or wait for one to end
+in_calls: set[int] = set()  # threads, by their idents, that run calls of a queue, or await a turn
 waiting_for: dict[int, object] = {}  # by the ident of a thread that waits here: for what
 
 
-def signs(thread: int, behind: float) -> dict[Hashable, float]:
+def signs(thread: int, behind: float, runs_call: Callable[[int], bool]) -> dict[Hashable, float]:
     """The signs that a thread (by its native id) waits, and for how many seconds each has to last.
-    ``behind``: for how many it may sleep in a call.
+    ``behind``: for how many it may sleep in a call; ``runs_call``: whether a thread (by its ident)
+    runs one.
     """
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     if own is not None:
-        if own in in_calls:
+        if own in in_calls or runs_call(own):
             sleep = current_sleep(thread)
             return {} if sleep is None else {sleep: behind}
         awaited = waiting_for.get(own)
