@@ -88,10 +88,31 @@ class BucketReducer:
                 claim(self.codec, self.options.owner, [one.identity[0] for one in self.gradients])
                 self._enter()
                 self._skip_frozen()
-            if not self._step.expects(index):
+            step = self._step
+            if step.announced_none or not step.passes_left[index]:
                 self._refuse_or_start_over(index, gradient)
-            if self._step.count_pass(index):
-                self._take_in(index, gradient)
+                step = self._step
+            if not step.count_pass(index):
+                return
+            home = self._layout.home[index]
+            if home is not None and self.gradients[index].is_sparse(gradient):
+                step.misplaced = True
+                gradient = None
+            if step.reduced or index in step.frozen:  # it needs a further round
+                return
+            session = self._session
+            assert session is not None
+            if session.arrivals is not None:
+                session.arrivals[index] = None  # once: some programs never call ``step``
+            if self._checks.sampling and gradient is not None:
+                self._checks.on_gradient(index, self.gradients[index].digest(gradient))
+            if home is None:
+                return
+            number, slot = home
+            self._layout.buckets[number].put(slot, gradient)
+            # or missing: it cannot come in this round
+            if step.put(index, number, sent=True) and session.overlap:
+                self._launch()
 
     def end_of_backward(self) -> None:
         """Backward pass ``backward`` is over. Make gradients final, also those of other optimizers
@@ -305,27 +326,6 @@ class BucketReducer:
         if problem is Unexpected.STEP_SKIPPED:
             self._begin()
 
-    def _take_in(self, index: int, gradient: Any) -> None:
-        """Put a gradient, to which no further pass will add, in its bucket."""
-        home = self._layout.home[index]
-        if home is not None and self.gradients[index].is_sparse(gradient):
-            self._step.misplaced = True
-            gradient = None
-        if not self._step.takes(index):
-            return
-        session = self._session
-        assert session is not None
-        if session.arrivals is not None:
-            session.arrivals[index] = None  # once: some programs never call ``step``
-        if self._checks.sampling and gradient is not None:
-            self._checks.on_gradient(index, self.gradients[index].digest(gradient))
-        if home is None:
-            return
-        self._layout.buckets[home.bucket].put(home.slot, gradient)
-        # or missing: it cannot come in this round
-        if self._step.put(index, home.bucket, sent=True) and session.overlap:
-            self._launch()
-
     def _skip_frozen(self) -> None:
         """Fill the slots of parameters that are frozen now with zeros."""
         step = self._step
@@ -534,10 +534,10 @@ class BucketReducer:
 
     def _engine_replaced(self) -> bool:
         """Whether ``init()`` was called again between two passes."""
-        engine = self._engine()
-        if engine is None or not engine.ended:
+        session = self._session
+        if session is None or session.abandoned or not session.engine.ended:
             return False
-        return context.engine(self.options.process_set) is not engine
+        return context.engine(self.options.process_set) is not session.engine
 
     def _open_session(self, engine: Engine) -> None:
         # to launch there costs no core

@@ -92,12 +92,9 @@ class GradientStep:
 
     # Gradients come.
 
-    def expects(self, index: int) -> bool:
-        """Whether one more gradient fits, as in the ordinary course of a step."""
-        return self.passes_left[index] > 0 and not (self.announced_none and self.sent[index])
-
     def unexpected(self, index: int, *, known: bool) -> Unexpected | None:
-        """Return what a gradient means that ``expects`` denies; None if it is in order.
+        """Return the meaning of a gradient that may not fit in the step: of one without passes
+        left, or after an announcement of none. None if it is in order after all.
 
         ``known``: it is the object that the parameter's gradient was before.
         """
@@ -115,10 +112,6 @@ class GradientStep:
             return False
         self.due = True
         return True
-
-    def takes(self, index: int) -> bool:
-        """Whether a gradient can still travel in this round; a late one needs a further round."""
-        return not self.reduced and index not in self.frozen
 
     def put(self, index: int, bucket: int, *, sent: bool) -> bool:
         """Fill a gradient's slot; return whether its bucket is full. ``sent``: not only with zeros
