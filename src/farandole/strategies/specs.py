@@ -71,8 +71,8 @@ def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], 
     return found if fits(found) else refuse(strategy, option, value, rule)
 
 
-def share(strategy: str, option: str, value: Any) -> float | None:
-    """A part of the way: more than 0 and at most 1; or None."""
+def fraction(strategy: str, option: str, value: Any) -> float | None:
+    """Return ``value`` as a number above 0 and up to 1, or None."""
     return (
         None
         if value is None
@@ -80,12 +80,12 @@ def share(strategy: str, option: str, value: Any) -> float | None:
     )
 
 
-def of_way(gamma: float | None) -> str:
-    """``gamma`` as it stands in the spec of a strategy."""
+def gamma_suffix(gamma: float | None) -> str:
+    """Return ``gamma`` as a part of the spec of a strategy."""
     return "" if gamma is None else f",gamma={gamma:g}"
 
 
-def switch(strategy: str, option: str, value: bool | str) -> bool:
+def boolean(strategy: str, option: str, value: bool | str) -> bool:
     if str(value).lower() not in ("0", "1", "false", "true"):
         refuse(strategy, option, value, "0 or 1")
     return str(value).lower() in ("1", "true")

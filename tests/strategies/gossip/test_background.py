@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.strategies.gossip.background import AsyncGossip, asked
-from farandole.strategies.gossip.synchronous import GRAPHS
+from farandole.strategies.gossip.background import AsyncGossip
+from farandole.strategies.gossip.graphs import GRAPHS, higher_neighbours
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import StatefulExchange, WeightExchange
@@ -135,7 +135,9 @@ def model(strategy: AsyncGossip) -> tuple[list[Any], list[Any], list[list[int]]]
         steps[rank] += 1
         if strategy.due(steps[rank]):
             staleness[rank].append(add(rank, strategy.damp))
-            for other in asked(strategy.graph, rank, 3, steps[rank] // strategy.every)[:1]:
+            for other in higher_neighbours(strategy.graph, rank, 3, steps[rank] // strategy.every)[
+                :1
+            ]:
                 mean = [(one + two) / 2 for one, two in zip(shown[rank], shown[other], strict=True)]
                 shown[rank], shown[other] = list(mean), list(mean)
                 averages[rank] += 1
@@ -153,7 +155,7 @@ def test_pairs_of_every_graph_come_to_one_mind(graph: str, n: int) -> None:
     mean = values.mean()
     for turn in range(400):
         for rank in range(n):
-            others = asked(graph, rank, n, turn)
+            others = higher_neighbours(graph, rank, n, turn)
             assert all(other > rank for other in others)
             if others:
                 values[rank] = values[others[0]] = (values[rank] + values[others[0]]) / 2

@@ -16,7 +16,8 @@ from farandole.base.contracts import Consensus
 from farandole.errors import JoinedError
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.gossip.copies import Copies
-from farandole.strategies.gossip.synchronous import GRAPHS, Gossip
+from farandole.strategies.gossip.graphs import GRAPHS
+from farandole.strategies.gossip.synchronous import Gossip
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange, WeightExchange
 from tests.kits.messages import mentioning, mentions

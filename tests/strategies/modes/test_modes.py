@@ -14,7 +14,8 @@ import farandole.numpy
 from farandole.base.contracts import Part, Strategy, Transport
 from farandole.base.types import ReduceOp
 from farandole.errors import HorovodInternalError
-from farandole.strategies.gossip.synchronous import GRAPHS, Gossip
+from farandole.strategies.gossip.graphs import GRAPHS
+from farandole.strategies.gossip.synchronous import Gossip
 from farandole.strategies.modes.easgd import EASGD
 from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
 from farandole.strategies.options import GradientOptions, gradient_options

@@ -1,54 +1,17 @@
-"""Averaging with neighbours alone: nobody is in the centre, and no rank talks to all."""
+"""Averages with neighbours on a graph, in step: no rank sends to all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import isqrt
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.contracts import Peers
+from farandole.strategies.gossip.graphs import GRAPHS
 from farandole.strategies.gossip.references import NeighbourReference
-from farandole.strategies.specs import number, of_way, parsed, refuse, share
+from farandole.strategies.specs import fraction, gamma_suffix, number, parsed, refuse
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-
-
-def ring(rank: int, size: int, turn: int) -> list[int]:
-    """Both neighbours on a ring."""
-    return [(rank + 1) % size, (rank - 1) % size]
-
-
-def torus(rank: int, size: int, turn: int) -> list[int]:
-    """The four neighbours on a grid whose edges meet, as square as ``size`` allows (a ring, if it
-    is prime).
-    """
-    columns = next(count for count in range(isqrt(size), 0, -1) if size % count == 0)
-    row, column = divmod(rank, columns)
-    rows = size // columns
-    down, right = ((row + 1) % rows) * columns + column, row * columns + (column + 1) % columns
-    up, left = ((row - 1) % rows) * columns + column, row * columns + (column - 1) % columns
-    return [down, up, right, left]
-
-
-def exponential(rank: int, size: int, turn: int) -> list[int]:
-    """One rank a turn, 1, 2, 4 ... places on: with a power of two ranks, all have the mean after
-    one pass.
-    """
-    return [(rank + (1 << turn % max((size - 1).bit_length(), 1))) % size]
-
-
-def complete(rank: int, size: int, turn: int) -> list[int]:
-    """Everybody."""
-    return [other for other in range(size) if other != rank]
-
-
-GRAPHS: dict[str, Callable[[int, int, int], list[int]]] = {
-    "ring": ring,
-    "torus": torus,
-    "exponential": exponential,
-    "complete": complete,
-}
 
 
 class Gossip:
@@ -79,7 +42,7 @@ class Gossip:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph = graph
         self.every = number(self.name, "every", every, at_least=1)
-        self.gamma = share(self.name, "gamma", gamma)
+        self.gamma = fraction(self.name, "gamma", gamma)
 
     @classmethod
     def parse(cls, argument: str) -> Gossip:
@@ -88,7 +51,7 @@ class Gossip:
 
     @property
     def spec(self) -> str:
-        return f"{self.name}:{self.graph},every={self.every}" + of_way(self.gamma)
+        return f"{self.name}:{self.graph},every={self.every}" + gamma_suffix(self.gamma)
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0

@@ -16,7 +16,7 @@ from farandole.core.ps.clocks import OPTIMIZERS, Rule
 from farandole.core.ps.staleness import Staleness
 from farandole.strategies.deltas import deltas, restart_from
 from farandole.strategies.references import CentreReference
-from farandole.strategies.specs import number, parsed, real, refuse, switch
+from farandole.strategies.specs import boolean, number, parsed, real, refuse
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -169,7 +169,7 @@ class AsyncParameterServer(ParameterServer):
         momentum: float | str = 0.9,
     ) -> None:
         self._set(every, optimizer, lr, momentum)
-        self.damp = switch(self.name, "damp", damp)
+        self.damp = boolean(self.name, "damp", damp)
 
     def _argument(self) -> str:
         return f"{self.every}{self._damp()}"
@@ -197,7 +197,7 @@ class SSP(ParameterServer):
         momentum: float | str = 0.9,
     ) -> None:
         self._set(every, optimizer, lr, momentum)
-        self.damp = switch(self.name, "damp", damp)
+        self.damp = boolean(self.name, "damp", damp)
         self.bound = number(self.name, "bound", bound, at_least=0)
 
     def _argument(self) -> str:
