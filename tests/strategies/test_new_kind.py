@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,3 +124,21 @@ def test_ranks_train_a_model_of_torch(distribution: Path, codec: str) -> None:
 
     first, second = job(2, fn)
     np.testing.assert_allclose(first, second, atol=1e-3)
+
+
+def test_a_codec_is_refused_without_an_engine() -> None:
+    """The command refuses a pair that does not go together before it starts a job."""
+    program = """
+import subprocess
+import sys
+from farandole.job.plugins import registry
+from farandole.strategies.codecs import codec
+from farandole.strategies.specs import strategy_of
+
+strategies = [strategy_of(name) for name in registry.names("strategy")]
+refusing = [each.name for each in strategies if each.reference.objection(each, codec("sign"))]
+print(*refusing, "farandole.core.engine" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    refusing = "local_sgd easgd gossip gossip_async ps ps_async ssp"
+    assert found.stdout == f"{refusing} False\n", found.stderr
