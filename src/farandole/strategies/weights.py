@@ -32,8 +32,8 @@ def slots_of(
     copy: Callable[[Weight], Weight],
     zeros: Callable[[Weight], Weight],
 ) -> list[list[Weight]]:
-    """Slots of these kinds (see ``contracts.Strategy``), as they begin with ``weights``. ``copy``,
-    ``zeros``: how to make arrays of one.
+    """Return slots of these kinds (see ``contracts.Strategy``) for ``weights``. ``copy`` and
+    ``zeros`` make the slot of one weight.
     """
     return [
         [copy(weight) if kind == "weights" else zeros(weight) for weight in weights]
@@ -44,8 +44,7 @@ def slots_of(
 class WeightExchange:
     """Exchanges of one optimizer's weights. ``label``: of the optimizer, for messages.
 
-    ``kinds``: the slots that it needs, see ``contracts.Strategy``. With a codec there is one more
-    than the strategy's own where ranks have common weights: those after the last exchange.
+    ``kinds``: the slots of the strategy, see ``contracts.Strategy``, and those of the encoding.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
@@ -106,8 +105,8 @@ class WeightExchange:
         """
         session = self._open()
         self._exchanged = True
-        context = ExchangeContext(names, statistics)
-        travelled = self._encoding.exchange(self.strategy, weights, slots, step, context)
+        given = ExchangeContext(names, statistics)
+        travelled = self._encoding.exchange(self.strategy, weights, slots, step, given)
         if statistics and not travelled:
             session.mean(statistics)
 
