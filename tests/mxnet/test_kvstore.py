@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kits.messages import mentioning
-from tests.mxnet.test_training import BATCH, OPTIMIZERS, alone, assert_alike, network, trained
+from tests.mxnet.networks import BATCH, OPTIMIZERS, alone, assert_alike, network, trained
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")

@@ -1,89 +1,32 @@
 """One rank with batch B, and n ranks with B/n: the same weights, to rounding, after each of several
-steps.
-"""
+steps."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kits.messages import mentioning, mentions
+from tests.kits.messages import mentions
+from tests.mxnet.networks import (
+    BATCH,
+    OPTIMIZERS,
+    STEPS,
+    alone,
+    assert_alike,
+    backward,
+    fill,
+    half_steps,
+    network,
+    rows,
+    trained,
+    weights,
+)
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
-
-BATCH, STEPS = 12, 4
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("sgd", {"learning_rate": 0.1, "wd": 0.01}),
-    "momentum": ("sgd", {"learning_rate": 0.05, "momentum": 0.9}),
-    "adam": ("adam", {"learning_rate": 0.01, "epsilon": 1e-3}),
-}
-
-
-def network(seed: int = 0) -> Any:
-    net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Dense(9, activation="tanh", in_units=6), mx.gluon.nn.Dense(2, in_units=9))
-    net.initialize()
-    fill(net, seed)
-    return net
-
-
-def fill(net: Any, seed: int) -> None:
-    """The same numbers in every process."""
-    generator = np.random.default_rng(seed)
-    for _, parameter in sorted(net._collect_params_with_prefix().items()):
-        parameter.set_data(mx.nd.array(generator.standard_normal(parameter.shape)))
-
-
-def rows(step: int, rank: int, n: int) -> tuple[Any, Any]:
-    generator = np.random.default_rng(1000 + step)
-    x, y = generator.standard_normal((BATCH, 6)), generator.standard_normal((BATCH, 2))
-    return tuple(mx.nd.array(np.split(each, n)[rank]) for each in (x, y))
-
-
-def backward(net: Any, x: Any, y: Any) -> None:
-    with mx.autograd.record():
-        loss = mx.gluon.loss.L2Loss()(net(x), y)
-    loss.backward()
-
-
-def weights(net: Any) -> list[Any]:
-    return [
-        parameter.data().asnumpy()
-        for _, parameter in sorted(net._collect_params_with_prefix().items())
-    ]
-
-
-def trained(net: Any, step: Callable[[int], None], rank: int, n: int) -> list[list[Any]]:
-    """The weights after each step."""
-    found = []
-    for number in range(STEPS):
-        backward(net, *rows(number, rank, n))
-        step(BATCH // n)
-        found.append(weights(net))
-    return found
-
-
-def alone(kind: str) -> list[list[Any]]:
-    net, (name, options) = network(), OPTIMIZERS[kind]
-    return trained(net, mx.gluon.Trainer(net.collect_params(), name, dict(options)).step, 0, 1)
-
-
-def assert_alike(
-    results: list[list[list[Any]]], wanted: list[list[Any]], tolerance: float = 1e-5
-) -> None:
-    for steps in zip(*results, strict=True):
-        for result in steps:
-            assert all(
-                np.array_equal(one, same) for one, same in zip(result, steps[0], strict=True)
-            ), "the same bits"
-    for step, expected in zip(results[0], wanted, strict=True):
-        for one, other in zip(step, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -228,24 +171,6 @@ def test_embeddings(kind: str, sparse: bool) -> None:
         assert_alike(list(each), wanted)
 
 
-def half_steps(rank: int, n: int, make: Callable[[Any], Any]) -> list[list[Any]]:
-    """A parameter of type float16, whose updates keep a copy of it in float32. (Dense has no
-    float16 on CPUs.)
-    """
-    used = mx.gluon.ParameterDict()
-    weight = used.get("weight", shape=(6,), dtype="float16", init="ones")
-    used.initialize()
-    trainer, found = make(used), []
-    for number in range(STEPS):
-        x, y = (each.astype("float16") for each in rows(number, rank, n))
-        with mx.autograd.record():
-            loss = ((x * weight.data()).sum(axis=1) - y[:, 0]) ** 2
-        loss.backward()
-        trainer.step(BATCH // n)
-        found.append([weight.data().asnumpy().astype("float32")])
-    return found
-
-
 def test_half_precision() -> None:
     options = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": True}
 
@@ -376,288 +301,3 @@ def test_gradients_can_be_clipped_between_allreduce_and_update() -> None:
         wanted.append([*weights(net), np.array(norm)])
     assert wanted[0][-1] > 5.0
     assert_alike(job(2, fn), wanted)
-
-
-def test_gradients_that_no_backward_has_computed_are_told() -> None:
-    def fn(rank: int) -> None:
-        import farandole.mxnet as hvd
-
-        net = network()
-        used = net.collect_params()
-        trainer = hvd.DistributedTrainer(used, "sgd", {"learning_rate": 0.1})
-        backward(net, *rows(0, rank, 2))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            trainer.allreduce_grads()
-        trainer.update(BATCH)
-        for parameter in used.values():
-            parameter.grad()[:] = rank + 1
-        with pytest.warns(
-            UserWarning,
-            match=mentioning("0", "backward()", "hvd.grouped_allreduce_"),
-        ):
-            trainer.allreduce_grads()
-
-    job(2, fn)
-
-
-def test_parameters_with_sparse_values_are_told_with_the_cure() -> None:
-    def fn(rank: int) -> None:
-        import farandole.mxnet as hvd
-
-        used = mx.gluon.ParameterDict()
-        used.get("table", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse", init="ones")
-        used.initialize()
-        text = ("'table'", "stype='row_sparse'")
-        with pytest.raises(ValueError, match=mentioning(text)):
-            hvd.broadcast_parameters(used)
-        with pytest.raises(ValueError, match=mentioning(text)):
-            hvd.DistributedTrainer(used, "sgd")
-
-    job(2, fn)
-
-
-def test_what_is_no_optimizer_is_told_with_the_cure() -> None:
-    import farandole.mxnet as hvd
-
-    trainer = mx.gluon.Trainer(network().collect_params(), "sgd")
-    for wrong, text in (
-        ("sgd", "mx.optimizer.create('sgd')"),
-        (trainer, ("Trainer", "hvd.DistributedTrainer")),
-    ):
-        with pytest.raises(TypeError, match=mentioning(text)):
-            hvd.DistributedOptimizer(wrong)
-
-
-def test_states_are_saved_and_loaded(tmp_path: Any) -> None:
-    def fn(rank: int) -> list[Any]:
-        import farandole.mxnet as hvd
-
-        found = []
-        for wrapped in (False, True):
-
-            def make(net: Any, wrapped: bool = wrapped) -> Any:
-                name, options = OPTIMIZERS["momentum"]
-                if not wrapped:
-                    return hvd.DistributedTrainer(net.collect_params(), name, dict(options))
-                optimizer = hvd.DistributedOptimizer(mx.optimizer.create(name, **options))
-                return mx.gluon.Trainer(net.collect_params(), optimizer)
-
-            net, path = network(), str(tmp_path / f"{rank}.{wrapped}")
-            trainer, steps = make(net), []
-            for number in range(STEPS):
-                if number == 2:
-                    trainer.save_states(path)
-                    trainer = make(net)
-                    trainer.load_states(path)
-                backward(net, *rows(number, rank, 2))
-                trainer.step(BATCH // 2)
-                steps.append(weights(net))
-            found.append(steps)
-        return found
-
-    for each in zip(*job(2, fn), strict=True):
-        assert_alike(list(each), alone("momentum"))
-
-
-def test_process_sets_train_models_of_their_own() -> None:
-    def fn(rank: int) -> list[Any]:
-        import farandole.mxnet as hvd
-
-        pair, single = hvd.add_process_set([0, 2]), hvd.add_process_set([1])
-        mine = single if rank == 1 else pair
-        found = []
-        for wrapped in (False, True):
-            net, (name, options) = network(), OPTIMIZERS["sgd"]
-            if wrapped:
-                optimizer = hvd.DistributedOptimizer(
-                    mx.optimizer.create(name, **options), process_set=mine
-                )
-                trainer = mx.gluon.Trainer(net.collect_params(), optimizer)
-            else:
-                trainer = hvd.DistributedTrainer(
-                    net.collect_params(), name, dict(options), process_set=mine
-                )
-            found.append(trained(net, trainer.step, 0 if rank < 2 else 1, 1 if rank == 1 else 2))
-        outside = network()
-        hvd.DistributedTrainer(outside.collect_params(), "sgd", process_set=single)
-        return found
-
-    results = job(3, fn, dynamic_process_sets=True)
-    for way in range(2):
-        assert_alike([results[0][way], results[2][way]], alone("sgd"))
-        assert_alike([results[1][way]], alone("sgd"))
-
-
-def test_a_distributed_optimizer_is_unwrapped_by_the_trainer() -> None:
-    def fn(rank: int) -> Any:
-        import farandole.mxnet as hvd
-
-        net, (name, options) = network(), OPTIMIZERS["momentum"]
-        optimizer = hvd.DistributedOptimizer(mx.optimizer.create(name, **options))
-        with pytest.warns(UserWarning, match=mentioning("unwrapped")):
-            trainer = hvd.DistributedTrainer(net.collect_params(), optimizer)
-        assert trainer.learning_rate == 0.05
-        trainer.set_learning_rate(0.05)
-        return trained(net, trainer.step, rank, 2)
-
-    assert_alike(job(2, fn), alone("momentum"))
-
-
-def test_a_distributed_optimizer_only_changes_the_update() -> None:
-    def fn(rank: int) -> None:
-        import pickle
-
-        import farandole.mxnet as hvd
-
-        plain = mx.optimizer.create("adam", learning_rate=0.5, rescale_grad=1.0)
-        optimizer = hvd.DistributedOptimizer(plain)
-        assert isinstance(optimizer, mx.optimizer.Optimizer)
-        assert (optimizer.beta1, optimizer.learning_rate, optimizer.rescale_grad) == (
-            plain.beta1,
-            0.5,
-            0.5,
-        )
-        optimizer.set_learning_rate(0.25)
-        optimizer.rescale_grad = 0.125
-        assert (plain.lr, plain.rescale_grad) == (0.25, 0.125)
-        again = pickle.loads(pickle.dumps(optimizer))
-        assert isinstance(again, hvd.DistributedOptimizer)
-        assert (again.learning_rate, again.rescale_grad) == (0.25, 0.125)
-        with pytest.raises(ValueError, match=mentioning("distributed")):
-            hvd.DistributedOptimizer(optimizer)
-
-    job(2, fn)
-
-
-def test_one_rank_alone_is_a_plain_trainer() -> None:
-    def fn(rank: int) -> Any:
-        import farandole.mxnet as hvd
-
-        net, (name, options) = network(), OPTIMIZERS["adam"]
-        trainer = hvd.DistributedTrainer(
-            net.collect_params(), name, dict(options), gradient_predivide_factor=7.0
-        )
-        return trained(net, trainer.step, 0, 1)
-
-    (result,) = job(1, fn)
-    for step, wanted in zip(result, alone("adam"), strict=True):
-        assert all(np.array_equal(one, two) for one, two in zip(step, wanted, strict=True))
-
-
-def test_ranks_that_exchange_weights() -> None:
-    """Local SGD with an outer optimizer is its model; what sees no weights says so."""
-
-    def fn(rank: int) -> Any:
-        import farandole.mxnet as hvd
-        from farandole.strategies import DiLoCo
-
-        net = network()
-        kind, options = OPTIMIZERS["momentum"]
-        trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
-        found = trained(net, trainer.step, rank, 2)
-        told = network()
-        trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="diloco:1")
-        frozen = next(iter(told.collect_params().values()))
-        for grad_req in ("write", "null", "write"):  # also for a while
-            frozen.grad_req = grad_req
-            before = weights(told)
-            backward(told, *rows(0, rank, 2))
-            trainer.step(BATCH // 2)
-            alike = [
-                np.array_equal(old, new) for old, new in zip(before, weights(told), strict=True)
-            ]
-            assert sum(alike) == (grad_req == "null")
-        trainer = hvd.DistributedTrainer(
-            told.collect_params(), kind, options, strategy="local_sgd:epoch"
-        )
-        trained(told, trainer.step, rank, 2)
-        for tell in (trainer.end_of_epoch, trainer.average_weights):
-            tell()
-            for weight in weights(told):
-                both = hvd.allgather(mx.nd.array(weight[None]))
-                assert np.array_equal(both[0].asnumpy(), both[1].asnumpy())
-            told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
-        with pytest.raises(ValueError, match=mentioning("gradients")):
-            hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
-        exact = {"multi_precision": True}
-        with pytest.raises(
-            ValueError,
-            match=mentioning("float32", "0", "steps"),
-        ):
-            half_steps(
-                rank,
-                2,
-                lambda used: hvd.DistributedTrainer(used, "sgd", exact, strategy="local_sgd:2"),
-            )
-        return found
-
-    one, two = job(2, fn, strategy="gossip")
-    nets = [network(), network()]
-    kind, options = OPTIMIZERS["momentum"]
-    trainers = [mx.gluon.Trainer(net.collect_params(), kind, options) for net in nets]
-    anchor = weights(nets[0])
-    velocity = [np.zeros_like(weight) for weight in anchor]
-    for number in range(STEPS):
-        for rank, (net, trainer) in enumerate(zip(nets, trainers, strict=True)):
-            backward(net, *rows(number, rank, 2))
-            trainer.step(BATCH // 2)
-        if number % 2:
-            ways = [
-                old - (a + b) / 2 for old, a, b in zip(anchor, *map(weights, nets), strict=True)
-            ]
-            velocity = [0.9 * kept + way for kept, way in zip(velocity, ways, strict=True)]
-            anchor = [
-                old - 0.7 * (way + 0.9 * v)
-                for old, way, v in zip(anchor, ways, velocity, strict=True)
-            ]
-            for net in nets:
-                for (_, parameter), value in zip(
-                    sorted(net._collect_params_with_prefix().items()), anchor, strict=True
-                ):
-                    parameter.set_data(mx.nd.array(value))
-    for found, net in ((one, nets[0]), (two, nets[1])):
-        for a, b in zip(found[-1], weights(net), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_parameter_servers_under_names_of_mxnet() -> None:
-    def fn(rank: int) -> Any:
-        import farandole.mxnet as hvd
-
-        found = []
-        for strategy in (
-            "dist_sync",
-            "dist_sync_device",
-            "allreduce",
-            "gossip:complete,gamma=1",
-            "dist_async",
-        ):
-            net = network()
-            kind, options = OPTIMIZERS["sgd"]
-            codec = "topk:1" if "gossip" in strategy else ""  # it leaves out nothing
-            trainer = hvd.DistributedTrainer(
-                net.collect_params(),
-                kind,
-                dict(options),
-                strategy=strategy,
-                codec=codec,
-                prefix=strategy,
-            )
-            found.append(trained(net, trainer.step, rank, 2)[-1])
-        assert trainer._options.strategy.spec == "ps_async:1"
-        net = network()
-        trainer = hvd.DistributedTrainer(
-            net.collect_params(), kind, dict(options), strategy="gossip_async", prefix="g"
-        )
-        trained(net, trainer.step, rank, 2)
-        trainer.average_weights()
-        alike = hvd.allgather_object(weights(net))
-        assert all(np.array_equal(a, b) for a, b in zip(*alike, strict=True))
-        return found
-
-    for servers, same, reduced, gossiped, _ in job(2, fn, store=True):
-        for a, b, c in zip(servers, reduced, gossiped, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-            np.testing.assert_allclose(c, b, rtol=1e-4, atol=1e-6)
-        assert all(np.array_equal(a, b) for a, b in zip(servers, same, strict=True))
