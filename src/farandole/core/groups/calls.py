@@ -43,12 +43,12 @@ class Call:
         self._callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """Once, by whoever ran it: end it, and run its callbacks."""
+        """End the call, once, and run its callbacks."""
         for callback in self.end():
             callback()
 
     def end(self) -> list[Callable[[], None]]:
-        """Once, by whoever ran it, who then has to run these: its callbacks."""
+        """End the call, once. The thread that ran it has to run the callbacks returned."""
         if self.last is not None and self.error is None:
             try:
                 self.last()

@@ -11,7 +11,7 @@ from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.inbox import Transfer
 from farandole.errors import PeerLostError
 
-_TAG = -(1 << 41)  # nobody sends it; programs have others
+_TAG = -(1 << 41)  # never sent; programs have other tags
 
 
 class DepartureWatch:

@@ -1,4 +1,4 @@
-"""A message on its way, and what has come of those of one rank."""
+"""A message on its way, and the incoming messages of one rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,8 @@ HEADER = struct.Struct("<qQq40x")
 
 
 class Transfer(Call):
-    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None:
-    from anybody.
-
-    ``source``: from whom it comes, once that is known.
+    """A message to be sent, or to be received into ``data``. ``peer``: the other rank; None: any.
+    ``source``: the sender, once it is known.
     """
 
     __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
@@ -51,16 +49,24 @@ class Transfer(Call):
         self.head: Array | None = None
 
 
+class StoredMessage(NamedTuple):
+    """A message that came before it was wanted."""
+
+    tag: int
+    dtype: int
+    data: Array
+
+
 class Inbox:
-    """What comes from one rank."""
+    """The incoming messages of one rank."""
 
     def __init__(self, overhead: int) -> None:
         self.header = np.empty(HEADER.size + overhead, np.uint8)
         self.filled = 0  # bytes of the header, then of what it announces
         self.into: Array | None = None
         self.tag = self.dtype = 0
-        self.message: Transfer | None = None  # whose memory is filled; None: it is put aside
-        self.aside: deque[tuple[int, int, Array]] = deque()  # tag, dtype, data
+        self.message: Transfer | None = None  # whose memory is filled; None: it is stored
+        self.stored: deque[StoredMessage] = deque()
 
 
 def error_text(error: BaseException) -> str:

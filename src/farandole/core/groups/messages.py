@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.base.contracts import ByteStreams
-from farandole.core.groups.inbox import HEADER, Inbox, Transfer, error_text
+from farandole.core.groups.inbox import HEADER, Inbox, StoredMessage, Transfer, error_text
 from farandole.core.groups.thread_waits import waiting_for
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
 
@@ -374,7 +374,7 @@ class Messages:
         if message is None:  # somebody may have come for it meanwhile
             message = self._matching(src, inbox.tag)
             if message is None:
-                inbox.aside.append((inbox.tag, inbox.dtype, into))
+                inbox.stored.append(StoredMessage(inbox.tag, inbox.dtype, into))
             else:
                 self._take(message, src, inbox.dtype, into)
         if message is not None:
@@ -386,10 +386,10 @@ class Messages:
         for src, inbox in enumerate(self._inboxes):
             if message.peer not in (None, src):
                 continue
-            for index, (tag, dtype, data) in enumerate(inbox.aside):
-                if tag == message.tag:
-                    del inbox.aside[index]
-                    self._take(message, src, dtype, data)
+            for index, stored in enumerate(inbox.stored):
+                if stored.tag == message.tag:
+                    del inbox.stored[index]
+                    self._take(message, src, stored.dtype, stored.data)
                     self._end(message)
                     return
         self._wanted.append(message)

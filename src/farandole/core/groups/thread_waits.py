@@ -1,11 +1,10 @@
 """Tells whether a thread waits: then somebody else has to run the calls that are left to it.
 
-Threads in waits and calls of this package say so themselves (``waiting_for``, ``in_calls``). A
-thread may also wait in a lock, a future or C++ of the program: nothing there can be declared, since
-PyTorch and the program know nothing of these calls. So the rest is a guess, made in
-``_foreign_signs`` alone: the kernel says that a thread sleeps, and the names that its innermost
-function uses say whether that is a wait. A wrong guess costs time or the order of callbacks, never
-a result.
+Threads in waits and calls of this package mark themselves (``waiting_for``, ``in_calls``). A thread
+may also wait in a lock, a future or C++ of the program. Nothing can be declared there: PyTorch and
+the program do not know these calls. The rest is a guess, made in ``_foreign_signs`` alone: the
+kernel shows that a thread sleeps, and the names in its innermost function show whether it waits. A
+wrong guess costs time or the order of callbacks, never a result.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import threading
 from collections.abc import Callable, Hashable
 
 LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
-_WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
-_ASKS = "done"  # what is called by who asks a future until it is
+_WAITS = frozenset({"wait", "acquire"})  # names that a waiting function uses
+_ASKS = "done"  # the name that a poll of a future uses
 
 in_calls: set[int] = set()  # threads, by their idents, that run calls of a queue, or await a turn
 waiting_for: dict[int, object] = {}  # by the ident of a thread that waits here: for what

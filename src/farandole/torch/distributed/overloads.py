@@ -23,7 +23,7 @@ _NAMES = {  # of arguments, in torch's overloads of one method: ours
 
 
 def named_as_in_torch(method: Any) -> Any:
-    """Also by the names that arguments have in torch's overloads: ``group.broadcast(tensor,
+    """Accept the names of arguments in torch's overloads, too: ``group.broadcast(tensor,
     root=0)``.
     """
 
@@ -43,8 +43,8 @@ def as_lists(tensors: Any) -> Any:
 
 
 def options_of(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """torch.distributed's overloads: options; or in their place an operation, the number of a rank,
-    or a timeout.
+    """Return the options of a call: given as such, or as an operation, a rank or a timeout in their
+    place.
     """
     if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
         return opts

@@ -28,8 +28,8 @@ _PAUSE = 0.05  # seconds until a rank that hung up is asked again: it had too ma
 
 class DirectQuery:
     """One rank's side. ``host``: its address; ``publish``: puts this rank's entry where the others
-    find it; ``look_up``: finds the entry of a rank, None if it is not there; it may block.
-    ``secret`` and ``scope`` are those of all ``size`` ranks.
+    find it; ``look_up``: finds the entry of a rank, None if it is not there; it may block. All
+    ``size`` ranks have the same ``secret`` and ``scope``.
     """
 
     def __init__(

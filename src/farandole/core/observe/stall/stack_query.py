@@ -40,16 +40,16 @@ class StackQuery(Protocol):
     ranks: Sequence[int]
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """The answers of these ranks, within so many seconds; without those of which nothing is
-        known.
+        """Return the answers of these ranks within ``seconds``. Ranks about which nothing is known
+        are left out.
         """
 
     def close(self) -> None: ...
 
 
 def encode_own_answer(waiting: Sequence[Waiting]) -> bytes:
-    """This rank's answer, given its waiting collectives."""
-    from farandole.core.observe.stall import stacks  # here: nobody is asked in most jobs
+    """Encode this rank's answer, given its waiting collectives."""
+    from farandole.core.observe.stall import stacks  # here: most jobs never stall
 
     waiting = [wait for wait in waiting if wait.missing]
     fields = {
@@ -63,7 +63,7 @@ def encode_own_answer(waiting: Sequence[Waiting]) -> bytes:
 
 
 def decode_answer(content: bytes | bytearray) -> Answer:
-    """The answer that another rank has encoded."""
+    """Decode the answer of another rank."""
     from farandole.core.observe.stall.stacks import Frame  # here: as above
 
     fields = json.loads(content)

@@ -1,4 +1,4 @@
-"""The sockets between the ranks of a host, which hand memory over and show who is gone."""
+"""The sockets between the ranks of a host, which carry memory and show departed ranks."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from farandole.core.transports.tcp.rounds import ForwardQueue, MessageRun
 from farandole.net.handshake import Session
 
 RUNS, GOODBYE = b"r", b"g"  # the first byte of a frame that is passed on
-RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
+RANK = struct.Struct("<i")  # the subject of an abort or a goodbye
 RELAY_SECONDS = 0.25  # between two looks of the thread that passes on
 
 
