@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kits.messages import mentioning
 from tests.run_job import job
 
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
@@ -212,49 +211,5 @@ def test_bfloat16_travels_as_it_is() -> None:
         total.wait_to_read()
         assert memory(total).tolist() == [0x3F00, 0x3F80, 0xBFC0]  # 0.5, 1, -1.5
         assert memory(hvd.allgather(mine)).tolist() == [0, 0, 0, 0x3F80, 0x4000, 0xC040]
-
-    job(2, check)
-
-
-def test_objects() -> None:
-    def check(rank: int) -> None:
-        import farandole.mxnet as hvd
-
-        assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
-        assert hvd.allgather_object([rank] * rank) == [[], [1]]
-
-    job(2, check)
-
-
-def test_process_sets() -> None:
-    def check(rank: int) -> None:
-        import farandole.mxnet as hvd
-
-        odd = hvd.add_process_set([1])
-        ends = hvd.add_process_set([0, 2])
-        own = odd if rank == 1 else ends
-        mine = mx.nd.full((2,), float(rank))
-        assert hvd.allreduce(mine, op=hvd.Sum, process_set=own).asnumpy()[0] == [2, 1, 2][rank]
-        assert hvd.allgather(mine, process_set=own).shape == ((2,) if rank == 1 else (4,))
-        if rank != 1:
-            assert hvd.broadcast(mine, 2, process_set=ends).asnumpy()[0] == 2
-        with pytest.raises(hvd.HorovodInternalError, match=mentioning("member", "process set")):
-            hvd.allreduce(mine, process_set=ends if rank == 1 else odd)
-        assert hvd.allreduce(mine, op=hvd.Max).asnumpy()[0] == 2
-        assert hvd.remove_process_set(odd)
-
-    job(3, check, dynamic_process_sets=True)
-
-
-def test_barrier_and_join() -> None:
-    def check(rank: int) -> None:
-        import farandole.mxnet as hvd
-
-        hvd.barrier()
-        totals = [
-            hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum).asnumpy()[0] for _ in range(1 + 2 * rank)
-        ]
-        assert hvd.join() == 1
-        assert totals == [2.0, 1.0, 1.0][: 1 + 2 * rank]
 
     job(2, check)

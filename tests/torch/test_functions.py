@@ -294,30 +294,6 @@ def test_compression_of_single_tensors() -> None:
     job(2, check)
 
 
-def test_handles_are_numbers_and_order_does_not_matter() -> None:
-    def check(rank: int) -> None:
-        import farandole.torch as hvd
-
-        tensors = {name: torch.full((3,), float(number)) for number, name in enumerate("abcdefgh")}
-        order = list(tensors) if rank == 0 else list(reversed(tensors))
-        handles = {
-            name: hvd.allreduce_async(tensors[name], name=name, op=hvd.Sum) for name in order
-        }
-        assert all(type(handle) is int for handle in handles.values())
-        for number, name in enumerate(tensors):
-            assert hvd.synchronize(handles[name]).tolist() == [number * 2.0] * 3
-        assert hvd.synchronize(handles["a"]) is None
-        assert hvd.poll(handles["a"]) is None
-        handle = hvd.allreduce_async(torch.ones(2))
-        while not hvd.poll(handle):
-            pass
-        assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
-        assert hvd.synchronize(hvd.grouped_allreduce_async([])) == []
-        hvd.barrier()
-
-    job(2, check)
-
-
 def test_groups_are_any_iterable() -> None:
     """``grouped_allreduce_(p.grad for p in model.parameters())`` is a natural thing to write."""
 
