@@ -144,7 +144,7 @@ def _broadcast_late(model: Any, broadcast: Callable[[Any], None]) -> None:
     broadcast(model)
     for _, reducer in reducers_of(model):
         if reducer.exchange is not None:  # it has begun with each rank's weights
-            reducer.exchange.begin_anew()
+            reducer.exchange.restart()
 
 
 def _builds(model: Any, iterator: Any) -> bool:

@@ -121,14 +121,14 @@ class KerasExchange:
         """Give every rank the mean of all ranks' weights, which the program has put there: what the
         strategy keeps is of others, and begins anew. Outside of any program; collective.
         """
-        self.begin_anew()
+        self.restart()
         self._outside(variables, self._kept.exchange.average)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """The ranks were given other weights: what the strategy keeps begins at the next
         exchange.
         """
-        self._kept.begin_anew()
+        self._kept.restart()
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._kept.state_dict(), "since": self._since, "partial": dict(self._partial)}
@@ -146,7 +146,7 @@ class KerasExchange:
             variable.assign(array)
 
     def _begin(self, arrays: Sequence[Array], step: int) -> None:
-        self._kept.begin_anew()
+        self._kept.restart()
         self._kept.begin(arrays, lambda array: array)
 
     def _begin_others(self, arrays: Sequence[Array], step: int) -> None:

@@ -160,7 +160,7 @@ class WeightExchange:
         self._joins = engine.joins
         return session
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Restart the state outside of slots: weights and slots have been replaced on all ranks."""
         self._exchanged = False
         self._encoding.reset()
@@ -307,11 +307,11 @@ class StatefulExchange:
         """
         return self.strategy.epochs and self.exchange.any_of(step != self._last)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._slots = self._places = None
         self._waiting = ()
         self._loaded = False
-        self.exchange.begin_anew()
+        self.exchange.restart()
 
     def __call__(
         self,
@@ -396,7 +396,7 @@ class StatefulExchange:
                 " what the strategy kept (in PyTorch state_dict.pop('farandole', None)), to begin"
                 " anew"
             )
-        self.exchange.begin_anew()
+        self.exchange.restart()
         slots = state["slots"][: len(self.exchange.kinds)]
         self._slots = [
             [None if array is None else array.copy() for array in slot] for slot in slots

@@ -103,7 +103,7 @@ class WeightState:
         """Raises ValueError for the state of another strategy."""
         self._step = 0
         self._loaded = None
-        self._begin_anew()
+        self._restart()
         if state is not None and "strategy" in state:
             slots = [
                 [None if tensor is None else tensor.numpy() for tensor in slot]
@@ -128,7 +128,7 @@ class WeightState:
 
     def share(self, state: Mapping[str, Any]) -> None:
         """Take another rank's ``shared``. What is not there begins anew."""
-        self._begin_anew()
+        self._restart()
         self._exchange.forget_kept()
         self._step = state.get("step", 0)
         if state.get("strategy") == self._strategy.spec:
@@ -144,12 +144,12 @@ class WeightState:
         that a rank has gone.
         """
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
-            self._begin_anew()
+            self._restart()
             self._exchange.forget_kept()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._seen = []
-        self._kept.begin_anew()
+        self._kept.restart()
 
     def _parameters(self) -> list[tuple[str, Any]]:
         """With their names. Of those that have the same memory (``decoder.weight.data =

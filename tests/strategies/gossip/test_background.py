@@ -90,7 +90,7 @@ def test_ranks_are_their_model() -> None:
                     statistics[0].tolist(),
                 )
             )
-            exchange.begin_anew()
+            exchange.restart()
         return found
 
     results = job(3, fn, store=True)
@@ -245,7 +245,7 @@ def test_averages_stay_where_weights_are_added() -> None:
         assert np.allclose(weights[0], 14 + 1.5)
 
         weights[0][:] = 0.0
-        kept.begin_anew()
+        kept.restart()
         grow()
         kept.average(weights)
         assert np.allclose(weights[0], (3 * 1.0 + 2 * 2.0) / 2)

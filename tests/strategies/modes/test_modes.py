@@ -172,7 +172,7 @@ def test_ranks_that_restart_apart_come_together_again() -> None:
         kept = StatefulExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
         for begin in (1.0, 7.0 * rank):  # the second time each has a state of its own
             weights = [np.full(5, begin)]
-            kept.begin_anew()
+            kept.restart()
             kept.begin(weights, np.copy)
             for step in (1, 2):
                 weights[0] += rank

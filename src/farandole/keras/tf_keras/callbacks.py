@@ -80,7 +80,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
             self._broadcast()
             self.broadcast_done = True
             for exchange in self._exchanges():
-                exchange.begin_anew()
+                exchange.restart()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for optimizer in optimizers_of(self.model):
