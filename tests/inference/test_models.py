@@ -318,7 +318,7 @@ def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_told() -> None:
     last = torch.cuda.device_count()
     for device, says in (
-        (f"cuda:{last}", (f"device='cuda:{last}'", f"{last or 'no'} GPU")),
+        (f"cuda:{last}", (f"device='cuda:{last}'", f"torch sees {last or 'no'}")),
         ("gpu", "device='gpu'"),
     ):
         with pytest.raises(SettingsError, match=mentioning(says)):

@@ -84,7 +84,7 @@ def test_mistakes(jit: bool) -> None:
         other_rate,
         data,
     )
-    assert mentions(start[0], "weights")
+    assert mentions(start[0], "different weights")
     assert "in 2 of 2 parameters, first in ['bias']" in start[0]
     assert "params = hvd.broadcast_parameters(params, root_rank=0)" in start[0]
     assert mentions(drift[0], "1", "2", "'bias'", "step 4", "step 8")

@@ -90,7 +90,7 @@ def test_mistakes() -> None:
         other_rate,
         data,
     )
-    assert mentions(start[0], "weights")
+    assert mentions(start[0], "different weights")
     assert "in 4 of 4 parameters" in start[0]
     assert "hvd.broadcast_parameters(net.collect_params(), root_rank=0)" in start[0]
     assert "in 1 of 4 parameters, first in " in drift[0]

@@ -98,7 +98,7 @@ def test_tapes(function: bool) -> None:
     assert others == [[], []]
     assert other == [[]] * len(programs)
     assert [len(texts) for texts in (start, drift, data)] == [1, 1, 1], (start, drift, data)
-    assert mentions(start[0], "weights")
+    assert mentions(start[0], "different weights")
     assert "in 2 of 2 parameters, first in a/kernel" in start[0]
     assert mentions(drift[0], "1", "2", "b/bias", "step 4", "step 8")
     assert "another learning rate" in drift[0]  # a tape knows of none

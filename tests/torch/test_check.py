@@ -242,7 +242,7 @@ def test_mistakes_of_one_rank() -> None:
     start, loaded, drift, rate, skipped, data, idle, *nothing = said
     assert nothing == [[], [], []]
     assert [len(texts) for texts in said[:-3]] == [1] * 7, said  # once each
-    assert mentions(start[0], "weights")
+    assert mentions(start[0], "different weights")
     assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
     assert mentions(start[0], "hvd.broadcast_parameters", "model.state_dict()")
     assert "rank 1 differs from rank 0 in 1 of 4 parameters, first in 2.bias" in loaded[0]
@@ -528,4 +528,4 @@ def test_adasum_ranks_that_began_differently_are_told() -> None:
 
     (said,), _ = heard(2, adasum)
     assert len(said) == 1
-    assert mentions(said[0], "weights")
+    assert mentions(said[0], "different weights")

@@ -150,7 +150,7 @@ def test_a_rank_whose_words_to_the_store_were_changed_is_told(tls: bool) -> None
     client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=60.0)
     try:
         middle.arm(0)
-        with pytest.raises(WireError, match=mentioning("bytes")):
+        with pytest.raises(WireError, match=mentioning("bytes", "not send")):
             client.get("function", 5.0)
     finally:
         client.close()

@@ -292,7 +292,7 @@ def test_every_host_that_cannot_be_used_is_named_with_its_reason(
     said = dict(line.strip().split(": ", 1) for line in err.splitlines()[2:])
     assert said.keys() == {"nobody", "c", "d"}
     assert mentions(said["nobody"], "host", "name")
-    assert mentions(said["c"], "host key")
+    assert mentions(said["c"], "host key", "not the one")
     assert mentions(said["d"], "host key", "ssh d")
 
 

@@ -329,13 +329,13 @@ def test_messages_of_other_weights_are_refused() -> None:
     message = Copies(codec, 0).message(weights, own, ["w"], 1)  # type: ignore[arg-type]
     assert own[0].tolist() == [1.0] * 9
     for wrong in (message[:-1], message[:10], message[:0], np.concatenate([message, message[:1]])):
-        with pytest.raises(ValueError, match=mentioning("bytes")):
+        with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
             Copies(codec, 1).read(0, wrong, weights)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=mentioning("bytes")):
+    with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
         Copies(codec, 1).read(0, message, [np.zeros(8)])  # type: ignore[arg-type]
     later = Copies(codec, 0)  # type: ignore[arg-type]
     later.message(weights, own, ["w"], 1)
-    with pytest.raises(ValueError, match=mentioning("bytes")):
+    with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
         Copies(codec, 1).read(0, later.message(weights, own, ["w"], 1), weights)  # type: ignore[arg-type]
 
 
