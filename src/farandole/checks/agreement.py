@@ -66,7 +66,9 @@ class Agreement:
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
-        self.replica, self._engine, self._label = replica, engine, f"{label}.check"
+        self.replica = replica
+        self._engine = engine
+        self._label = f"{label}.check"
         self._mode = context.settings().check if engine.size > 1 else "off"
         self._schedule = Schedule()
         self._history = History(patient=replica.patient, reported=replica.reported)
@@ -123,7 +125,8 @@ class Agreement:
             )
         else:
             if same_weights:
-                self._history.equal_at, self._steps = self._step, max(steps, 0)
+                self._history.equal_at = self._step
+                self._steps = max(steps, 0)
                 self._history.equal_count = len(weights or ())
             same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
@@ -151,7 +154,8 @@ class Agreement:
         reports = [_call_report(text) if text else None for text in texts]
         self._ordered = min(report.last for report in reports if report is not None)
         found = swapped_calls(reports) if not self._calls.reported else None
-        self._calls.reported |= found is not None
+        if found is not None:
+            self._calls.reported = True
         return [] if found is None else [found]
 
     def _reports(self, mine: ReplicaReport) -> list[ReplicaReport | None]:

@@ -87,7 +87,8 @@ class Schedule:
     """Steps 1, 2, 4, 8, ... 1024, and then every 1024th."""
 
     def __init__(self) -> None:
-        self._count, self._next = 0, 1
+        self._count = 0
+        self._next = 1
 
     def soon(self) -> bool:
         """Return whether the next step is one to compare at."""

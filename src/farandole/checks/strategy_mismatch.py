@@ -42,8 +42,11 @@ class StrategyMismatchCheck(Observer):
         self, engine: Engine, number: int, ranks: Sequence[int], label: str, spec: str
     ) -> None:
         """``ranks``: the numbers in the job of the engine's."""
-        self._engine, self._number, self._ranks = engine, number, ranks
-        self._label, self._spec = label, spec
+        self._engine = engine
+        self._number = number
+        self._ranks = ranks
+        self._label = label
+        self._spec = spec
         self._found: Finding | None = None
 
     def waiting(self, collectives: Sequence[Waiting]) -> str:

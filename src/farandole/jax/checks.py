@@ -34,7 +34,10 @@ class ArraysReplica:
         cures: Cures = CURES,
         reported: Collection[str] = (),
     ) -> None:
-        self.cures, self.reported, self._arrays, self._names = cures, reported, arrays, names
+        self.cures = cures
+        self.reported = reported
+        self._arrays = arrays
+        self._names = names
 
     def names(self) -> Sequence[str]:
         return self._names

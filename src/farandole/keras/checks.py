@@ -47,8 +47,11 @@ class KerasReplica:
         hold. ``reported``: codes of findings that the user has seen. ``not_broadcast``: variables
         that began differently on purpose.
         """
-        self.optimizer, self.variables, self._names = optimizer, variables, names
-        self.cures, self._readable = cures, between_steps or keras.backend.backend() != "jax"
+        self.optimizer = optimizer
+        self.variables = variables
+        self._names = names
+        self.cures = cures
+        self._readable = between_steps or keras.backend.backend() != "jax"
         self.patient = not between_steps
         self.reported: Collection[str] = reported
         self.not_broadcast = not_broadcast

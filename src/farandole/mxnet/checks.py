@@ -38,7 +38,8 @@ class TrainerReplica:
     reported: Collection[str] = ()
 
     def __init__(self, optimizer: Any, named: Sequence[tuple[str, Any]]) -> None:
-        self._optimizer, self._named = optimizer, named
+        self._optimizer = optimizer
+        self._named = named
 
     def names(self) -> Sequence[str]:
         return [name for name, _ in self._named]

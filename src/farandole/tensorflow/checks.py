@@ -42,7 +42,8 @@ class VariablesReplica:
         settings: Callable[[], Mapping[str, str]],
     ) -> None:
         self.variables: Sequence[Any] = list(variables)
-        self._names, self._settings = [name.partition(":")[0] for name in names], settings
+        self._names = [name.partition(":")[0] for name in names]
+        self._settings = settings
         # looks come from threads of TensorFlow, where it always says yes
         self._readable = readable()
 

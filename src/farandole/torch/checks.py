@@ -134,7 +134,8 @@ class OptimizerChecks:
 
     def __init__(self, optimizer: weakref.ref[Any], process_set: ProcessSet) -> None:
         self.replica = TorchReplica(optimizer)
-        self._optimizer, self._set = optimizer, process_set
+        self._optimizer = optimizer
+        self._set = process_set
         self._nonfinite = NonFiniteCheck(self._is_finite, self._name_of)
         self._no_gradients = NoGradientsCheck()
 
@@ -181,7 +182,8 @@ class OwnSteps:
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, exchange: str) -> None:
-        self._optimizer, self._set = weakref.ref(optimizer), process_set
+        self._optimizer = weakref.ref(optimizer)
+        self._set = process_set
         self._check = BypassedStepCheck(exchange)
         _own_steps.add(self)
 
@@ -229,7 +231,8 @@ class UnwrappedWatch:
     """
 
     def __init__(self, engine: Engine, number: int) -> None:
-        self._engine, self._number = weakref.ref(engine), number
+        self._engine = weakref.ref(engine)
+        self._number = number
         self._digest = 0
         self._kind = ""
         self._enough = 0.0
