@@ -112,7 +112,7 @@ class PieceMemory:
 
     @property
     def has_objects(self) -> bool:
-        """Are there references to texts, or to bytes that wait for decode?"""
+        """Whether rows are references to texts, or to bytes that wait for decode."""
         return any(array.dtype == object for array in self.arrays.values())
 
     def clear(self) -> None:

@@ -68,7 +68,7 @@ class SparkCluster:
 
     @property
     def is_local(self) -> bool:
-        """Do tasks run in the driver's own JVM?"""
+        """Whether tasks run in the JVM of the driver."""
         return self.master == "local" or self.master.startswith("local[")
 
     def slots(self) -> int:
