@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+# makes a cache folder on import: here, not in the temporary folder of a test
+import torch._dynamo
+
 from farandole.estimators import TorchEstimator
 from tests.estimators.tools import Pool
 
