@@ -7,6 +7,7 @@ import inspect
 import pickle
 import re
 import signal
+from collections.abc import Sequence
 
 import pytest
 
@@ -127,3 +128,18 @@ def test_what_is_counted_has_its_plural() -> None:
         "1 rank",
         "2 ranks",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        ([0, 2], "ranks 0, 2"),
+        ([5, 1, 0], "ranks 0, 1, 5"),
+        ([0, 1, 2, 5], "ranks 0-2, 5"),
+        (range(1000), "ranks 0-999"),
+        (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (20 of them)"),
+    ],
+)
+def test_ranks_by_name(ranks: Sequence[int], text: str) -> None:
+    assert errors.ranks_named(ranks) == text

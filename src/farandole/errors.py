@@ -232,7 +232,7 @@ class RendezvousError(ConnectionError):
     def finished(cls, ranks: Sequence[int]) -> RendezvousError:
         """The error of a rank that waits for others whose program has ended well."""
         return cls(
-            f"{ranks_listed(ranks)} ended without calling this init(): every rank must call init()"
+            f"{ranks_named(ranks)} ended without calling this init(): every rank must call init()"
             " as often as the others.",
             ranks,
         )
@@ -250,13 +250,27 @@ class RendezvousError(ConnectionError):
         )
 
 
-def ranks_listed(ranks: Sequence[object]) -> str:
-    """ "rank 3", "ranks 0, 1, 5"."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+_MOST_PARTS = 8  # ranks, or runs of ranks, that a message lists
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 1, 2``, ``ranks 0-2, 5``; of many, the first."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
+    if len(parts) > _MOST_PARTS:
+        return f"ranks {', '.join(parts[:_MOST_PARTS])}, ... ({len(ranks)} of them)"
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(parts)}"
 
 
 def _ranks(ranks: Sequence[int], host: str) -> str:
-    return f"local {ranks_listed(ranks)} on {host}" if host else ranks_listed(ranks)
+    return f"local {ranks_named(ranks)} on {host}" if host else ranks_named(ranks)
 
 
 def counted(number: int, noun: str) -> str:

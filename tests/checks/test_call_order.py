@@ -28,7 +28,7 @@ def test_another_call_order_is_reported_with_lines_and_ranks() -> None:
     assert found is not None
     assert found.code == CALL_ORDER.code
     assert found.where == "a and b"
-    assert "as call 3, ranks 0 and 3 came to a, and rank 1 to b." in found.text
+    assert "as call 3, ranks 0, 3 came to a, and rank 1 to b." in found.text
     assert "hvd.allreduce(loss, name='loss')" in found.text
     assert "as call 3, " in getattr(
         swapped_calls([called("ab", 2**40 + 3), called("ba", 2**40 + 3)]), "text", ""

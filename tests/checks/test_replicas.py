@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.base.digests import SAMPLE, digest, gradient_digest, stride
-from farandole.base.ranks import ranks_named
 from farandole.checks.replicas import (
     Cures,
     History,
@@ -46,7 +45,7 @@ def test_the_schedule_becomes_rare_but_never_ends() -> None:
 def test_never_broadcast() -> None:
     text = told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((1, 2)))
     assert mentions(text, "different weights")
-    assert "rank 1 differs from ranks 0 and 2 in 2 of 2 parameters, first in first" in text
+    assert "rank 1 differs from ranks 0, 2 in 2 of 2 parameters, first in first" in text
     assert text.endswith("Nothing was broadcast: before the first step call CALL BROADCAST")
     assert mentions(
         told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((5, 2))), "3 ranks"
@@ -107,7 +106,7 @@ def test_settings_are_the_cause_of_what_follows_from_them() -> None:
         ReplicaReport((1, 2), {"lr": "0.1"}),
     ]
     text = told(*reports, history=history, step=2)
-    assert "lr is 0.1 on ranks 0 and 2, 0.2 on rank 1" in text
+    assert "lr is 0.1 on ranks 0, 2, 0.2 on rank 1" in text
     assert "hold different weights" not in text
     assert told(*reports, history=history, step=4) == ""  # once
 
@@ -220,12 +219,3 @@ def test_gradients_that_tell_nothing_about_data(value: float) -> None:
     assert gradient_digest(gradient)
     gradient[:] = value
     assert gradient_digest(gradient) == 0
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([3], "rank 3"), ([0, 2], "ranks 0 and 2"), ([0, 1, 5], "ranks 0, 1 and 5")],
-)
-def test_ranks_by_name(ranks: list[int], text: str) -> None:
-    assert ranks_named(ranks) == text
-    assert ranks_named(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (20 of them)"

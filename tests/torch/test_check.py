@@ -351,7 +351,7 @@ def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
 
     texts = job(4, program, check="raise")
     assert len(set(texts)) == 1
-    assert "rank 2 differs from ranks 0, 1 and 3 in 1 of 4 parameters, first in 2.bias" in texts[0]
+    assert "rank 2 differs from ranks 0, 1, 3 in 1 of 4 parameters, first in 2.bias" in texts[0]
 
 
 def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:

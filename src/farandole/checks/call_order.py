@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from farandole.base.ranks import ranks_named
 from farandole.checks.catalogue import CALL_ORDER
 from farandole.checks.finding import Finding
+from farandole.errors import ranks_named
 
 
 class CallReport(NamedTuple):

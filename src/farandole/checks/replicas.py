@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.base.ranks import ranks_named
 from farandole.checks.catalogue import (
     DIFFERENT_FROZEN,
     DIFFERENT_SETTINGS,
@@ -26,6 +25,7 @@ from farandole.checks.catalogue import (
     UNEQUAL_START,
 )
 from farandole.checks.finding import Finding
+from farandole.errors import ranks_named
 
 _RAREST = 1024  # steps between two looks, at most
 # names of settings with a text of their own

@@ -235,7 +235,7 @@ class TestExplain:
         verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))
         assert verdict is not None
         assert verdict.message.count("SyntaxError") == 1
-        assert mentions(verdict.message, "Ranks 0, 2-3", "same way")
+        assert mentions(verdict.message, "Ranks 0, 2, 3", "same way")
 
     def test_the_same_error_at_other_lines(self) -> None:
         def event(rank: int, line: int) -> Event:
@@ -246,7 +246,7 @@ class TestExplain:
         verdict = explain([event(0, 7), event(1, 7), event(2, 9), event(3, 9)], HOSTS)
         assert verdict is not None
         assert verdict.message.endswith(
-            "Rank 1 failed in the same way.\nRanks 2-3 failed in the same way, at /me/train.py,"
+            "Rank 1 failed in the same way.\nRanks 2, 3 failed in the same way, at /me/train.py,"
             " line 9: call_9()"
         )
         assert (verdict.patience, verdict.apart) == (0.0, ())
@@ -294,7 +294,7 @@ class TestExplain:
         assert verdict is not None
         assert (verdict.rank, verdict.exit_code, verdict.patience) == (1, 1, 0.0)
         assert (
-            "Rank 1 on alpha finished (exit code 0) while ranks 0, 2-3 still waited"
+            "Rank 1 on alpha finished (exit code 0) while ranks 0, 2, 3 still waited"
             in verdict.message
         )
 
@@ -316,7 +316,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == -1
         assert verdict.message.startswith(
-            "Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went"
+            "Ranks 0, 1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went"
         )
 
     def test_a_connection_that_was_cut_between_two_hosts_is_named(self) -> None:

@@ -8,7 +8,7 @@ from farandole.base.contracts import Waiting
 from farandole.core.observe.stall.names import MOST, listed, shown
 from farandole.core.observe.stall.stack_query import Answer
 from farandole.core.observe.stall.stacks import Frame
-from farandole.errors import counted, ranks_listed
+from farandole.errors import counted, ranks_named
 
 _RANKS_SHOWN = 16
 _FRAMES_SHOWN = 6
@@ -47,10 +47,10 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
     silent = {rank: answer.silent for rank, answer in answers.items() if answer.silent}
     if any(wait.inside for wait in over):
         ranks = sorted(silent) or _missing(over)
-        text = f"{ranks_listed(ranks)} stopped inside {names}"
+        text = f"{ranks_named(ranks)} stopped inside {names}"
     else:
         ranks = _culprits(_missing(over), answers)
-        text = f"{ranks_listed(ranks)} stayed away from {names}"
+        text = f"{ranks_named(ranks)} stayed away from {names}"
     places = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
     return "; ".join([f"{text} for more than {limit:g} s ({_FLAG})", *places])
 
@@ -92,7 +92,7 @@ def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[
 def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
     return [
         f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds:"
-        f" [{_names(stalled)}] waits for {ranks_listed(_missing(stalled))}."
+        f" [{_names(stalled)}] waits for {ranks_named(_missing(stalled))}."
     ]
 
 
@@ -128,7 +128,7 @@ def _what(rank: int, answer: Answer) -> str:
     if answer.stuck:
         return (
             f"rank {rank} is inside [{_joined(answer.stuck)}] and waits for"
-            f" {ranks_listed(answer.awaited)}"
+            f" {ranks_named(answer.awaited)}"
         )
     if answer.waits:
         return f"rank {rank} waits with [{_joined(answer.waits)}]"

@@ -25,7 +25,7 @@ from farandole.errors import (
     HorovodInternalError,
     RendezvousError,
     SettingsError,
-    ranks_listed,
+    ranks_named,
 )
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, authenticate
@@ -132,7 +132,7 @@ class TcpRendezvous:
             for peer in range(self.rank):
                 for channel in self._channels(peer):
                     self._dial(peer, channel, addresses[peer])
-            self._wait_for_higherranks_listed()
+            self._wait_for_higher_ranks()
         except BaseException:
             self._end(listeners, acceptors)
             for session in self.sessions.values():
@@ -301,7 +301,7 @@ class TcpRendezvous:
             except RendezvousError:
                 self._pause()
 
-    def _wait_for_higherranks_listed(self) -> None:
+    def _wait_for_higher_ranks(self) -> None:
         wanted = {
             (peer, channel)
             for peer in range(self.rank + 1, self.size)
@@ -334,9 +334,10 @@ class TcpRendezvous:
             else:
                 silent.append(f"{self.names[peer]} ({_hosts(entry)})")
         if absent:
-            return f"{ranks_listed(absent)} did not arrive within {self.timeout:g} s"
+            return f"{ranks_named(absent)} did not arrive within {self.timeout:g} s"
+        ranks = "rank" if len(silent) == 1 else "ranks"
         return (
-            f"rank {self.names[self.rank]} and {ranks_listed(silent)} did not connect within"
+            f"rank {self.names[self.rank]} and {ranks} {', '.join(silent)} did not connect within"
             f" {self.timeout:g} s ({self.trouble or self._refusal_hint()})"
         )
 

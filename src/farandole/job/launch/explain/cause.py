@@ -12,7 +12,7 @@ from farandole.job.launch.explain.events import (
     RankState,
     Verdict,
     rank_states,
-    ranks_named,
+    subject,
 )
 from farandole.job.launch.explain.exit_codes import describe, exit_status
 from farandole.job.launch.explain.tracebacks import program_line
@@ -148,19 +148,19 @@ def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list
     if silent:
         were = "was" if len(silent) == 1 else "were"
         lines.append(
-            f"{ranks_named(silent)} on {facts.places(silent)} {were} lost at the same time: look"
+            f"{subject(silent)} on {facts.places(silent)} {were} lost at the same time: look"
             " for what the hosts have in common, such as a switch, or the network of the driver's"
             " machine."
         )
     followed = [rank.rank for rank in victims if not rank.caught and rank.rank not in silent]
     if followed:
-        lines.append(f"{ranks_named(followed)} failed only in consequence.")
+        lines.append(f"{subject(followed)} failed only in consequence.")
     if caught:
-        lines.append(f"{ranks_named(caught)} had lost another rank before exiting with a code.")
+        lines.append(f"{subject(caught)} had lost another rank before exiting with a code.")
     early = facts.numbers("finished")
     lost_early = cause.failed_after_loss and cause.outcome is not None and cause.lost in early
     if early and (followed or caught or lost_early):
-        lines.append(f"{ranks_named(early)} had finished before.")
+        lines.append(f"{subject(early)} had finished before.")
     return lines
 
 
@@ -184,6 +184,6 @@ def _in_the_same_way(cause: RankState, same: Sequence[RankState]) -> list[str]:
         place = program_line(rank)
         ranks_at.setdefault("" if place == program_line(cause) else place, []).append(rank.rank)
     return [
-        f"{ranks_named(ranks)} failed in the same way{f', at {place}' if place else '.'}"
+        f"{subject(ranks)} failed in the same way{f', at {place}' if place else '.'}"
         for place, ranks in list(ranks_at.items())[:_PLACES]
     ]

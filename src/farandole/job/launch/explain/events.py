@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farandole.errors import StalledError
+from farandole.errors import StalledError, ranks_named
 from farandole.job.report.outcome import SILENT, Outcome, tells_of_loss
 
 # an error that ends the job, of a rank that another kept waiting
@@ -137,13 +137,6 @@ def rank_states(events: Sequence[Event], tails: Mapping[int, str], size: int) ->
     return [rank._replace(lost_another=tells_of_loss(tails.get(rank.rank, ""))) for rank in ranks]
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ``Rank 3`` or ``Ranks 0-2, 5``."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank])
-    text = ", ".join("-".join(str(number) for number in part) for part in parts)
-    return f"Rank {text}" if len(ranks) == 1 else f"Ranks {text}"
+def subject(ranks: Sequence[int]) -> str:
+    """Return ``Rank 3`` or ``Ranks 0-2, 5``, as a sentence begins."""
+    return ranks_named(ranks).capitalize()

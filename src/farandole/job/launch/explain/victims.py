@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.errors import PeerLostError, RendezvousError, ServerLostError, ShutDownError
-from farandole.job.launch.explain.events import Facts, RankState, Verdict, ranks_named
+from farandole.job.launch.explain.events import Facts, RankState, Verdict, subject
 from farandole.job.launch.explain.exit_codes import exit_status
 from farandole.job.launch.explain.tracebacks import own_words
 
@@ -52,7 +52,7 @@ def without_cause(facts: Facts) -> Verdict:
     if first.kind == RendezvousError.__name__:
         rank, message = _late(facts, first)
         return verdict._replace(rank=rank, patience=0.0, message=message)
-    waiting = ranks_named([victim.rank for victim in victims])
+    waiting = subject([victim.rank for victim in victims])
     if server := next((rank for rank in victims if rank.kind == ServerLostError.__name__), None):
         assert server.outcome is not None
         message = (
@@ -72,10 +72,10 @@ def _missing_rank(
     facts: Facts, victims: Sequence[RankState], first: RankState
 ) -> tuple[int, str] | None:
     """Return the rank that the victims waited for, and the message; None if none is known."""
-    waiting = ranks_named([victim.rank for victim in victims])
+    waiting = subject([victim.rank for victim in victims])
     if early := facts.numbers("finished"):
         return early[0], (
-            f"{ranks_named(early)} on {facts.places(early)} finished (exit code 0) while "
+            f"{subject(early)} on {facts.places(early)} finished (exit code 0) while "
             f"{waiting.lower()} still waited for an exchange with "
             f"{'it' if len(early) == 1 else 'them'}: {_SAME_CALLS}"
         )
@@ -135,13 +135,13 @@ def _late(facts: Facts, first: RankState) -> tuple[int, str]:
             lines.append(f"Rank {rank.rank} on {facts.hosts[rank.rank]}: {now}")
     if len(absent) > _ABSENT:
         lines.append(f"... and {len(absent) - _ABSENT} more.")
-    lines.append(f"{ranks_named(facts.numbers('victim'))} waited in vain.")
+    lines.append(f"{subject(facts.numbers('victim'))} waited in vain.")
     return (absent[0].rank if absent else first.outcome.lost), "\n".join(lines)
 
 
 def _lost_each_other(victims: Sequence[RankState], hosts: Sequence[str]) -> str:
     if len(victims) > 1:
-        return f"{ranks_named([victim.rank for victim in victims])} lost each other"
+        return f"{subject([victim.rank for victim in victims])} lost each other"
     (only,) = victims
     lost = only.outcome.lost if only.outcome is not None else -1
     whom = (
