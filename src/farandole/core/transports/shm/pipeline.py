@@ -93,7 +93,7 @@ def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
     ]
 
 
-class Reduction:
+class PipelinedReduction:
     """One reduction in the making. ``source`` and ``target``: by step and owner. ``direct``: in
     each step this rank has one piece, apart from all sources, and it is reduced where it is to
     stand.
@@ -196,7 +196,7 @@ def allreduce(
     source = cut([buffer.data for buffer in buffers], ranges)
     in_place = all(buffer.out is buffer.data for buffer in buffers)
     target = source if in_place else cut([buffer.out for buffer in buffers], ranges)
-    Reduction(segment, slots, source, target, op, buffers[0].dtype, scale).run()
+    PipelinedReduction(segment, slots, source, target, op, buffers[0].dtype, scale).run()
 
 
 def reducescatter(
@@ -224,6 +224,6 @@ def reducescatter(
         for (kept,) in cut([buffer.out], mine)
     ]
     direct = not may_share_memory(buffer.data, buffer.out)
-    Reduction(
+    PipelinedReduction(
         segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale, direct=direct
     ).run()

@@ -5,7 +5,7 @@ it stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core.kernels import quiet, reducer
@@ -21,13 +21,20 @@ _MASK = (1 << 64) - 1
 _CHUNK = 256 << 10  # of every rank: they stay in the second-level cache while they are reduced
 
 
+class RegisteredBuffer(NamedTuple):
+    """Memory from ``allocate``. ``maps``: by rank, its buffer as this process maps it."""
+
+    address: int
+    nbytes: int
+    maps: list[Array]
+
+
 class RegisteredBuffers:
     """Memory that all ranks allocated together."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        # address here, bytes, everybody's mapping
-        self._registered: list[tuple[int, int, list[Array]]] = []
+        self._registered: list[RegisteredBuffer] = []
 
     def allocate(self, nbytes: int) -> Array:
         if self._segment.size == 1:
@@ -36,7 +43,7 @@ class RegisteredBuffers:
             return np.zeros(nbytes, dtype=np.uint8)
         maps = [array for _, array in self._segment.share(nbytes)]
         mine = maps[self._segment.rank]
-        self._registered.append((mine.ctypes.data, nbytes, maps))
+        self._registered.append(RegisteredBuffer(mine.ctypes.data, nbytes, maps))
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
@@ -67,7 +74,7 @@ class RegisteredBuffers:
         if not self._agree([place]) or place is None:
             return None
         index, offset = place
-        return [mapped[offset:] for mapped in self._registered[index][2]]
+        return [mapped[offset:] for mapped in self._registered[index].maps]
 
     def _agree(self, places: Sequence[tuple[int, int] | None]) -> bool:
         """Are all these tensors at the same registered places on every rank?"""
@@ -92,7 +99,7 @@ class RegisteredBuffers:
         dtype, nbytes = buffer.dtype, len(buffer.data) * buffer.dtype.itemsize
         maps = [
             mapped[offset : offset + nbytes].view(dtype.storage)
-            for mapped in self._registered[index][2]
+            for mapped in self._registered[index].maps
         ]
         with quiet():
             reduce_shares(self._segment, maps, op, dtype, scale)
