@@ -81,7 +81,7 @@ class BucketLayout:
         self.common = False
 
     def leave_engine(self) -> None:
-        """The memory was that of an engine that is no more; the order that of its ranks."""
+        """Forget the memory and the order of an engine that has ended."""
         self._memory = None
         self.order = []
 

@@ -115,8 +115,8 @@ class BucketReducer:
                 self._launch()
 
     def end_of_backward(self) -> None:
-        """Backward pass ``backward`` is over. Make gradients final, also those of other optimizers
-        that it has computed, if this was the last pass of the step for some of them.
+        """Make gradients final if ``backward``, which is over, was the last pass of the step for
+        some of them; also gradients of other optimizers that it has computed.
         """
         if self.due:
             others = [

@@ -214,8 +214,8 @@ class GradientStep:
     # The ranks change.
 
     def unsent_passes(self) -> list[int] | None:
-        """Between two passes of a step, of which nothing was sent yet: the passes that are left.
-        They count after another ``init()``. None at any other time.
+        """Return the passes that are left of a step that has begun, and sent nothing yet. They
+        count after another ``init()``. None at any other time.
         """
         between = self.new_gradients and not self.reduced and not self.launched
         return self.passes_left if between else None

@@ -296,7 +296,7 @@ class Engine:
         self._guarded(self._advance, spin)
 
     def _guarded(self, step: Callable[[Any], None], argument: Any) -> None:
-        """Take a step, whose failure is that of all that is under way."""
+        """Take a step. If it fails, all collectives under way fail."""
         try:
             step(argument)
         except PeerLostError as error:
