@@ -46,7 +46,7 @@ def test_never_broadcast() -> None:
     text = told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((1, 2)))
     assert mentions(text, "different weights")
     assert "rank 1 differs from ranks 0, 2 in 2 of 2 parameters, first in first" in text
-    assert text.endswith("Nothing was broadcast: before the first step call CALL BROADCAST")
+    assert mentions(text, "first step", "CALL BROADCAST")
     assert mentions(
         told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((5, 2))), "3 ranks"
     )
@@ -82,7 +82,7 @@ def test_a_state_that_some_ranks_have_alone() -> None:
     reports = [ReplicaReport((1, 2), {"lr": "0.1"}, 4), ReplicaReport((1, 3), {"lr": "0.1"}, 4)]
     (found,) = findings(reports, NAMES, History(equal_at=1), 2, cures)
     assert mentions(found.text, "momentum")
-    assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
+    assert mentions(found.text, "CALL BROADCAST", "CALL STATE")
 
 
 def test_parameters_that_came_later() -> None:
@@ -91,7 +91,7 @@ def test_parameters_that_came_later() -> None:
     assert told(ReplicaReport((1,)), ReplicaReport((1,)), history=history, step=2) == ""
     text = told(ReplicaReport((2, 3)), ReplicaReport((2, 4)), history=history, step=4)
     assert mentions(text, "1", "step 2", "parameters")
-    assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
+    assert mentions(text, "next step", "CALL BROADCAST")
     history.reported.clear()
     assert mentions(
         told(ReplicaReport((2, 3)), ReplicaReport((5, 4)), history=history, step=8), "step 2"
@@ -135,9 +135,7 @@ def test_same_data_is_believed_the_second_time() -> None:
     history = History()
     same_gradients(history, True, 4, CURES)
     (found,) = same_gradients(history, True, 4, CURES._replace(reduced="THE TAPE"))
-    assert found.text.endswith(
-        "Or is it that these were reduced before? With THE TAPE give them to the plain optimizer"
-    )
+    assert mentions(found.text, "THE TAPE", "optimizer")
     history = History()
     for same in (True, False, True, None, False, None):  # a batch of zeros to warm up, say
         assert same_gradients(history, same, 4, CURES) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kits.heard import listening
-from tests.kits.messages import mentioning
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 from tests.torch.test_optimizer import data, loss_of, net, part, values
 
@@ -357,9 +357,7 @@ def test_a_failed_handle_that_nobody_synchronizes() -> None:
 
     for lines in ends(asks=False):
         assert len(lines) == 1, lines
-        assert lines[0].startswith(
-            "1 asynchronous collective(s) failed, and nobody asked how they ended"
-        )
+        assert mentions(lines[0], "1", "collective(s)")
         assert "hvd.synchronize(handle)" in lines[0]
         assert "Mismatched ALLREDUCE tensor shapes" in lines[0]
     assert ends(asks=True) == [[], []]

