@@ -286,7 +286,9 @@ PAUSES = st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=1, max_size=4)
 @pytest.mark.parametrize("n", [2, 3])
 @given(data=st.data(), overlap=st.sampled_from(["on", "off"]))
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-def test_any_interleaving_ends_with_equal_gradients(n: int, op: ReduceOp, data: Any, overlap: str) -> None:
+def test_any_interleaving_ends_with_equal_gradients(
+    n: int, op: ReduceOp, data: Any, overlap: str
+) -> None:
     phases = data.draw(programs(n))
     pauses = data.draw(st.lists(PAUSES, min_size=n, max_size=n))
     check_program(phases, op, overlap, pauses)
