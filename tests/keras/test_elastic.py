@@ -129,7 +129,7 @@ def test_own_optimizers_of_a_keras_2_model_are_synchronised(old: bool, built: bo
 
     def body(rank: int) -> Any:
         import farandole.tensorflow as hvd
-        from farandole.keras.tf_keras.optimizer import make_slots, state_variables
+        from farandole.keras.tf_keras.slots import make_slots, state_variables
 
         model, optimizers, variables = _of_keras_2(hvd, old=old)
         if rank == 0 or built:

@@ -28,7 +28,7 @@ def test_a_models_own_optimizers_begin_with_the_roots_state(old: bool, passes: i
         import tf_keras
 
         from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
-        from farandole.keras.tf_keras.optimizer import make_slots
+        from farandole.keras.tf_keras.slots import make_slots
 
         kind = tf_keras.optimizers.legacy.SGD if old else tf_keras.optimizers.SGD
         plain = [kind(0.1, momentum=0.9) for _ in range(2)]

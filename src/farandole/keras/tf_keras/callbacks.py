@@ -21,16 +21,8 @@ from farandole.keras.tf_keras.elastic import (
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.keras.tf_keras.optimizer import (
-    average_weights,
-    exchange_of,
-    local_of,
-    make_slots,
-    make_slots_alike,
-    optimizers_of,
-    slots_of,
-    state_variables,
-)
+from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, optimizers_of
+from farandole.keras.tf_keras.slots import make_slots, make_slots_alike, slots_of, state_variables
 from farandole.keras.tf_keras.values import allreduce, evaluated
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.checks import digests_of, readable

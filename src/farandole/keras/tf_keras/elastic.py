@@ -15,15 +15,13 @@ from farandole.core.api.objects import broadcast_object
 from farandole.core.api.state import ObjectState
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
-from farandole.keras.tf_keras.optimizer import (
-    all_optimizers_of,
+from farandole.keras.tf_keras.optimizer import all_optimizers_of, plain_class, state_of
+from farandole.keras.tf_keras.slots import (
     innermost,
     keys_of,
     make_slots,
     make_slots_alike,
     numbered_state,
-    plain_class,
-    state_of,
     state_variables,
 )
 from farandole.tensorflow.broadcasting import broadcast_variables

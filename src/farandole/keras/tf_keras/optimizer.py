@@ -13,7 +13,6 @@ import tf_keras
 from farandole.base.contracts import Codec, Strategy
 from farandole.base.types import ReduceOp
 from farandole.core.api.compression import NoneCompressor
-from farandole.core.api.objects import allgather_object
 from farandole.core.api.ops import WORLD
 from farandole.job.context import ProcessSet
 from farandole.keras.attributes import held_by
@@ -21,6 +20,7 @@ from farandole.keras.clipping import by_parts
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
 from farandole.keras.tf_keras.loss_scale import reduced_scaled, watch
+from farandole.keras.tf_keras.slots import innermost, make_slots
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.codecs import state_label
 from farandole.strategies.flat_layout import numbered
@@ -169,70 +169,9 @@ def optimizers_of(model: Any) -> list[Any]:
     return [each for each in found if each is model.optimizer or state_of(each) is not None]
 
 
-def state_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among
-    them.
-    """
-    inner = innermost(optimizer)
-    if _is_old(inner) and readable():  # it makes these in its first step
-        _ = inner.iterations
-        inner._create_hypers()
-    hyper = inner._hyper.values() if _is_old(inner) else [getattr(inner, "_learning_rate", None)]
-    own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    return [*own, *(value for value in hyper if isinstance(value, tf.Variable))]
-
-
-def numbered_state(optimizer: Any) -> dict[Any, Any]:
-    """The variables of an optimizer by what tells them apart: for an old one, whose order is that
-    of its steps, by the variable that a slot belongs to.
-    """
-    inner = innermost(optimizer)
-    if not _is_old(inner):
-        return dict(enumerate(inner.variables))
-    slots = {
-        (key, name): slot for key, found in inner._slots.items() for name, slot in found.items()
-    }
-    known = {slot.ref() for slot in slots.values()}
-    return {
-        **slots,
-        **dict(enumerate(each for each in inner.variables() if each.ref() not in known)),
-    }
-
-
 def plain_class(optimizer: Any) -> Any:
     """The class that was wrapped."""
     return next(base for base in type(optimizer).__mro__ if not issubclass(base, _Distributed))
-
-
-def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
-    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may
-    be a later batch: now, on all ranks, where one rank's have, which goes on from a checkpoint.
-    """
-    if not held or not readable():
-        return
-    variables = model.variables
-    places = {variable._unique_id: place for place, variable in enumerate(variables)}
-    mine = [[places.get(key) for key in keys_of(each)] for each in held]
-    for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
-        of = max(theirs, key=len)
-        if None not in of:
-            make_slots(optimizer, [variables[place] for place in of])
-
-
-def keys_of(optimizer: Any) -> list[Any]:
-    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state
-    for.
-    """
-    inner = innermost(optimizer)
-    return list(inner._slots if _is_old(inner) else getattr(inner, "_index_dict", ()))
-
-
-def innermost(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _is_old(optimizer: Any) -> bool:
-    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
 def local_of(optimizer: Any) -> list[Any]:
@@ -264,29 +203,6 @@ def average_weights(model: Any, kept: Collection[Any]) -> None:
         state = state_of(optimizer)
         if state is not None:
             state.average_weights(optimizer, statistics)
-
-
-def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """The state that ``optimizer`` has for ``variables``: momenta, say."""
-    inner = innermost(optimizer)
-    if _is_old(inner):
-        return [
-            slot
-            for variable in variables
-            for slot in inner._slots.get(variable._unique_id, {}).values()
-        ]
-    ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
-    return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
-
-
-def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has
-    stays as it is.
-    """
-    if hasattr(optimizer, "_create_all_weights"):  # an old one
-        optimizer._create_all_weights(variables)
-    elif hasattr(optimizer, "build") and variables:  # without any it would count as built
-        optimizer.build(variables)
 
 
 def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:

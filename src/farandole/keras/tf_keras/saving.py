@@ -14,7 +14,8 @@ from farandole.checks.catalogue import OPTIMIZER_STATE_MISSING
 from farandole.checks.reporting import warn_once
 from farandole.core.api.compression import NoneCompressor
 from farandole.job import context
-from farandole.keras.tf_keras.optimizer import DistributedOptimizer, make_slots, state_of
+from farandole.keras.tf_keras.optimizer import DistributedOptimizer, state_of
+from farandole.keras.tf_keras.slots import make_slots
 
 
 def load_model(

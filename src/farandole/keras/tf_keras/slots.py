@@ -1,0 +1,96 @@
+"""The state of a Keras 2 optimizer, old (``optimizers.legacy``) or new: its variables and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from farandole.core.api.objects import allgather_object
+from farandole.tensorflow.checks import readable
+
+
+def state_variables(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among
+    them.
+    """
+    inner = innermost(optimizer)
+    if is_old(inner) and readable():  # it makes these in its first step
+        _ = inner.iterations
+        inner._create_hypers()
+    hyper = inner._hyper.values() if is_old(inner) else [getattr(inner, "_learning_rate", None)]
+    own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return [*own, *(value for value in hyper if isinstance(value, tf.Variable))]
+
+
+def numbered_state(optimizer: Any) -> dict[Any, Any]:
+    """The variables of an optimizer by what tells them apart: for an old one, whose order is that
+    of its steps, by the variable that a slot belongs to.
+    """
+    inner = innermost(optimizer)
+    if not is_old(inner):
+        return dict(enumerate(inner.variables))
+    slots = {
+        (key, name): slot for key, found in inner._slots.items() for name, slot in found.items()
+    }
+    known = {slot.ref() for slot in slots.values()}
+    return {
+        **slots,
+        **dict(enumerate(each for each in inner.variables() if each.ref() not in known)),
+    }
+
+
+def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
+    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may
+    be a later batch: now, on all ranks, where one rank's have, which goes on from a checkpoint.
+    """
+    if not held or not readable():
+        return
+    variables = model.variables
+    places = {variable._unique_id: place for place, variable in enumerate(variables)}
+    mine = [[places.get(key) for key in keys_of(each)] for each in held]
+    for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
+        of = max(theirs, key=len)
+        if None not in of:
+            make_slots(optimizer, [variables[place] for place in of])
+
+
+def keys_of(optimizer: Any) -> list[Any]:
+    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state
+    for.
+    """
+    inner = innermost(optimizer)
+    return list(inner._slots if is_old(inner) else getattr(inner, "_index_dict", ()))
+
+
+def innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def is_old(optimizer: Any) -> bool:
+    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+
+
+def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """The state that ``optimizer`` has for ``variables``: momenta, say."""
+    inner = innermost(optimizer)
+    if is_old(inner):
+        return [
+            slot
+            for variable in variables
+            for slot in inner._slots.get(variable._unique_id, {}).values()
+        ]
+    ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
+    return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
+
+
+def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has
+    stays as it is.
+    """
+    if hasattr(optimizer, "_create_all_weights"):  # an old one
+        optimizer._create_all_weights(variables)
+    elif hasattr(optimizer, "build") and variables:  # without any it would count as built
+        optimizer.build(variables)
