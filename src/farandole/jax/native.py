@@ -151,12 +151,12 @@ def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
         def inner(both: Any) -> Any:
             return fun(*both[0], **both[1])
 
-        told = {"mesh": where, "in_specs": (_EVERYWHERE,), "out_specs": _EVERYWHERE}
+        mapping = {"mesh": where, "in_specs": (_EVERYWHERE,), "out_specs": _EVERYWHERE}
         if hasattr(jax, "shard_map"):
-            return jax.shard_map(inner, check_vma=False, **told)((args, kwargs))
+            return jax.shard_map(inner, check_vma=False, **mapping)((args, kwargs))
         from jax.experimental.shard_map import shard_map
 
-        return shard_map(inner, check_rep=False, **told)((args, kwargs))
+        return shard_map(inner, check_rep=False, **mapping)((args, kwargs))
 
     return mapped
 
@@ -295,8 +295,8 @@ def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
     """
     facts = (call.kind, call.op, call.prescale, call.postscale, call.root, call.grouped)
     unfit = _unfit(call, arrays)
-    told = repr((facts, unfit, [(a.shape, str(a.dtype)) for a in arrays]))
-    number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
+    summary = repr((facts, unfit, [(a.shape, str(a.dtype)) for a in arrays]))
+    number = int.from_bytes(hashlib.sha256(summary.encode()).digest()[:7], "big")
     words = np.array([number, -number], dtype=np.int64)
     engine = context.engine(call.process_set)
     request = Request(

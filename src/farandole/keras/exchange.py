@@ -88,8 +88,8 @@ class KerasExchange:
             # in a graph it need not come after the note
             run = functools.partial(self._run_noted, tuple(trained))
         values = [self._tensor_of(variable) for variable in variables]
-        told = run_if(due if final is True else due & final, run, values, step)
-        for variable, value, new in zip(variables, values, told, strict=True):
+        exchanged = run_if(due if final is True else due & final, run, values, step)
+        for variable, value, new in zip(variables, values, exchanged, strict=True):
             if new is not value:
                 variable.assign(new)
 

@@ -105,14 +105,14 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         given,
         None if gradients is None else gradients.reported,
     )
-    told = next(
+    own_broadcast = next(
         (callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)),
         None,
     )
-    broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
+    broadcast = own_broadcast or BroadcastGlobalVariablesCallback(root_of(process_set))
     with written_once(users, paths, process_set.rank()) as silent:
         training = Training(process_set, silent, broadcast)
-        first = [BeforeUserCallbacks(training), *([] if told else [broadcast])]
+        first = [BeforeUserCallbacks(training), *([] if own_broadcast else [broadcast])]
         around(bound, callbacks, first, [AfterUserCallbacks(training)])
         metrics.pooled_by_fit.add(id(self))
         try:

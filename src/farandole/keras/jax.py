@@ -48,5 +48,5 @@ def run_if(
     due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
 ) -> Sequence[Any]:
     """See ``exchange``."""
-    *told, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
-    return told
+    *averaged, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
+    return averaged

@@ -157,10 +157,10 @@ def _exchanged(
 
 def _threads() -> int:
     """How many operations TensorFlow runs at a time."""
-    told = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get(
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get(
         "TF_NUM_INTEROP_THREADS"
     )
-    return int(told) if told else len(os.sched_getaffinity(0))
+    return int(threads) if threads else len(os.sched_getaffinity(0))
 
 
 class _Exchanging(graph.Call):

@@ -43,8 +43,8 @@ def run_if(
 
     if due is True or tf.executing_eagerly():
         return now() if due else values
-    told: Sequence[Any] = tf.cond(due, now, lambda: [tf.identity(value) for value in values])
-    return told
+    exchanged: Sequence[Any] = tf.cond(due, now, lambda: [tf.identity(value) for value in values])
+    return exchanged
 
 
 def _started(function: Callable[..., list[Any]], *arrays: Any) -> graph.Call:

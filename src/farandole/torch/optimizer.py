@@ -294,12 +294,12 @@ class _WithWeights(_Distributed):
         """Step, and exchange weights if it is time. A step that a GradScaler skips counts: ranks
         count alike.
         """
-        told = self.__dict__
+        attributes = self.__dict__
         # no scaler, or the base knows of it
-        if "found_inf" not in told or "_step_supports_amp_scaling" in told:
+        if "found_inf" not in attributes or "_step_supports_amp_scaling" in attributes:
             return super().step(closure, **options)
         # other optimizers refuse to see them
-        scale, skipped = told.pop("grad_scale"), told.pop("found_inf")
+        scale, skipped = attributes.pop("grad_scale"), attributes.pop("found_inf")
         try:
             if skipped.item():
                 self._farandole.before_step(False)
@@ -312,7 +312,7 @@ class _WithWeights(_Distributed):
                         parameter.grad.div_(scale)
             return super().step(closure, **options)
         finally:
-            told.update(grad_scale=scale, found_inf=skipped)
+            attributes.update(grad_scale=scale, found_inf=skipped)
 
     step.hooked = True  # type: ignore[attr-defined]
 

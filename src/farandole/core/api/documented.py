@@ -97,17 +97,19 @@ def documented(*raises: str, example: str = "", **arguments: str) -> Callable[[F
             return function
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        told = {
+        described = {
             name: arguments.get(name) or ARGUMENTS.get(name)
             for name in names
             if name not in ("self", "cls")
         }
         # *args, **options
-        told |= {name: text for name, text in arguments.items() if name not in told}
+        described |= {name: text for name, text in arguments.items() if name not in described}
         parts = [cleandoc(function.__doc__)]
-        if told:
+        if described:
             parts.append(
-                _section("Arguments", [f"{name}: {text}" for name, text in told.items() if text])
+                _section(
+                    "Arguments", [f"{name}: {text}" for name, text in described.items() if text]
+                )
             )
         if raises:
             parts.append(_section("Raises", [RAISES.get(error, error) for error in raises]))

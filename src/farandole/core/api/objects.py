@@ -99,9 +99,9 @@ def _agree_on_reading(
     other.
     """
     text = "" if unread is None else f"{type(unread).__name__}: {unread}"
-    said = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
+    message = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
     ((flat, sizes),) = engine.run(
-        [_entry(Kind.ALLGATHER, f"{label}.read", said, DType.UINT8, 0, serial)]
+        [_entry(Kind.ALLGATHER, f"{label}.read", message, DType.UINT8, 0, serial)]
     )
     if not any(sizes):
         return

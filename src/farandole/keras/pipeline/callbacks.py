@@ -26,9 +26,9 @@ class TellLogs(PipelineCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
         self._end()
-        told = self._stages.from_last(dict(logs))
+        received = self._stages.from_last(dict(logs))
         logs.clear()
-        logs.update(told)
+        logs.update(received)
 
 
 class StopTogether(PipelineCallback):

@@ -129,9 +129,9 @@ class Stages:
 
     def from_last(self, value: Any) -> Any:
         """The last stage's ``value``, on all stages. All of them call this."""
-        return self.told(self.count - 1, value)
+        return self.broadcast(self.count - 1, value)
 
-    def told(self, source: int, value: Any) -> Any:
+    def broadcast(self, source: int, value: Any) -> Any:
         """The ``value`` of stage ``source``, on all stages. All of them call this."""
         if self.number != source:
             return self.receive_object(source, Topic.RESULTS)

@@ -282,8 +282,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
                 (_mapped(keras.ops.convert_to_numpy, logs), tuple(whole.outputs.shape))
             )
             return logs
-        told, shape = self._own.wire.from_last(None)
-        self._own.logs = _mapped(keras.ops.convert_to_tensor, told)
+        received, shape = self._own.wire.from_last(None)
+        self._own.logs = _mapped(keras.ops.convert_to_tensor, received)
         if not self._own.metrics_built and y is not None:  # callbacks ask them which way is better
             self._own.metrics_built = True
             self.compute_metrics(None, y, keras.ops.zeros(shape), sample_weight)
@@ -362,13 +362,13 @@ class Pipeline(keras.Model):  # type: ignore[misc]
                 write(model)
             except Exception as error:
                 trouble = error
-        told = self._own.wire.told(
+        received = self._own.wire.broadcast(
             0, None if trouble is None else f"{type(trouble).__name__}: {trouble}"
         )
         if trouble is not None:
             raise trouble
-        if told is not None:
-            raise HorovodInternalError(f"rank 0 could not write the model: {told}")
+        if received is not None:
+            raise HorovodInternalError(f"rank 0 could not write the model: {received}")
 
 
 class _Own:

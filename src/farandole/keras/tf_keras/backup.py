@@ -30,12 +30,12 @@ def share(model: Any, root_rank: int) -> None:
         model.__dict__.pop(_ASKED, None)
         begin = tuple(int(number) for number in asked(model, *args, **kwargs))
         folder = _folder_of(model)
-        told = allgather_object((begin, folder))
+        starts = allgather_object((begin, folder))
         # The others have read the folder by now: nobody writes before the first step, which needs
         # them all.
-        if folder and folder in [other for _, other in told[: context.rank()]]:
+        if folder and folder in [other for _, other in starts[: context.rank()]]:
             model._training_state.write_checkpoint_manager = _Unwritten()
-        return told[root_rank][0]
+        return starts[root_rank][0]
 
     object.__setattr__(model, _ASKED, agreed)
 

@@ -29,7 +29,7 @@ def watch() -> None:
 
 def _telling(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def told(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def scaling(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         state = optimizer.inner_optimizer.__dict__.get("_farandole")
         if state is None:
             return plain(optimizer, *args, **kwargs)
@@ -39,8 +39,8 @@ def _telling(plain: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             state.scale = None
 
-    told.tells_farandole = True  # type: ignore[attr-defined]
-    return told
+    scaling.tells_farandole = True  # type: ignore[attr-defined]
+    return scaling
 
 
 def reduced_scaled(

@@ -460,10 +460,10 @@ class _Distributed:
         state.given = _given(pairs)
         ready = state.computed or state.ready
         state.computed = state.ready = False
-        told = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
+        exchanged = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
             "experimental_aggregate_gradients", True
         )
-        if not pairs or (told and not ready):  # the caller has exchanged them
+        if not pairs or (exchanged and not ready):  # the caller has exchanged them
             return state.step(
                 self, _given(pairs), lambda: base.apply_gradients(pairs, *args, **kwargs)
             )
