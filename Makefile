@@ -40,7 +40,7 @@ check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
-	$(bin)/python -m pytest tests/test_architecture.py
+	$(bin)/python -m pytest tests/test_architecture.py tests/test_structure.py
 	$(site)
 
 docs: $(VENV)/.dev-$(inputs)
