@@ -38,6 +38,18 @@ class Home(NamedTuple):
     slot: int
 
 
+class _Terms(NamedTuple):
+    """Facts that a layout depends on besides the order; the minimum over the ranks counts.
+
+    ``bucket_bytes``: rank 0's. ``unrecorded``: 0 on a rank that has recorded an order. ``memory``:
+    the bytes that a rank has for buckets.
+    """
+
+    bucket_bytes: int
+    unrecorded: int
+    memory: int
+
+
 class BucketLayout:
     """``flat``: the buckets of gradients in the host's memory are pieces of the transport's memory,
     once final.
@@ -111,22 +123,28 @@ class BucketLayout:
         be it before others had data.
         """
         count = len(gradients)
-        places, ways = np.full(count + 3, NO_WORD), np.zeros(count, dtype=np.int64)
+        places = np.full(count, NO_WORD)
+        ways = np.array(
+            [self._way(index, one, current(index)) for index, one in enumerate(gradients)],
+            dtype=np.int64,
+        )
         if engine.rank == 0:
             # a resumed run loses in the same buckets
             known = list(order) if self._codec is None else []
             places[known] = np.arange(len(known))
-            places[count] = engine.sizes.bucket_bytes
-        if final:
-            places[count + 1] = 0
-        places[count + 2] = 0 if self._memory is None else len(self._memory)
-        ways[:] = [
-            self._way(index, gradient, current(index)) for index, gradient in enumerate(gradients)
-        ]
-        places, ways = extremes(engine, f"{name}.plan", places, ways)
-        limit, recorded, self._shared = places[count:].tolist()
-        final = recorded != NO_WORD
-        self._limit = self.wished = context.settings().bucket_bytes if limit == NO_WORD else limit
+        terms = _Terms(
+            bucket_bytes=engine.sizes.bucket_bytes if engine.rank == 0 else NO_WORD,
+            unrecorded=0 if final else NO_WORD,
+            memory=0 if self._memory is None else len(self._memory),
+        )
+        lows, ways = extremes(engine, f"{name}.plan", np.append(places, terms), ways)
+        places = lows[:count]
+        terms = _Terms(*lows[count:].tolist())
+        self._shared = terms.memory
+        final = terms.unrecorded == 0
+        limit = terms.bucket_bytes
+        self._limit = context.settings().bucket_bytes if limit == NO_WORD else limit
+        self.wished = self._limit
         # the unknown from last to first
         known = sorted(range(count), key=lambda index: (places[index], -index))
         self.order = [index for index in known if ways[index] == _DENSE]
