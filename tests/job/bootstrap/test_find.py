@@ -6,7 +6,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job import bootstrap
-from farandole.job.bootstrap import hostlist, mpi, slurm
+from farandole.job.bootstrap import mpi, slurm
 from farandole.job.bootstrap.origin import origin
 from farandole.job.bootstrap.store_host import placements
 from farandole.job.config import Placement
@@ -279,7 +279,7 @@ class TestSlurmsLists:
         ],
     )
     def test_of_hosts(self, text: str, hosts: list[str]) -> None:
-        assert hostlist.expand(text) == hosts
+        assert slurm.expand_hosts(text) == hosts
 
     def test_of_tasks(self) -> None:
         assert slurm.tasks_per_node("2(x3),1") == [2, 2, 2, 1]

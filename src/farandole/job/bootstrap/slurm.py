@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -167,3 +167,26 @@ def _check(found: os.stat_result, path: Path) -> None:
             f" {stat.S_IMODE(found.st_mode):o}: the job's secret is in it, so it must belong to"
             f" user {os.geteuid()} and be closed to all others (chmod go= {path})"
         )
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Slurm's list of hosts: ``"gpu[01-03,7],login"`` as gpu01, gpu02, gpu03, gpu7 and login."""
+    return [host for item in _items(text) for host in _expanded(item)]
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between those commas that are in no brackets."""
+    yield from (match[0] for match in re.finditer(r"(?:[^,\[]|\[[^\]]*\])+", text))
+
+
+def _expanded(item: str) -> Iterator[str]:
+    before, bracket, rest = item.partition("[")
+    if not bracket:
+        yield before
+        return
+    ranges, _, after = rest.partition("]")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for end in _expanded(after):
+                yield f"{before}{number:0{len(first)}d}{end}"

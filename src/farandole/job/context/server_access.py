@@ -24,7 +24,7 @@ AFTER = 3600.0
 
 
 class ServerAccess:
-    """``scope``: this stay in the job."""
+    """``scope``: the id of this session."""
 
     def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
         self._placement = placement
@@ -74,7 +74,7 @@ class ServerAccess:
         return self._peer
 
     def _left(self, store: StoreClient, rank: int) -> bool:
-        """Has the rank ended this stay in order? Yes, if the job has, with its store."""
+        """Has the rank ended this session in order? Yes, if the job has, with its store."""
         try:
             return store.try_get(keys.left(self._scope, rank)) is not None
         except (OSError, HorovodInternalError):

@@ -46,7 +46,7 @@ SERVERS_WANTED = "servers/wanted"  # set by a rank that needs the job's paramete
 
 
 def server(scope: str, index: int) -> str:
-    """The address of a parameter server, JSON. ``scope``: of one stay in the job; empty: of the
+    """The address of a parameter server, JSON. ``scope``: of one session in the job; empty: of the
     whole job.
     """
     return f"{servers(scope)}/{index}"

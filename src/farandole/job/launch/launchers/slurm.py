@@ -70,10 +70,9 @@ def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
     """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for
     tasks if these are not enough. Pure.
     """
-    from farandole.job.bootstrap.hostlist import expand
-    from farandole.job.bootstrap.slurm import tasks_per_node
+    from farandole.job.bootstrap.slurm import expand_hosts, tasks_per_node
 
-    nodes = expand(env["SLURM_JOB_NODELIST"])
+    nodes = expand_hosts(env["SLURM_JOB_NODELIST"])
     tasks = tasks_per_node(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
     if sum(tasks) < np:
         each = int(env.get("SLURM_CPUS_PER_TASK") or 1)
