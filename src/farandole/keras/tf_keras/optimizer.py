@@ -122,19 +122,18 @@ def PartialDistributedOptimizer(
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     made = DistributedOptimizer(
         optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        scale_local_gradients,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     made.__dict__["_farandole"].local_layers += layers
     return made
