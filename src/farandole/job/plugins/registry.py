@@ -47,7 +47,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
         "ssp": "farandole.strategies.modes.parameter_server:SSP",
     },
-    # By whom something is of: what a room does with objects that belong to one above it.
+    # By the package that owns an object: the only way from a lower room to an upper one, so that
+    # ``tensorflow`` can handle optimizers and models of Keras.
     "optimizer": {
         "keras": "farandole.keras.optimizer:DistributedOptimizer",
         "tf_keras": "farandole.keras.tf_keras.optimizer:DistributedOptimizer",
