@@ -3,23 +3,23 @@
 RuntimeError
 ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
-│   │   ├── ServerLostError    a parameter server died or stopped, and no replica of it is left
+│   │   ├── ServerLostError    a parameter server died or stopped, and it has no replica left
 │   │   └── StalledError       another rank stayed away for too long, and this one ended the job
-│   ├── WireError              a connection brought what its other end did not, or must not, send
-│   ├── MismatchError          ranks asked for different things under one name
-│   ├── JoinedError            a collective that needs data of all ranks, and one has joined
+│   ├── WireError              a connection brought bytes that its peer did not, or must not, send
+│   ├── MismatchError          ranks made different requests under one name
+│   ├── JoinedError            a collective needs data from all ranks, but one has joined
 │   ├── ShutDownError          the engine was shut down, here or on another rank
-│   └── RequestError           a request that is wrong by itself (a ValueError, too)
+│   └── RequestError           a request is invalid in itself (also a ValueError)
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
-├── RanksDifferError           --check raise: the ranks do not train one model
-└── JobFailedError             a job ended badly; says which rank was the cause and shows why
+├── RanksDifferError           --check raise: the ranks do not train the same model
+└── JobFailedError             a job failed; names the rank that caused it and shows why
 ValueError
 ├── NotInitializedError        a call that needs ``init()`` came before it
-├── DataError                  rows, columns or files that cannot be used; says which
-└── SettingsError              a flag, variable or argument has a value that cannot be used
+├── DataError                  rows, columns or files are unusable; says which
+└── SettingsError              a flag, variable or argument has an unusable value
 ConnectionError
 ├── AuthenticationError        a peer does not know the job's secret
-│   └── UnfinishedHandshakeError   it hung up, or was silent, before it could show that it does
+│   └── UnfinishedHandshakeError   the peer disconnected or was silent during the handshake
 └── RendezvousError            ranks did not find each other in time; names the missing ones
 """
 
@@ -55,14 +55,14 @@ FORKED = (
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed. The name is Horovod's, so that programs written for it keep
-    catching it.
-    """
+    """A collective failed. The name is Horovod's, so that existing programs catch this error."""
 
 
 class PeerLostError(HorovodInternalError):
-    """Another rank died or gave up. ``rank`` is the one that was lost (-1 when not known); ``left``
-    is True when it closed its end in order (its program ended, or it called ``shutdown()``).
+    """Another rank died or left.
+
+    ``rank`` is the lost rank (-1 if unknown). ``left`` is true if the rank closed its end in order:
+    its program ended, or called ``shutdown()``.
     """
 
     SILENT = "does not answer: its host is gone, or the network between"
@@ -75,22 +75,23 @@ class PeerLostError(HorovodInternalError):
 
 
 class ServerLostError(PeerLostError):
-    """A parameter server died or stopped, and no replica of it is left."""
+    """A parameter server died or stopped, and it has no replica left."""
 
 
 class StalledError(PeerLostError):
-    """Ranks waited for others for longer than ``--stall-check-shutdown-time-seconds``; ``rank`` is
-    one of the others.
+    """Ranks waited for others longer than ``--stall-check-shutdown-time-seconds``.
 
-    Raised by the rank that ends the job for that reason. It is the job's cause of failure, not a
-    victim.
+    ``rank`` is one of the missing ranks. The rank that ends the job raises this error; it counts as
+    the cause of failure, not as a victim.
     """
 
 
 class WireError(HorovodInternalError):
-    """A connection brought what its other end did not send (something changed it on the way), or
-    must not send. ``rank`` is the one at the other end (-1 when it is none). Not a victim's error:
-    whoever raises it saw the cause.
+    """A connection brought bytes that its peer did not send (they were changed in transit) or must
+    not send.
+
+    ``rank`` is the peer (-1 if it is not a rank). The raising rank is not a victim: it saw the
+    cause.
     """
 
     def __init__(self, message: str, rank: int = -1) -> None:
@@ -99,18 +100,20 @@ class WireError(HorovodInternalError):
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks asked for different things under one name: other shapes, types, operations. All of them
-    hear so.
+    """Ranks made different requests under one name: other shapes, types or operations.
+
+    Raised on all of these ranks.
     """
 
 
 class JoinedError(HorovodInternalError):
-    """A collective needs data of all ranks, and one of them has joined. All of them hear so."""
+    """A collective needs data from all ranks, but one of them has joined. Raised on all ranks."""
 
 
 class ShutDownError(HorovodInternalError):
-    """The engine was shut down; ``detail``: what this rank was waiting for; ``rank``: who left (-1:
-    nobody knows).
+    """The engine was shut down.
+
+    ``detail`` is what this rank was waiting for; ``rank`` is the rank that left (-1 if unknown).
     """
 
     def __init__(self, detail: str = "", rank: int = -1) -> None:
@@ -118,18 +121,20 @@ class ShutDownError(HorovodInternalError):
         self.detail = detail
         self.rank = rank
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pickle would take the text for the detail
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would pass the text as the detail
         return type(self), (self.detail, self.rank)
 
 
 class RequestError(HorovodInternalError, ValueError):
-    """A collective was asked for that no rank could run. Horovod raises its internal error for
-    these, so that is what old programs catch; it is just as much a bad value.
+    """A requested collective is invalid on any rank.
+
+    Horovod raises its internal error in this case and existing programs catch it, so this class
+    derives from both.
     """
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts changed. ``skip_sync`` is True if hosts were only removed."""
+    """The set of hosts changed. ``skip_sync`` is true if hosts were only removed."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("The set of hosts changed.")
@@ -137,18 +142,23 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class RanksDifferError(RuntimeError):
-    """The ranks do not train one model, or read the same data, and ``--check raise`` is set. Raised
-    by all ranks, in the step in which it was noticed. The message names the ranks, the parameter,
-    the likely cause and the cure. ``findings``: the same as objects (``farandole.checks.Finding``).
+    """The ranks do not train the same model, or read the same data, and ``--check raise`` is set.
+
+    All ranks raise this error, in the step in which the difference was detected. The message names
+    the ranks, the parameter, the likely cause and the cure. ``findings`` holds the same as objects
+    (``farandole.checks.Finding``).
     """
 
     findings: tuple[object, ...] = ()
 
 
 class JobFailedError(RuntimeError):
-    """A job failed. ``rank`` is the one that failed first in cause, ``host`` where it ran,
-    ``exit_code`` what the launcher should exit with, ``remote_traceback`` that rank's own traceback
-    when it raised.
+    """A job failed.
+
+    - ``rank``: The rank that caused the failure.
+    - ``host``: The host of that rank.
+    - ``exit_code``: The exit code for the launcher.
+    - ``remote_traceback``: The traceback of that rank, if it raised an exception.
     """
 
     def __init__(
@@ -168,8 +178,10 @@ class JobFailedError(RuntimeError):
 
 
 class NotInitializedError(ValueError):
-    """``product`` is what the program has imported: whoever imports ``horovod`` has never heard of
-    Farandole. ``forked``: the process was forked off from a rank.
+    """A call that needs ``init()`` came before it.
+
+    ``product`` is the package that the program has imported: Farandole, or Horovod for programs
+    that know only that name. ``forked`` is true if the process was forked from a rank.
     """
 
     product = "Farandole"
@@ -178,37 +190,33 @@ class NotInitializedError(ValueError):
         super().__init__((FORKED if forked else NOT_INITIALIZED).format(product=self.product))
         self.forked = forked
 
-    # pickle would give the text to __init__: a pool of processes ends of that
+    # pickle would pass the text to __init__, which would break a process pool.
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), forked=self.forked), ()
 
 
 class DataError(ValueError):
-    """Data that training cannot use. The message names the file, the row and the column where they
-    are known.
+    """Data is unusable for training. The message names the file, row and column where they are
+    known.
     """
 
 
 class SettingsError(ValueError):
-    """A setting has a value that cannot be used. The message names the flag or variable, the value
-    and the rule.
+    """A setting has an unusable value. The message names the flag or variable, the value and the
+    rule.
     """
 
 
 class AuthenticationError(ConnectionError):
-    """The other side does not know the job's secret (or is not one of ours at all)."""
+    """The peer does not know the job's secret, or does not run Farandole."""
 
 
 class UnfinishedHandshakeError(AuthenticationError):
-    """The other side hung up, or was silent, before it could show whether it knows the job's
-    secret.
-    """
+    """The peer disconnected or was silent before it could prove that it knows the job's secret."""
 
 
 class RendezvousError(ConnectionError):
-    """Ranks did not find each other in time. ``missing``: those that are known to have stayed
-    away.
-    """
+    """Ranks did not find each other in time. ``missing`` are the ranks known to be absent."""
 
     def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -218,8 +226,10 @@ class RendezvousError(ConnectionError):
     def late(
         cls, missing: Sequence[int], timeout: float, host: str = "", otherwise: str = ""
     ) -> RendezvousError:
-        """The error of a rank that waited in vain for others. ``host``: they are local ranks of
-        that one; ``otherwise``: a further cure, after a space.
+        """Return the error for a rank whose wait for others timed out.
+
+        ``host``: if set, ``missing`` are local ranks of that host. ``otherwise`` is a further cure,
+        preceded by a space.
         """
         return cls(
             f"{_ranks(missing, host)} did not reach init() within {timeout:g} s. Every rank must"
@@ -230,7 +240,7 @@ class RendezvousError(ConnectionError):
 
     @classmethod
     def finished(cls, ranks: Sequence[int]) -> RendezvousError:
-        """The error of a rank that waits for others whose program has ended well."""
+        """Return the error for a rank that waits for ranks whose program has ended successfully."""
         return cls(
             f"{ranks_named(ranks)} ended without calling this init(): every rank must call init()"
             " as often as the others.",
@@ -239,8 +249,9 @@ class RendezvousError(ConnectionError):
 
     @classmethod
     def ended(cls, ranks: Sequence[int], host: str = "") -> RendezvousError:
-        """The error of a rank that waits for others of which no process is left. ``host``: as
-        above.
+        """Return the error for a rank that waits for ranks whose processes have all ended.
+
+        ``host``: if set, ``ranks`` are local ranks of that host.
         """
         return cls(
             f"{_ranks(ranks, host)} ended before init(): no process of"
@@ -250,11 +261,11 @@ class RendezvousError(ConnectionError):
         )
 
 
-_MOST_PARTS = 8  # ranks, or runs of ranks, that a message lists
+_MOST_PARTS = 8  # ranks or ranges of ranks listed in a message
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 1, 2``, ``ranks 0-2, 5``; of many, the first."""
+    """Return ``rank 3``, ``ranks 1, 2`` or ``ranks 0-2, 5``. A long list is cut."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -274,13 +285,13 @@ def _ranks(ranks: Sequence[int], host: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 rank", "2 ranks"."""
+    """Return a number with its noun: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
-    """What another host has said, for a terminal: control characters, and bytes that are no text,
-    as escapes.
+    """Return text from another host in printable form: control characters and invalid bytes are
+    escaped.
     """
     if text.isprintable():
         return text
@@ -291,17 +302,18 @@ def printable(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """The known word that is most like ``word``, if one is; ``alike`` goes from 0 (anything) to 1
-    (the same).
+    """Return the known word most similar to ``word``, or None.
+
+    ``alike`` is the minimum similarity, from 0 (anything) to 1 (equal).
     """
-    import difflib  # here: it takes longer to load than this module, and few processes need it
+    import difflib  # imported here because it is slow to import and few processes need it
 
     return next(iter(difflib.get_close_matches(word, list(known), 1, alike)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: ``; did you mean 'x'?``, or nothing if no known
-    word is near.
+    """Return the end of a message about an unknown word: ``; did you mean 'x'?``, or empty if no
+    known word is similar.
     """
     near = nearest(word, known)
     return f"; did you mean {near!r}?" if near else ""

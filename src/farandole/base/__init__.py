@@ -1,1 +1,1 @@
-"""What every room uses: types, contracts, the log, threads and pickling."""
+"""Shared basics: types, contracts between packages, the log, threads and pickling."""

@@ -1,19 +1,19 @@
-"""Describes differences between the ranks' lists of named arrays."""
+"""Descriptions of differences between the ranks' lists of named arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-Row = tuple[Hashable, ...]  # a name, and what must be the same
+Row = tuple[Hashable, ...]  # a name and the properties that must be the same
 
 
 def first_difference(
     tables: Sequence[Sequence[Row]], columns: Sequence[str], ranks: Sequence[int] = ()
 ) -> str:
-    """Return the first difference between rank 0's table and another's; empty if there is none.
+    """Return the first difference between rank 0's table and another; empty if there is none.
 
-    ``columns``: what the parts of a row after its name are called. ``ranks``: whose the tables are;
-    0, 1, ... if empty.
+    ``columns`` are the labels of the row elements after the name. ``ranks`` are the owners of the
+    tables; 0, 1, ... if empty.
     """
     odd = next(
         (place for place, table in enumerate(tables) if list(table) != list(tables[0])), None
@@ -43,8 +43,8 @@ def first_difference(
 def names_of_one(
     first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]
 ) -> str:
-    """Return the names that only ``first`` or ``other`` has, after a semicolon; empty if there are
-    none.
+    """Return the names that only ``first`` or ``other`` has, preceded by a semicolon; empty if
+    there are none.
     """
     only = [(first, _without(mine, theirs)), (other, _without(theirs, mine))]
     return "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)

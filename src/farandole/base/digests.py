@@ -1,11 +1,12 @@
-"""Digests of arrays and texts, by which ranks find out whether they hold the same content.
+"""Digests of arrays and texts, with which ranks compare their content.
 
-A digest looks at a sample of an array, so that it costs little for a large one.
+A digest samples an array, so that it is cheap for a large one.
 """
 
 from __future__ import annotations
 
-from _blake2 import blake2b  # hashlib loads OpenSSL: milliseconds at the start of each rank
+# hashlib loads OpenSSL, which delays the start of each rank by milliseconds
+from _blake2 import blake2b
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,16 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-SAMPLE = 1024  # elements of an array that are looked at
-_BITS = 62  # of a digest: it and its negative are int64
+SAMPLE = 1024  # elements of an array that are sampled
+_BITS = 62  # of a digest: int64 holds both the digest and its negative
 
 
 def digest(array: Array) -> int:
-    """Return a number from 1 to 2**62 for an array's type, shape and bits: of at most ``SAMPLE``
-    elements spread over it.
+    """Return an array's digest, from 1 to 2**62, of its type, shape and at most ``SAMPLE``
+    elements.
 
-    ``array``: of any type, in any layout. Two arrays that differ in all elements (of other seeds,
-    or a step apart) have different digests; the bits count, so that NaN equals itself.
+    ``array`` may have any type and layout. Two arrays that differ in all elements (other seeds, or
+    one step apart) have different digests. Bits are compared, so NaN equals itself.
     """
     flat = sampled(array.reshape(-1))
     return digest_of_bytes(
@@ -32,21 +33,22 @@ def digest(array: Array) -> int:
 
 
 def gradient_digest(array: Array) -> int:
-    """Return ``digest``, or 0 for an array that says nothing about data: all zeros, or NaN or
-    infinite somewhere.
+    """Return ``digest``, or 0 for an array that says nothing about the data: all zeros, or not
+    finite.
     """
     seen = np.ascontiguousarray(sampled(array.reshape(-1)))
     return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
 
 
 def sampled(flat: Array) -> Array:
-    """Return at most ``SAMPLE`` elements of a 1-D array, over its whole length."""
+    """Return at most ``SAMPLE`` elements of a 1-D array, spread over its length."""
     return flat[:: stride(len(flat))]
 
 
 def stride(count: int) -> int:
-    """Return the distance between the elements of a sample of ``count``. It is odd, so that in no
-    matrix they are one column.
+    """Return the distance between the sampled elements of an array of ``count`` elements.
+
+    It is odd, so that the sample of a matrix is not a single column.
     """
     return 1 if count <= SAMPLE else -(-count // SAMPLE) | 1
 
@@ -63,5 +65,5 @@ def digest_of_text(text: str) -> int:
 
 
 def combined(digests: Sequence[int]) -> int:
-    """Return one digest for several."""
+    """Return a single digest for several."""
     return digest_of_bytes(np.array(digests, dtype=np.int64).tobytes())

@@ -1,15 +1,15 @@
 """Names under which distributed optimizers exchange.
 
-Of a collective that only other ranks have asked for, a rank knows nothing but its name. So the name
-says which optimizer asks, and this module alone makes and reads such names. Nothing else travels.
+A rank knows nothing but the name of a collective that only other ranks requested. Therefore the
+name identifies the optimizer, and only this module makes and parses such names.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-ADASUM = "adasum"  # steps of PyTorch's optimizers, combined
-BUCKETS = "optimizer"  # gradients that come one by one
+ADASUM = "adasum"  # combined steps of PyTorch optimizers
+BUCKETS = "optimizer"  # gradients that arrive one by one
 LISTS = "DistributedOptimizer"  # lists of gradients
 KERAS_LISTS = "keras.DistributedOptimizer"
 
@@ -19,19 +19,19 @@ _PREFIXES = tuple(f"{kind}." for kind in KINDS)
 
 
 class Origin(NamedTuple):
-    """The optimizer that asks for a collective. ``number``: among those of its process set."""
+    """The optimizer that requests a collective, and its ``number`` within its process set."""
 
     kind: str
     number: int
 
 
 def exchange_name(kind: str, number: int | str) -> str:
-    """Return the name of what optimizer ``number`` exchanges."""
+    """Return the name under which optimizer ``number`` exchanges."""
     return f"{kind}.{number}"
 
 
 def origin_of(name: str) -> Origin | None:
-    """Return the optimizer that reduces gradients, or combines steps, under this name; None for any
+    """Return the optimizer that reduces gradients or combines steps under this name; None for any
     other collective.
     """
     for kind in KINDS:
@@ -42,5 +42,7 @@ def origin_of(name: str) -> Origin | None:
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Return whether a distributed optimizer exchanges under this name, also its weights."""
+    """Return whether a distributed optimizer exchanges gradients, steps or weights under this
+    name.
+    """
     return name.startswith(_PREFIXES)

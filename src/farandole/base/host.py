@@ -1,4 +1,4 @@
-"""This host as the kernel shows it: cores, control groups, and what processes share."""
+"""Properties of this host from the kernel: cores, control groups and namespaces."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Iterator
 
 
 def cores() -> int:
-    """How many cores this process may use, by its affinity and by the limits of its control
-    groups.
+    """Return the number of cores that affinity and control groups allow this process, at least
+    1.
     """
     allowed = len(os.sched_getaffinity(0))
     return max(1, int(min(allowed, quota())))
 
 
 def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> float:
-    """How many cores' worth of time the control groups of this process give it; without a limit:
-    inf.
-    """
+    """Return the CPU quota of this process's control groups in cores; ``inf`` without a limit."""
     limits = [math.inf]
     for folder, version in control_groups("cpu", mounts, groups):
         names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -27,7 +25,7 @@ def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> 
 
 
 def control_groups(controller: str, mounts: str, groups: str) -> Iterator[tuple[str, int]]:
-    """The folders of this process's control groups, those above them included, each with its
+    """Yield the folders of this process's control groups and of their parents, each with its
     version.
     """
     for line in content(groups).splitlines():
@@ -48,7 +46,9 @@ def control_groups(controller: str, mounts: str, groups: str) -> Iterator[tuple[
 
 
 def _limit(text: str) -> float:
-    """Microseconds of time in a period, as "200000 100000"; "max" or -1 is no limit."""
+    """Parse a quota in microseconds of time per period ("200000 100000"); "max" or -1 is no
+    limit.
+    """
     words = text.split()
     return (
         int(words[0]) / int(words[1])
@@ -58,7 +58,7 @@ def _limit(text: str) -> float:
 
 
 def content(path: str) -> str:
-    """The text of a file of the system; empty if there is none, or none that may be read."""
+    """Return the text of a system file; empty if it does not exist or is not readable."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -72,8 +72,10 @@ def boot_id() -> str:
 
 
 def namespace(kind: str) -> str:
-    """Return the id of the running kernel and of this process's namespace of a ``kind`` ("net",
-    "pid", "time"): equal for processes that share both; empty if that cannot be read.
+    """Return the id of the running kernel plus this process's namespace of a ``kind`` ("net",
+    "pid", "time").
+
+    Processes that share both have equal ids. Empty if the ids cannot be read.
     """
     boot = boot_id()
     try:
@@ -83,5 +85,7 @@ def namespace(kind: str) -> str:
 
 
 def clock_name() -> str:
-    """Return the name of this process's monotonic clock: equal for processes that share it."""
+    """Return the name of this process's monotonic clock; processes that share it return the
+    same.
+    """
     return namespace("time")

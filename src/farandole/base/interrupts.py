@@ -1,6 +1,4 @@
-"""Is an exception the fault of what was called, or has a signal brought it, which came
-meanwhile?
-"""
+"""Detection of exceptions raised by signal handlers rather than by the interrupted call."""
 
 from __future__ import annotations
 
@@ -10,9 +8,11 @@ from types import FrameType
 
 
 def interrupts(error: BaseException) -> bool:
-    """Is ``error``, which this thread has caught, KeyboardInterrupt, SystemExit, or anything else
-    that the program's handler of a signal has raised? Python gives a handler the frame that it
-    interrupts, which is its caller's.
+    """Return whether ``error``, caught by this thread, came from an interrupt: KeyboardInterrupt,
+    SystemExit, or an exception from a signal handler of the program.
+
+    Python passes the interrupted frame to a signal handler; that frame is also the handler's
+    caller.
     """
     if not isinstance(error, Exception):
         return True
@@ -27,7 +27,7 @@ def interrupts(error: BaseException) -> bool:
 
 
 def _was_given(frame: FrameType, caller: FrameType) -> bool:
-    """Is ``caller`` among the arguments of the function that runs in ``frame``?"""
+    """Return whether ``caller`` is among the arguments of the function in ``frame``."""
     code = frame.f_code
     names = code.co_varnames[
         : code.co_argcount

@@ -1,4 +1,6 @@
-"""Names of a package whose modules are imported when a name is used: each may bring a framework."""
+"""Lazy package attributes: modules that may import a framework are loaded when their names are
+used.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from typing import Any
 def names(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``. ``modules``: the names that each of its
-    modules gives.
+    """Return ``__getattr__`` and ``__dir__`` for ``package``.
+
+    ``modules`` maps each module of the package to the names that it provides.
     """
     home = {name: f"{package}.{module}" for module, given in modules.items() for name in given}
 

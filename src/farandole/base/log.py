@@ -1,6 +1,6 @@
-"""One logger for the package, in Horovod's line format, with the rank in front.
+"""The package's logger, in Horovod's line format with the rank in front.
 
-``logging`` takes several milliseconds to load. It is loaded when there is something to say, or by
+``logging`` takes several milliseconds to import, so it is imported with the first message, or by
 the program.
 """
 
@@ -20,12 +20,12 @@ Prepare = Callable[["logging.Logger"], None]
 
 
 class _Logger:
-    """``logging.getLogger("farandole")``, by and by: what is below the level is not worth the
-    loading.
+    """A lazy ``logging.getLogger("farandole")``: messages below the level do not import
+    ``logging``.
     """
 
     def __init__(self) -> None:
-        self._level = _LEVELS["warning"]  # logging's own, if nobody has set one
+        self._level = _LEVELS["warning"]  # the default of ``logging``
         self._prepare: list[Prepare] = [_silence]
         self._lock = threading.RLock()
 
@@ -46,7 +46,7 @@ class _Logger:
         return getattr(self._real(), name)
 
     def prepare(self, level: int | None, how: Prepare) -> None:
-        """See ``prepare``. ``level``: from which on something is said; None: as before."""
+        """See ``prepare``. ``level`` is the minimum level of messages; None keeps it."""
         self._level = self._level if level is None else level
         with self._lock:
             self._prepare.append(how)
@@ -78,20 +78,22 @@ logger = cast("logging.Logger", _lazy)
 
 
 def prepare(how: Prepare) -> None:
-    """Have ``how`` see to the handlers of the package's logger: now, or when ``logging`` is
-    loaded.
+    """Call ``how`` to set up the handlers of the package's logger: now, or when ``logging`` is
+    imported.
     """
     _lazy.prepare(None, how)
 
 
 def forget(how: Prepare) -> None:
-    """Take back a ``prepare`` that has not been needed."""
+    """Cancel a pending ``prepare``."""
     _lazy.forget(how)
 
 
 def configure(level: str, *, who: str, hide_time: bool) -> None:
-    """Write the package's log to stderr at ``level``, unless the program has set up a handler of
-    its own. ``who``: this process, as in "rank 3".
+    """Write the package's log to stderr at ``level``, unless the program has set up its own
+    handler.
+
+    ``who`` names this process, such as "rank 3".
     """
     number = _LEVELS[level.lower()]
 

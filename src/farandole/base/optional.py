@@ -1,4 +1,4 @@
-"""Optional packages: imported when they are used. A missing one is reported with the cure."""
+"""Optional packages, imported on first use. An error for a missing package names the cure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 
 def require(module: str, purpose: str) -> Any:
-    """Import and return ``module``. ImportError that says what to install if it is missing.
-    ``purpose``: the use of the module, for the message.
+    """Import and return ``module``.
+
+    ``purpose`` is the use of the module, for the message. Raises ImportError with the package to
+    install if the module is missing.
     """
     try:
         return importlib.import_module(module)

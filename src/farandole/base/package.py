@@ -14,8 +14,8 @@ _NAME = os.sep + os.path.basename(FOLDER) + os.sep
 def is_own_file(file: str) -> bool:
     """Return whether ``file``, named in a traceback, is a module of this package.
 
-    The traceback may come from another host, whose copy is in another folder: the part of the path
-    that follows the package's name must be a module here.
+    The traceback may come from another host with another installation folder, so the path after the
+    package's name must be a module here.
     """
     if file.startswith(FOLDER + os.sep):
         return True

@@ -1,6 +1,8 @@
-"""cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and
-neither the line of a traceback nor that of a collective can be told. It also takes torch's
-parametrized modules, caches of functools, and names of IPython.
+"""A cloudpickle pickler that keeps the file names of functions, and pickles more objects.
+
+cloudpickle omits file names from version 3.1.3 on; without them, neither the line of a traceback
+nor the place of a collective is known. The pickler also accepts torch's parametrized modules,
+caches of functools, and IPython's names.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-SPAWNED = "__mp_main__"  # the name of the script in a process that multiprocessing has spawned
+SPAWNED = "__mp_main__"  # the script's module name in a process spawned by multiprocessing
 
 _reduce: Callable[[CodeType], tuple[Any, ...]] = cloudpickle.Pickler.dispatch_table[CodeType]
 
@@ -32,8 +34,9 @@ _PARAMETRIZE = "torch.nn.utils.parametrize"
 
 
 def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
-    """Of a module whose class torch has made for it alone, to compute weights (``weight_norm``):
-    torch refuses it.
+    """Reduce a parametrized module (``weight_norm``), which torch refuses to pickle.
+
+    torch makes a class for each such module.
     """
     torch, own = sys.modules[_PARAMETRIZE], type(module).__bases__[0]
     state = own.__getstate__(module) if hasattr(own, "__getstate__") else vars(module)
@@ -55,9 +58,10 @@ def _parametrized(
 
 
 def _reduce_cache(obj: Any) -> tuple[Any, ...] | None:
-    """Of ``lru_cache`` and ``cached_property``: the function. pickle looks for the first by a name
-    that the script or cell alone has, and the second holds a lock before Python 3.12. None for all
-    else.
+    """Reduce ``lru_cache`` and ``cached_property`` to their function; None for other objects.
+
+    pickle looks up an ``lru_cache`` by a name that exists only in the script or cell, and a
+    ``cached_property`` holds a lock before Python 3.12.
     """
     if type(obj) is functools.cached_property:
         return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
@@ -71,7 +75,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 def _importable(obj: Any) -> bool:
-    """Whether other processes find it by its name in a module."""
+    """Return whether other processes can import the object by its name."""
     if obj.__module__ in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
         return False
     found = sys.modules.get(obj.__module__)
@@ -84,12 +88,12 @@ _SHELL, _ENDS = "IPython.core.interactiveshell", ("ExitAutocall", "ZMQExitAutoca
 
 
 def no_shell() -> None:
-    """``get_ipython`` elsewhere, as IPython's own is without a shell."""
+    """Replace ``get_ipython`` in other processes, where there is no shell."""
 
 
 def _elsewhere(obj: Any) -> Callable[..., Any] | None:
-    """What stands elsewhere for a name that IPython has in each cell, and that holds the whole
-    shell: ``get_ipython``, ``exit`` and ``quit``. None for all else.
+    """Return the replacement for an IPython name that holds the whole shell: ``get_ipython``,
+    ``exit`` or ``quit``. None for other objects.
     """
     if type(obj).__name__ in _ENDS:
         return sys.exit
@@ -115,9 +119,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: Any, pickler: type[Pickler] = Pickler) -> bytes:
-    """``value`` as bytes, for ``cloudpickle.loads`` where this package can be imported."""
+    """Pickle ``value`` for ``cloudpickle.loads`` in processes that can import this package."""
     main = sys.modules.get("__main__")
-    if getattr(main, "__name__", "") == SPAWNED:  # no other process can import it
+    if getattr(main, "__name__", "") == SPAWNED:  # no other process can import that module
         cloudpickle.register_pickle_by_value(main)
     file = io.BytesIO()
     pickler(file).dump(value)

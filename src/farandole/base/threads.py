@@ -1,4 +1,4 @@
-"""Threads that a job cannot do without, and why one cannot be started."""
+"""Threads that a job needs, and the reason if one cannot be started."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ FULL = (
 
 
 def full() -> str:
-    """Why no thread can be started, with the cure. pthread_create tells one reason for all
-    limits.
+    """Return why no thread can be started, with the cure.
+
+    pthread_create gives the same reason for all limits.
     """
-    import resource  # here: a plain job needs it for nothing
+    import resource  # imported here because a plain job does not need it
 
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space == resource.RLIM_INFINITY:
@@ -28,11 +29,11 @@ def full() -> str:
 
 
 def start(thread: threading.Thread) -> None:
-    """``thread.start()``. Raises SettingsError with the cure where there may be no more threads."""
+    """Start ``thread``. Raises SettingsError with the cure if a limit prevents new threads."""
     try:
         thread.start()
     except RuntimeError as error:
-        # of an interpreter that ends
+        # The second condition: the interpreter is shutting down.
         if "new thread" not in str(error) or "shutdown" in str(error):
             raise
         raise SettingsError(f"the thread {thread.name!r} cannot be started: {full()}") from error

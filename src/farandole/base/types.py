@@ -1,7 +1,7 @@
-"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, DeviceBuffer, Request, Response,
-Slot.
+"""Immutable types shared by packages: DType, ReduceOp, Kind, Buffer, DeviceBuffer, Request,
+Response, Slot.
 
-Nothing here imports numpy: the launcher uses these nouns too, and must start in milliseconds.
+This module must not import numpy: the launcher uses these types and must start in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DType(str, Enum):
 
     @property
     def storage(self) -> str:
-        """The numpy dtype that holds this type's bits: numpy has no bfloat16, so it travels as
-        uint16.
+        """The numpy dtype that holds this type's bits. numpy has no bfloat16, so uint16 holds
+        it.
         """
         return "uint16" if self is DType.BFLOAT16 else self.value
 
@@ -44,7 +44,7 @@ class DType(str, Enum):
 
     @property
     def is_half(self) -> bool:
-        """True for the 16-bit floats, which are summed in float32."""
+        """Whether this is a 16-bit float, which is summed in float32."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property
@@ -67,11 +67,11 @@ _ITEMSIZE = {
 
 
 class ReduceOp(IntEnum):
-    """Reductions, numbered as Horovod numbers them (``hvd.Average == 0``).
+    """Reductions, numbered as in Horovod (``hvd.Average == 0``).
 
-    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the
-    engine. BAND, BOR and BXOR (bit by bit, of integers) are torch.distributed's; wires take them as
-    well.
+    Wires implement SUM, MIN, MAX and PRODUCT. The engine turns AVERAGE into SUM with a scale of
+    1/size. BAND, BOR and BXOR (bitwise, integers only) are for torch.distributed, and wires
+    implement them too.
     """
 
     AVERAGE = 0
@@ -86,11 +86,10 @@ class ReduceOp(IntEnum):
 
     @classmethod
     def given(cls, op: Any) -> ReduceOp:
-        """What a program gave as ``op=``, by these numbers. Raises ValueError if it is none of
-        them.
+        """Convert the ``op`` argument of a program. Raises ValueError if it is not one of these.
 
-        Enumerations of others compare equal to their own numbers: torch.distributed.ReduceOp.SUM is
-        0 there.
+        Members of other enumerations are rejected because their numbers differ:
+        torch.distributed.ReduceOp.SUM is 0.
         """
         if isinstance(op, Integral) and not isinstance(op, bool) and op in tuple(cls):
             return cls(int(op))
@@ -101,8 +100,9 @@ class ReduceOp(IntEnum):
 
 
 class Kind(IntEnum):
-    """The collectives. The names appear in Horovod's error messages. ALLOCATE makes memory on all
-    ranks at once.
+    """The collectives. Their names appear in Horovod's error messages.
+
+    ALLOCATE allocates memory on all ranks at once.
     """
 
     ALLREDUCE = 0
@@ -118,8 +118,9 @@ class Kind(IntEnum):
 class Buffer(NamedTuple):
     """Memory of one tensor.
 
-    ``data``: 1-D contiguous array (of ``dtype.storage``) that is read. ``out``: 1-D array of the
-    same length and type that is written; the same object as ``data`` when in place.
+    ``data`` is a contiguous 1-D array (of ``dtype.storage``) to read from. ``out`` is a 1-D array
+    of the same length and type to write to; it is the same object as ``data`` for in-place
+    operations.
     """
 
     data: Array
@@ -128,19 +129,19 @@ class Buffer(NamedTuple):
 
     @property
     def device(self) -> str:
-        """Whose memory it is, as a Request says it: CPU is the host's."""
+        """The memory's device as in ``Request.device``: CPU or GPU."""
         return "CPU"
 
 
 class DeviceBuffer(Buffer):
-    """Memory of a GPU: ``data`` and ``out`` are flat tensors of the framework, of the dtype
+    """Memory of a GPU. ``data`` and ``out`` are the framework's flat tensors, of the dtype
     itself.
     """
 
     __slots__ = ()
 
     def with_new_out(self) -> DeviceBuffer:
-        """The same with new memory for ``out``."""
+        """Return a copy of this buffer with new memory for ``out``."""
         raise NotImplementedError
 
     @property
@@ -149,8 +150,9 @@ class DeviceBuffer(Buffer):
 
 
 class Sizes(NamedTuple):
-    """What may be tuned while a job runs, in bytes: fuse tensors up to ``fusion_threshold``;
-    ``bucket_bytes`` is what an optimizer aims at.
+    """Sizes in bytes that may be tuned while a job runs.
+
+    Tensors are fused up to ``fusion_threshold``; optimizers fill buckets of about ``bucket_bytes``.
     """
 
     fusion_threshold: int
@@ -158,13 +160,15 @@ class Sizes(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One rank's request: everything that all ranks must agree on, and nothing else. Hashable.
+    """One rank's request: exactly the properties on which all ranks must agree. Hashable.
 
-    ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together (an
-    empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``:
-    CPU or GPU. ``dense_shape``: of the tensor of which rows are gathered; empty: unknown. ``root``:
-    of a broadcast; of an alltoall that is a gather (of another one: -1). ``codec``: what an
-    allreduce is compressed by, as "name" or "name:argument"; empty: by nothing.
+    - ``shape``: The local tensor's shape.
+    - ``group``, ``group_size``: The name of a grouped call, empty for a single tensor, and the
+      number of its members.
+    - ``device``: CPU or GPU.
+    - ``dense_shape``: The shape of the tensor whose rows are gathered; empty if unknown.
+    - ``root``: The root of a broadcast, or of an alltoall that is a gather; -1 for other alltoalls.
+    - ``codec``: The codec of an allreduce, as "name" or "name:argument"; empty for none.
     """
 
     name: str
@@ -184,7 +188,7 @@ class Request(NamedTuple):
 
 
 class Refusal(Enum):
-    """Why ranks do not run what they asked for."""
+    """The reason why ranks refuse a requested collective."""
 
     MISMATCH = "they asked for different things under one name"
     JOINED = "it needs data of all ranks, and one has joined"
@@ -193,11 +197,13 @@ class Refusal(Enum):
 class Response(NamedTuple):
     """A decision of all ranks: run these requests now, as one unit, or fail them with ``error``.
 
-    ``names``: the requests, in the order in which every rank runs them. ``requests``: per name,
-    what some rank asked for, for ranks that have joined and asked for nothing. ``parts``: per name,
-    what each rank contributes: the first dimension (allgather) or its splits (alltoall). ``error``:
-    empty, or the text that every rank raises for these names; ``refusal``: of which kind it is.
-    ``absent``: ranks that have joined: they have no data for this.
+    - ``names``: The requests, in the order in which every rank runs them.
+    - ``requests``: Per name, some rank's request, for ranks that have joined and have none.
+    - ``parts``: Per name, each rank's contribution: its first dimension (allgather) or its splits
+      (alltoall).
+    - ``error``: The text of the error that every rank raises for these names, or empty.
+    - ``refusal``: The kind of the error.
+    - ``absent``: Ranks that have joined and contribute no data.
     """
 
     kind: Kind
@@ -210,7 +216,7 @@ class Response(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A place for one worker: where it runs and who it is there."""
+    """A place for one rank, with its numbers there."""
 
     rank: int
     host: str

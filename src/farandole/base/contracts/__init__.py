@@ -1,4 +1,4 @@
-"""Every contract between rooms: wires, memory, codecs, strategies and observers."""
+"""Contracts between packages: wires, memory, codecs, strategies and observers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of tensors: how a framework hands it to collectives, and ranks see each other's."""
+"""Contracts for tensor memory: how frameworks pass it to collectives, and how ranks share it."""
 
 from __future__ import annotations
 
@@ -12,43 +12,51 @@ if TYPE_CHECKING:
 
 
 class Binding(Protocol):
-    """A framework's side of the collectives."""
+    """A framework's adapter to the collectives."""
 
     def buffer(self, tensor: Any) -> Buffer:
-        """The tensor's memory, flat (``data`` and ``out`` are the same array): zero-copy where its
-        layout and device allow it, else a copy on the host. Raises ValueError for what cannot
-        cross.
+        """Return the tensor's memory as a flat buffer.
 
-        A binding with a DeviceTransport gives a DeviceBuffer for memory of that device.
+        The buffer is zero-copy (``data`` and ``out`` are the same array) where the tensor's layout
+        and device allow it; otherwise it is a copy on the host. A binding with a DeviceTransport
+        returns a DeviceBuffer for memory of that device.
+
+        Raises ValueError if the tensor cannot be sent.
         """
 
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
-        """After a collective wrote ``buffer.out``: bring it home, if ``buffer`` had to copy."""
+        """Copy ``buffer.out`` back to the tensor after a collective, if ``buffer`` is a copy."""
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
-        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage
-        type); without ``like`` of the array's own type, on the host.
+        """Return a tensor of ``shape`` over a flat ``array`` of the dtype's storage type.
+
+        The tensor has ``like``'s dtype and device; without ``like``, it has the array's type and is
+        on the host.
         """
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
-        """``tensor`` as ``dtype`` (a DType or the framework's own) if it holds floating point
-        numbers, else itself.
+        """Return ``tensor`` cast to ``dtype`` (a DType or the framework's own) if it is floating
+        point, else the tensor itself.
         """
 
 
 @runtime_checkable
 class PeerMemory(Protocol):
-    """A transport on which ranks can see each other's memory."""
+    """A transport on which ranks can read each other's memory."""
 
-    publish_limit: int  # bytes that a rank may publish at once
+    publish_limit: int  # maximum number of bytes that a rank may publish at once
 
     def publish(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
-        """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the
-        other) as uint8 arrays that begin with them. They may be read until the call after the next
-        one. One wait.
+        """Share this rank's ``word`` (64 bits) and ``pieces``; return those from all ranks.
+
+        Collective, with a single wait. ``pieces`` are 1-D and consecutive; each returned uint8
+        array begins with one rank's pieces. The arrays are valid until the second following call.
         """
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
-        """``sends[i]`` to rank i, ``receives[i]`` from it: uint8, anywhere, apart from each other.
-        All ranks know the ``largest`` part of all in bytes, and have called ``publish`` before.
+        """Send ``sends[i]`` to rank i and receive ``receives[i]`` from rank i.
+
+        Arrays are uint8, at any address, without overlap. ``largest`` is the size in bytes of the
+        largest part of any rank, and the same on all ranks. ``publish`` must have been called
+        before.
         """

@@ -1,4 +1,4 @@
-"""Codecs: reductions and pushes that send less than all numbers."""
+"""Contracts for codecs: reductions and pushes that compress their data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """One of the tensors that a codec reduces together.
 
-    ``key``: of the codec's state for the tensor; empty on a rank that has joined, which contributes
-    the zeros in ``buffer`` and keeps no state. ``shape``: of the tensor; its memory is flat.
-    ``given``: False where this rank has no such tensor now, and contributes zeros; see
-    ``Retractable``.
+    - ``key``: The key of the codec's state for this tensor. It is empty on a rank that has joined:
+      such a rank contributes the zeros in ``buffer`` and keeps no state.
+    - ``shape``: The tensor's shape; its memory is flat.
+    - ``given``: False if this rank has no such tensor now and contributes zeros; see
+      ``Retractable``.
     """
 
     key: str
@@ -28,29 +29,31 @@ class Part(NamedTuple):
 
 
 class Codec(Protocol):
-    """Sums tensors over all ranks by sending less than all numbers. One instance on each rank, for
-    one optimizer.
+    """Sums tensors over all ranks in compressed form.
 
-    The engine calls the codec that ``Request.codec`` names, on the thread that runs collectives.
+    Each rank has one instance per optimizer. The engine calls the codec that ``Request.codec``
+    names, on the thread that runs collectives.
     """
 
     spec: str  # "name" or "name:argument", the same on all ranks
-    sent: int  # bytes that this rank has sent so far
-    saved: int  # further bytes that an all-reduce without the codec would have sent
+    sent: int  # bytes sent by this rank so far
+    saved: int  # further bytes that an uncompressed allreduce would have sent
 
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
-        """Sum each part over the ranks, times ``scale``: read ``data``, write ``out``. Parts have
-        one floating point type, and the same shapes on all ranks.
+        """Sum each part over the ranks and multiply it by ``scale``: read ``data``, write ``out``.
 
-        Results have the same bits on all ranks. A number that is not finite makes the results not
-        finite, on all ranks.
+        All parts have one floating-point type, and the same shapes on all ranks. Results are
+        bitwise identical on all ranks. A non-finite input makes the results non-finite on all
+        ranks.
         """
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of all state: residuals, counts of steps ..."""
+        """Return copies of the whole state: residuals, step counts, etc."""
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Continue bit for bit from ``state_dict``, on the same rank of the same number."""
+        """Restore the state from ``state_dict``, so that training continues bit for bit. The state
+        must come from the same rank.
+        """
 
 
 @runtime_checkable
@@ -58,43 +61,47 @@ class Consensus(Protocol):
     """A codec with a consensus step size, for ranks that average with neighbours."""
 
     def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """Return the consensus step size of CHOCO-SGD for weights of these shapes, above 0 and up
-        to 1. It is the smaller, the more the codec leaves out.
+        """Return the consensus step size of CHOCO-SGD for weights of these shapes, in (0, 1].
+
+        The more the codec leaves out, the smaller the step.
         """
 
 
 @runtime_checkable
 class Retractable(Protocol):
-    """A codec with residuals or momentum, which may have sent them in vain: for a tensor that no
-    rank has given.
+    """A codec with residuals or momentum, whose state must be rolled back for tensors that no rank
+    has given.
     """
 
     def retract(self, keys: Sequence[str]) -> None:
-        """Restore the state of these parts from before the last ``allreduce`` of each: they were
-        not ``given`` on any rank.
+        """Restore the state that these parts had before their last ``allreduce``, because no rank
+        had ``given`` them.
         """
 
 
 @runtime_checkable
 class Rescaling(Protocol):
-    """A codec whose residuals are in the units of its inputs, and can follow a change of them."""
+    """A codec whose residuals are in the units of its inputs and can be rescaled with them."""
 
     def rescale(self, keys: Sequence[str], factor: float) -> None:
-        """Multiply the state of these keys: from now on, their tensors are ``factor`` times as
-        large.
+        """Multiply the state of these keys by ``factor``, because their tensors are ``factor``
+        times as large from now on.
         """
 
 
 @runtime_checkable
 class Voting(Protocol):
-    """A codec whose results may be directions without a size."""
+    """A codec whose results may be directions without magnitude."""
 
     votes: bool
 
 
 class Packed(NamedTuple):
-    """A codec's message for one rank's changes. ``payload``: its bytes, uint8; ``kept``: the codec
-    state to adopt once the message has arrived; ``whole``: the number of bytes of the changes.
+    """A compressed message with one rank's changes.
+
+    - ``payload``: Its bytes (uint8).
+    - ``kept``: The codec state to adopt once the payload is acknowledged.
+    - ``whole``: The uncompressed size of the changes, in bytes.
     """
 
     payload: Array
@@ -107,19 +114,24 @@ class PushCodec(Codec, Protocol):
     """A codec that also compresses one rank's pushes to parameter servers."""
 
     def pack(self, parts: Sequence[Part], rank: int) -> Packed:
-        """Compress the parts' ``data``, with their residuals. Parts have one type, float32 or
-        float64. ``rank``: ranks round in different ways.
+        """Compress the parts' ``data`` plus their residuals.
+
+        All parts have one type, float32 or float64. Rounding depends on ``rank``.
         """
 
     def pack_all(self, parts: Sequence[Part]) -> Packed:
-        """Pack all of the data and residuals: the numbers themselves, in the type of the parts."""
+        """Pack data plus residuals without compression, in the type of the parts."""
 
     def arrived(self, packed: Packed, taken: bool) -> None:
-        """Count bytes, and adopt the new state; keep the old state if the push came too late, and
-        was not ``taken``.
+        """Count the bytes and adopt the new state.
+
+        If the push was not ``taken`` because it came too late, the old state stays.
         """
 
     def unpack(self, payload: Array, out: Array) -> None:
-        """Decode a payload of ``pack`` into ``out`` (flat, as long as all parts together), at the
-        server. Uses no state. Raises ValueError or IndexError for a malformed payload.
+        """Decode a payload of ``pack`` into the flat ``out``, which is as long as all parts
+        together.
+
+        Runs on the server and uses no state. Raises ValueError or IndexError for a malformed
+        payload.
         """

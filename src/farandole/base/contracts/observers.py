@@ -1,4 +1,4 @@
-"""The events of the engine, and what listens to them."""
+"""Contracts for observers: the events of the engine and their listeners."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from farandole.base.types import Kind, Request, Response
 
 
 class Waiting(NamedTuple):
-    """A collective that some ranks asked for and others have not: ``missing`` are the others. Or
-    one that all have begun (``inside``), and that waits for the ranks ``missing`` to do their part.
+    """A collective for which some ranks are waiting.
+
+    The ranks in ``missing`` have not requested it yet. If ``inside`` is true, all ranks have begun
+    the collective, and the ranks in ``missing`` have not done their part.
     """
 
     name: str
@@ -20,16 +22,17 @@ class Waiting(NamedTuple):
 
 
 class Observer:
-    """The engine's events. Override those that you want to hear; nothing else is called.
+    """Base class of listeners to the engine's events.
 
-    Called on whichever thread drives the engine: be quick, and raise nothing.
+    Override the methods for the events of interest; others are never called. Methods run on
+    whichever thread drives the engine, so they must be quick and must not raise.
     """
 
-    # seconds by which the job's clock is ahead of this rank's monotonic clock; for ``settled``
+    # Seconds by which the job's clock is ahead of this rank's monotonic clock; for ``settled``.
     clock: float = 0.0
 
     def agreed(self, responses: Sequence[Response]) -> None:
-        """The ranks' decisions: each once, when it is new."""
+        """Handle new decisions of the ranks; each decision is reported once."""
 
     def settled(
         self,
@@ -38,30 +41,37 @@ class Observer:
         agreed: Sequence[str],
         failed: Sequence[str],
     ) -> None:
-        """All ranks have posted. Per rank: what it asked for in this round, and since when by the
-        job's clock (empty for a rank that does not say). ``agreed`` are the names that run now, in
-        this order; ``failed`` cannot run.
+        """Handle the end of a round, when all ranks have posted.
+
+        - ``asked``: Per rank, its requests in this round.
+        - ``since``: Per rank, the times of these requests by the job's clock; empty for a rank that
+          does not report them.
+        - ``agreed``: The names that run now, in this order.
+        - ``failed``: The names that cannot run.
         """
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
-        """A collective (several names: fused) is about to run."""
+        """Handle the start of a collective; several names are fused."""
 
     def part(self, name: str, begin: float, end: float) -> None:
-        """A part of the collective that runs is done: see ``Transport.report_parts``. On any
-        thread.
+        """Handle the end of a part of the running collective; see ``Transport.report_parts``.
+
+        May be called on any thread.
         """
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
-        """It has run."""
+        """Handle the end of a collective."""
 
     def transferred(self, name: str, what: str, begin: float, end: float) -> None:
-        """Weights went where no collective did it: to parameter servers, or to one other rank in
-        the background. ``what``: an activity of a timeline; times are of the monotonic clock. On
-        any thread.
+        """Handle a transfer of weights outside collectives: to parameter servers, or to one other
+        rank in the background.
+
+        ``what`` is an activity of a timeline; times are monotonic. May be called on any thread.
         """
 
     def waiting(self, collectives: Sequence[Waiting]) -> str:
-        """Called about twice a second while something waits. A text that is not empty ends the job
-        for that reason.
+        """Handle waiting collectives; called about twice a second while there are any.
+
+        A non-empty return value ends the job, with this text as the reason.
         """
         return ""

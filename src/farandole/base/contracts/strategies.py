@@ -1,6 +1,4 @@
-"""Strategies: what ranks make of their weights, the calls to other ranks that they have, and how
-the weights travel.
-"""
+"""Contracts for strategies: how ranks combine weights, and how the weights are sent."""
 
 from __future__ import annotations
 
@@ -14,21 +12,22 @@ if TYPE_CHECKING:
 
 
 class Peers(Protocol):
-    """The ranks of one optimizer, for a ``Strategy``. All calls but ``push``, ``pull`` and
-    ``average_async`` are collective.
+    """The ranks of one optimizer, as a ``Strategy`` sees them.
+
+    All methods except ``push``, ``pull`` and ``average_async`` are collective.
     """
 
     rank: int
     size: int
 
     def average(self, arrays: Sequence[Array]) -> None:
-        """Replace each array by its mean over all ranks. The same bits on all ranks."""
+        """Replace each array by its mean over all ranks, bitwise identical on every rank."""
 
     def barrier(self) -> None:
-        """Return when all ranks have called this."""
+        """Wait until all ranks have called this."""
 
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
-        """Send ``arrays`` to the ranks ``to``. Returns the arrays sent to this rank, by rank."""
+        """Send ``arrays`` to the ranks in ``to``; return the received arrays by sending rank."""
 
     def average_with(
         self,
@@ -37,23 +36,30 @@ class Peers(Protocol):
         ever: Sequence[int] = (),
         gamma: float | None = None,
     ) -> None:
-        """Send ``arrays`` to the ranks ``to``, and move each by the share ``gamma`` of the way to
-        the mean of itself and the received ones. ``ever``: the ranks to which this one sends in any
-        turn (none: always ``to``); with a codec all of them need each message. ``gamma``: None is
-        all of the way, or the consensus step of the codec.
+        """Send ``arrays`` to the ranks in ``to``, and move each array toward the mean of itself
+        and the received arrays.
+
+        - ``ever``: All ranks to which this rank sends in any turn; empty if that is always ``to``.
+          With a codec, all of them need each message.
+        - ``gamma``: The fraction of the distance to move. None means all of it, or the codec's
+          consensus step.
         """
 
     def push(
         self, rule: Any, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True
     ) -> Any:
         """Push ``changes`` of the weights to the job's parameter servers, and replace them by the
-        centre. ``rule``: a ``farandole.core.ps.clocks.Rule``. Returns a
-        ``farandole.core.ps.client.Pushed``. Not collective. ``anchors``: the weights without the
-        changes, with which the centre may begin. ``count``: the push is a step of this rank.
+        centre.
+
+        Not collective. Returns a ``farandole.core.ps.client.Pushed``.
+
+        - ``rule``: A ``farandole.core.ps.clocks.Rule``.
+        - ``anchors``: The weights without the changes; the centre may be initialized from them.
+        - ``count``: Whether the push counts as a step of this rank.
         """
 
     def pull(self, into: Sequence[Array]) -> None:
-        """Copy the centre. Not collective."""
+        """Copy the centre into the arrays. Not collective."""
 
     def average_async(
         self,
@@ -64,45 +70,49 @@ class Peers(Protocol):
         damp: bool = False,
         gamma: float | None = None,
     ) -> int:
-        """Add ``changes`` to this rank's shared weights, which begin as ``anchors``, and replace
-        them by the result; then average the shared weights with the first of ``others`` that is not
-        busy, in the background. Returns the number of averages since the last call; with ``damp``,
-        changes are divided by it. Only the first call is collective. ``others``: higher ranks
-        alone, so that two ranks never refuse each other. ``gamma``: the share of the way to their
-        mean that both ranks move; None is all of it.
+        """Add ``changes`` to this rank's shared weights and replace them by the result; then
+        average the shared weights in the background with the first of ``others`` that is not busy.
+
+        The shared weights start as ``anchors``. Only the first call is collective. Returns the
+        number of averages since the last call.
+
+        - ``others``: Higher ranks only, so that two ranks never refuse each other.
+        - ``damp``: Whether to divide the changes by the number of averages.
+        - ``gamma``: The fraction of the distance to their mean that both ranks move; None means all
+          of it.
         """
 
     def average_shown(
         self, anchors: Sequence[Array], changes: Sequence[Array], *, gamma: float | None = None
     ) -> None:
-        """Replace ``changes`` by the mean over all ranks of shared weights with changes added.
+        """Add ``changes`` to the shared weights and replace them by the mean over all ranks.
         Collective.
         """
 
 
 class ExchangeContext(NamedTuple):
-    """The arguments of one exchange besides weights and slots.
+    """The arguments of one exchange other than weights and slots.
 
-    ``names``: of the weights, for messages. ``statistics``: untrained arrays, like those of
-    BatchNorm.
+    ``names`` of the weights are for messages. ``statistics`` are untrained arrays, such as the
+    running statistics of BatchNorm.
     """
 
     names: Sequence[str] | None = None
     statistics: Sequence[Array] = ()
 
     def names_of(self, weights: Sequence[Array]) -> Sequence[str]:
-        """The names of the weights: their places, if they have none."""
+        """Return the names of the weights, or names by position if they have none."""
         return self.names or [f"weight {number}" for number in range(len(weights))]
 
 
 class Encoding(Protocol):
-    """How the weights of one optimizer travel between ranks. One for each optimizer."""
+    """How the weights of one optimizer are sent between ranks. Each optimizer has its own."""
 
-    slots: tuple[str, ...]  # kept between exchanges, behind the strategy's own
-    push_codec: PushCodec | None  # for what this rank pushes to parameter servers
+    slots: tuple[str, ...]  # strategy slots of the encoding, after the strategy's own
+    push_codec: PushCodec | None  # for pushes to parameter servers
 
     def bind(self, session: Any) -> None:
-        """Use this ``strategies.peers.PeerSession`` from now on: another engine begins with it."""
+        """Use this ``strategies.peers.PeerSession`` from now on; a new engine has a new session."""
 
     def exchange(
         self,
@@ -112,66 +122,75 @@ class Encoding(Protocol):
         step: int,
         context: ExchangeContext,
     ) -> bool:
-        """Run the strategy's exchange, on weights and slots as this encoding sends them. Returns
-        whether the statistics travelled with the weights.
+        """Run the strategy's exchange on encoded weights and slots.
+
+        Returns whether the statistics were sent with the weights.
         """
 
     def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
-        """Follow the mean of all ranks, which the weights have become."""
+        """Update the state after the weights were replaced by the mean over all ranks."""
 
     def reset(self) -> None:
-        """Weights and slots have been replaced on all ranks: begin again."""
+        """Reset the state after weights and slots were replaced on all ranks."""
 
     def other_weights(self) -> None:
-        """The next exchange is of other weights of the optimizer."""
+        """Prepare for an exchange of other weights of the optimizer."""
 
     def forget(self) -> None:
-        """Drop what a codec keeps of these weights."""
+        """Drop the codec state for these weights."""
 
 
 class SharedReference(Protocol):
-    """The values that ranks have in common after an exchange, from which a codec measures. An
-    immutable object, which serves any number of strategies and optimizers; see
-    ``strategies.references`` for those that there are.
+    """The values that ranks have in common after an exchange, relative to which a codec encodes.
+
+    References are immutable; one instance serves any number of strategies and optimizers. See
+    ``strategies.references`` for the implementations.
     """
 
     same_slots: bool  # slots are the same on all ranks after an exchange
-    takes_codec: bool  # some codec goes with this reference
-    adds_up: bool  # the changes of all ranks are added, not averaged
+    takes_codec: bool  # at least one codec works with this reference
+    adds_up: bool  # changes are summed over the ranks, not averaged
 
     def objection(self, strategy: Strategy, codec: Codec) -> str:
-        """Why ``codec`` does not go with ``strategy``, and the cure; empty if it does."""
+        """Return why ``codec`` does not work with ``strategy``, with the cure; empty if it
+        works.
+        """
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
-        """A new encoding. ``codec``: None sends weights whole; ``owner``: of the codec, see
+        """Return a new encoding.
+
+        ``codec`` None sends weights uncompressed. ``owner`` is the codec's owner; see
         ``codecs.claim``.
         """
 
 
 class Strategy(Protocol):
-    """Exchanges weights after some steps. Each rank steps with its own gradients.
+    """Exchanges weights after some steps, while each rank steps with its own gradients.
 
-    A strategy holds only options, the same on all ranks, and serves any number of optimizers. State
-    that lasts from one exchange to the next is in slots, which belong to the optimizer and to its
-    checkpoints.
+    A strategy holds only options, which are the same on all ranks, and serves any number of
+    optimizers. State that outlives an exchange is in strategy slots, which belong to the optimizer
+    and its checkpoints.
     """
 
-    spec: str  # as in ``--strategy``
-    epochs: bool  # an exchange follows the end of each epoch
+    spec: str  # in the syntax of ``--strategy``
+    epochs: bool  # whether an exchange follows the end of each epoch
     reference: SharedReference  # what ranks have in common after an exchange
-    # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
+    # One array per weight and slot: "weights" starts as a copy of the weight, "zeros" as zeros.
     slots: tuple[str, ...]
 
     def due(self, step: Any) -> Any:
-        """Return whether an exchange follows this step (1, 2, 3 ...). ``step`` may be a number that
-        JAX or TensorFlow traces: use arithmetic, comparisons, ``&`` and ``|`` alone.
+        """Return whether an exchange follows this step (1, 2, 3, ...).
+
+        ``step`` may be traced by JAX or TensorFlow: use only arithmetic, comparisons, ``&`` and
+        ``|``.
         """
 
     def exchange(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
     ) -> None:
-        """Change weights and slots (float32 or float64) in place. Collective, except in strategies
-        that only push.
+        """Change weights and slots (float32 or float64) in place.
+
+        Collective, except in strategies that only push.
         """
 
 
@@ -182,4 +201,4 @@ class Consolidating(Protocol):
     def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
-        """Give all ranks the same weights, in place. Collective."""
+        """Make the weights equal on all ranks, in place. Collective."""

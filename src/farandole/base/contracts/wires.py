@@ -1,9 +1,9 @@
-"""Wires between ranks: ``Link`` moves bytes, ``Transport`` runs collectives.
+"""Contracts for wires between ranks: ``Link`` moves bytes, ``Transport`` runs collectives.
 
-A wire that only moves bytes is a ``Link``: one verb, a ``Board``, and four small methods. One with
-collectives of its own is a ``Transport``. All their calls block, and come in the same order on all
-ranks; only a ``Board`` may be asked at any time. Failures leave as
-``farandole.errors.PeerLostError`` (somebody went away) or ``HorovodInternalError``.
+A wire that only moves bytes is a ``Link``: one verb, a ``Board``, and four small methods. A wire
+with its own collectives is a ``Transport``. All calls block and come in the same order on all
+ranks, except that a ``Board`` may be used at any time. Failures raise
+``farandole.errors.PeerLostError`` (another rank was lost) or ``HorovodInternalError``.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ Parts = Callable[[str, float, float], None]
 
 
 class Board(Protocol):
-    """Control rounds: every rank posts one message a round, and reads all of them when all have
-    posted: a notice board.
+    """The notice board for control rounds.
 
-    It may be used without knowing whether the others are there: a rank with nothing to say does not
-    post, and nobody has to be woken. One thread at a time, except ``wake`` and ``verify``: any
-    thread.
+    Every rank posts one message a round and reads all messages once every rank has posted. A rank
+    with no message does not post, and no rank has to be woken.
+
+    One thread at a time may use the board; ``wake`` and ``verify`` may be called on any thread.
     """
 
     def post(self, message: bytes) -> None:
-        """Pin up this rank's message of the current round. Any length."""
+        """Post this rank's message for the current round, of any length."""
 
     def started(self) -> bool:
-        """Has any other rank posted in the current round?"""
+        """Return whether another rank has posted in the current round."""
 
     def missing(self) -> list[int]:
-        """Ranks that have not posted in the current round."""
+        """Return the ranks that have not posted in the current round."""
 
     def collect(self) -> list[bytes] | None:
-        """All messages in rank order, which ends the round; None while somebody is missing."""
+        """Return all messages in rank order and end the round; None while a rank is missing."""
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        """Return when a peer posts, when ``wake`` is called, or after ``seconds``; may return early
-        for no reason.
+        """Wait until a peer posts, ``wake`` is called, or ``seconds`` have passed. May return
+        early.
 
-        ``spin`` allows a few dozen microseconds of polling first. Raises PeerLostError when a peer
-        is gone or the wire was aborted.
+        ``spin`` allows a few dozen microseconds of polling first. Raises PeerLostError if a peer is
+        gone or the wire was aborted.
         """
 
     def wake(self) -> None:
-        """Make the ``wait`` of this rank return."""
+        """Make this rank's ``wait`` return."""
 
     def verify(self) -> None:
-        """Raise PeerLostError if the wire was aborted or a rank has died; one that left in order is
-        no loss.
+        """Raise PeerLostError if the wire was aborted or a rank has died.
+
+        A rank that left in order is not lost.
         """
 
 
 class Link(Protocol):
-    """Moves bytes between ranks. ``collectives.over(link)`` makes a Transport of it."""
+    """Moves bytes between ranks. ``collectives.over(link)`` turns a Link into a Transport."""
 
     rank: int
     size: int
-    ahead: int  # so many bytes may be on their way to a rank before a send waits for its receive
+    ahead: int  # bytes that may be in flight to a rank before a send blocks until the receive
 
     @property
     def board(self) -> Board: ...
@@ -75,47 +76,49 @@ class Link(Protocol):
         """
 
     def split(self, ranks: Sequence[int]) -> Link | None:
-        """A link among ``ranks`` (collective over the parent); None on a rank that is not among
-        them.
+        """Return a link among ``ranks``, or None on a rank outside them. Collective over the
+        parent.
         """
 
     def report_waits(self, report: Report) -> None:
-        """See ``Transport.report_waits``."""
+        """Set a callback for waits; see ``Transport.report_waits``."""
 
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
 
 
 class End(NamedTuple):
-    """One rank's end of a wire that is to be made."""
+    """One rank's end of a wire to be created."""
 
     rank: int
     size: int
-    secret: str  # of the job
-    scope: str  # tells the wires of a job apart; all ranks have the same
-    timeout: float  # seconds for all ranks to come
-    # the job's: what ``farandole.net.store.StoreClient`` has to set, get and gather values of bytes
+    secret: str  # the job's secret
+    scope: str  # distinguishes the wires of a job; the same on all ranks
+    timeout: float  # seconds to wait for all ranks
+    # The job's store, with ``set``, ``get`` and ``gather`` as in
+    # ``farandole.net.store.StoreClient``.
     store: Any
-    # addresses of this host for others to try, in this order, with commas between:
-    # "10.1.2.3/24,10.7.0.3/16"
+    # Comma-separated addresses of this host, in the order in which other ranks try them:
+    # "10.1.2.3/24,10.7.0.3/16".
     host: str
-    streams: int = 1  # connections between two ranks, where they have connections
-    names: Sequence[int] = ()  # what errors and messages call the ranks, if not 0, 1, 2, ...
+    streams: int = 1  # connections per pair of ranks, where connections are used
+    names: Sequence[int] = ()  # the ranks' names in errors and messages, if not 0, 1, 2, ...
 
 
 class Wire(Protocol):
-    """Makes a wire: the entry point in the group ``farandole.wires``, by the name that
-    ``--transport`` takes.
+    """Factory of a wire: an entry point in the group ``farandole.wires``, named as in
+    ``--transport``.
     """
 
     def __call__(self, end: End) -> Link | Transport:
-        """Collective. Raises RendezvousError naming the ranks that did not come in time."""
+        """Create the wire. Collective.
+
+        Raises RendezvousError naming the ranks that did not arrive in time.
+        """
 
 
 class Transport(Protocol):
-    """Runs collectives over one set of ranks. Blocking; the same calls in the same order on all
-    ranks.
-    """
+    """Runs blocking collectives over one set of ranks, in the same order on all ranks."""
 
     rank: int
     size: int
@@ -124,100 +127,119 @@ class Transport(Protocol):
     def board(self) -> Board: ...
 
     def allocate(self, nbytes: int) -> Array:
-        """A uint8 array that ``allreduce`` reduces without staging. Collective: same size, same
-        order on all ranks.
+        """Return a uint8 array that ``allreduce`` reduces without staging.
+
+        Collective: all ranks call this with the same sizes in the same order.
         """
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
         """Reduce the buffers (all of one dtype) as if they were one, reading ``data`` and writing
         ``out``.
 
-        ``op``: SUM, MIN, MAX or PRODUCT. ``scale`` multiplies the result once, before it is rounded
-        to the dtype (integers: truncated toward zero). Half types accumulate in float32. The same
-        bits on all ranks.
+        ``op`` is SUM, MIN, MAX or PRODUCT. ``scale`` multiplies the result once, before rounding to
+        the dtype (integers are truncated toward zero). Half types accumulate in float32. Results
+        are bitwise identical on all ranks.
         """
 
     def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
-        """Concatenate every rank's ``send`` into ``receive``. uint8; ``counts``: bytes per rank."""
+        """Concatenate every rank's ``send`` into ``receive``. Arrays are uint8; ``counts`` are
+        bytes per rank.
+        """
 
     def broadcast(self, data: Array, root: int) -> None:
-        """``root``'s ``data`` on every rank. uint8."""
+        """Copy the root's ``data`` (uint8) to every rank."""
 
     def alltoall(
         self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
     ) -> None:
-        """Part i of ``send`` goes to rank i; part i of ``receive`` comes from rank i. uint8, counts
-        in bytes.
+        """Send part i of ``send`` to rank i, and receive part i of ``receive`` from rank i.
+
+        Arrays are uint8; counts are bytes.
         """
 
     def reducescatter(
         self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0
     ) -> None:
-        """Reduce ``buffer.data`` (everybody's whole) and write this rank's part to ``buffer.out``.
+        """Reduce ``buffer.data`` over the ranks and write this rank's part to ``buffer.out``.
 
-        ``counts``: elements per rank, summing to ``len(data)``; ``len(out) == counts[rank]``.
+        ``counts`` are elements per rank and sum to ``len(data)``; ``len(out) == counts[rank]``.
         """
 
     def barrier(self) -> None: ...
 
     def split(self, ranks: Sequence[int]) -> Transport | None:
-        """A transport among ``ranks`` (collective over the parent); None on a rank that is not
-        among them.
+        """Return a transport among ``ranks``, or None on a rank outside them. Collective over the
+        parent.
         """
 
     def report_waits(self, report: Report) -> None:
-        """Have ``report(ranks, seconds)`` called about twice a second while a collective waits for
-        others: for which ranks, and for how long already. What it raises ends the collective.
+        """Call ``report(ranks, seconds)`` about twice a second while a collective waits for other
+        ranks.
+
+        The arguments are these ranks and the time waited so far. An exception from ``report`` ends
+        the collective.
         """
 
     def report_parts(self, report: Parts | None) -> None:
-        """Have ``report(part, begin, end)`` called after each part of a collective that is done in
-        parts, on several wires: its name, and its times on the monotonic clock, in seconds. On any
-        thread, two at once, before the collective returns. None: no more.
+        """Call ``report(part, begin, end)`` after each part of a collective that runs in parts, on
+        several wires. None ends the reports.
+
+        The arguments are the part's name and its monotonic start and end in seconds. Calls come
+        before the collective returns, on any thread, possibly two at once.
         """
 
     def abort(self, why: str) -> None:
-        """Wake every peer that waits, now and later: their calls raise PeerLostError with ``why``.
-        Any thread.
+        """Make the current and later waits of all peers raise PeerLostError with ``why``.
+
+        May be called on any thread.
         """
 
     def close(self) -> None: ...
 
 
 class ByteStreams(Protocol):
-    """Bytes from each rank to each other. Nothing waits but ``wait``. One thread at a time, but
-    ``wake``, ``abort``.
+    """Byte streams between every pair of ranks. Only ``wait`` blocks.
+
+    One thread at a time may use the streams; ``wake`` and ``abort`` may be called on any thread.
     """
 
     rank: int
     size: int
     names: Sequence[int]  # see ``End``
-    overhead: int  # bytes by which ``seal`` makes a content longer
+    overhead: int  # bytes that ``seal`` adds to a content
 
     def write(self, dst: int, data: Array) -> int:
-        """Send as much of ``data`` (uint8) as there is room for now; how many bytes that was."""
+        """Send as much of ``data`` (uint8) as there is room for; return the number of bytes
+        sent.
+        """
 
     def read(self, src: int, into: Array) -> int:
-        """Fill ``into`` (uint8) with what is there now; how many bytes that was."""
+        """Fill ``into`` (uint8) with the bytes available; return their number."""
 
     def seal(self, dst: int, content: bytes) -> bytes:
-        """``content``, to be written next, so that its reader can see that it is from here."""
+        """Return ``content`` sealed, to be written next, so that the reader can verify its
+        sender.
+        """
 
     def open(self, src: int, sealed: bytes) -> bytes:
-        """What ``seal`` was given on ``src``. Raises WireError for what ``src`` did not send."""
+        """Return the content that ``src`` passed to ``seal``.
+
+        Raises WireError if ``sealed`` does not come from ``src``.
+        """
 
     def wait(
         self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool
     ) -> None:
-        """Until something can be read from one of ``sources`` or written to one of ``targets``, or
-        ``wake`` is called, or the time is over; may return early. ``spin``: see ``Board``. Raises
-        PeerLostError if the wire was aborted.
+        """Wait until one of ``sources`` is readable, one of ``targets`` is writable, ``wake`` is
+        called, or ``seconds`` have passed. May return early.
+
+        ``spin``: see ``Board.wait``. Raises PeerLostError if the wire was aborted.
         """
 
     def wake(self) -> None: ...
 
     def gone(self, peer: int) -> Exception | None:
-        """Why nothing more can come from ``peer``; None if something can."""
+        """Return why no more bytes can come from ``peer``; None if they can."""
 
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
@@ -225,40 +247,39 @@ class ByteStreams(Protocol):
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A transport, or a link, that has streams beside its collectives."""
+    """A transport or link that has byte streams in addition to collectives."""
 
     def streams(self) -> ByteStreams:
-        """Collective."""
+        """Create the streams. Collective."""
 
 
 class DeviceTransport(Transport, Protocol):
-    """Runs collectives on the memory of a device. Its arrays are flat tensors of a framework, of
-    the dtype itself (also where a Transport wants bytes); a rank that has joined may bring host
-    arrays to ``allreduce``.
+    """Runs collectives on the memory of a device.
 
-    What it is told to do is done in order, but not at once: only the device waits.
+    Arrays are the framework's flat tensors of the dtype itself, also where a Transport takes bytes.
+    A rank that has joined may pass host arrays to ``allreduce``. Operations are enqueued in order
+    and asynchronously: only the device waits.
     """
 
     def empty(self, count: int, dtype: DType) -> Any:
-        """New memory for a result."""
+        """Return new memory for a result."""
 
     def scale(self, out: Any, data: Any, dtype: DType, factor: float) -> None:
-        """``out = factor * data``, truncated toward zero where that is no whole number of an
-        integer type.
-        """
+        """Write ``factor * data`` to ``out``, truncated toward zero for integer types."""
 
     def adasum(self, buffers: Sequence[Buffer], scale: float) -> None:
-        """See ``collectives.adasum.allreduce``."""
+        """Reduce the buffers with Adasum; see ``collectives.adasum.allreduce``."""
 
     def record_event(self) -> Any:
-        """An event behind what the calling thread has told the device to do. Any thread.
+        """Return an event that follows the calling thread's enqueued device work. Any thread.
 
-        Raises RequestError where the device can be told nothing (while a graph is captured).
+        Raises RequestError if nothing can be enqueued, as during graph capture.
         """
 
     def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Do ``work`` once the device has come to the events. Calling the second result (once, or
-        more often, in any thread) lets what that thread then tells the device wait for the work.
+        """Run ``work`` after the device has reached the events.
 
-        Raises RequestError on all ranks alike when settings rule this device out.
+        The second result is a callable: work that a thread enqueues after calling it waits for
+        ``work``. It may be called any number of times, on any thread. Raises RequestError on all
+        ranks if settings rule out this device.
         """
