@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,6 +165,11 @@ def allgather_into(
     return operation._replace(work=work)
 
 
+def _gathered(inputs: Sequence[Any], wants: Sequence[int]) -> str:
+    """Describe an all_gather for a message: its tensors, and the bytes of each rank."""
+    return f"{_described('all_gather', '', inputs)} into {list(wants[2:])} bytes"
+
+
 def _allgather(
     group: CollectiveGroup, inputs: Sequence[Any], memories: Any, results: Sequence[Any]
 ) -> Operation:
@@ -178,9 +184,7 @@ def _allgather(
                 send.array,
                 arrays,
                 wants,
-                lambda: (
-                    f"{_described('all_gather', '', inputs)} into {list(wants[2:])} bytes"  # noqa: B023
-                ),
+                partial(_gathered, inputs, wants),
             )
             _write_back(receives)
 
