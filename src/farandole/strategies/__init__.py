@@ -1,7 +1,8 @@
-"""What becomes of gradients and weights: options, reducers, and ways to exchange weights.
+"""Options, reducers and strategies for the exchange of gradients and weights.
+
 ``LocalSGD``, ``BMUF``, ``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``,
-``AsyncParameterServer`` and ``SSP`` are for ``DistributedOptimizer(strategy=...)``. The contracts
-of strategies and codecs are here, too, for those who write their own.
+``AsyncParameterServer`` and ``SSP`` are values for ``DistributedOptimizer(strategy=...)``. The
+contracts of strategies and codecs are also here, for custom ones.
 """
 
 from __future__ import annotations

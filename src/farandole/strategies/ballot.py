@@ -1,7 +1,7 @@
-"""The message of one rank when backward ends, and the result over all ranks.
+"""The message that a rank sends when backward ends, and the reduced result.
 
-A ballot travels as eight 64-bit words, reduced by their minimum. A fact that holds when any rank
-says so is the word -1 or 0; a maximum travels as the minimum of the negated value.
+A ballot travels as eight 64-bit words that are reduced by their minimum. A fact that holds if any
+rank reports it is encoded as -1 (true) or 0. A maximum travels as the minimum of the negated value.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 WORDS = 8
-# Larger than every other value, so it changes no minimum. Ranks that have joined send this, too.
+# Larger than every other value, so it changes no minimum. Joined ranks send this word too.
 NO_WORD = int(np.iinfo(np.int64).max)
-UNOPENED = -2  # ready_buckets: there are no buckets yet that all ranks have
-UNPLANNED = -1  # ready_buckets: a gradient is in no bucket, or in one where it cannot travel
+UNOPENED = -2  # ready_buckets: some rank has not agreed on a layout yet
+UNPLANNED = -1  # ready_buckets: a gradient has no bucket, or cannot travel in its bucket
 
 _ANY, _NONE = -1, 0
 
 
 class Ballot(NamedTuple):
-    """The message of one rank.
+    """The ballot of one rank.
 
-    ``ready_buckets``: the number of complete buckets, all of them if everything is ready, or
-    UNOPENED or UNPLANNED. ``bucket_bytes``: rank 0's wish; NO_WORD on other ranks.
-    ``compare_replicas``: this rank wants a comparison of the replicas. ``steps``: taken by this
-    rank's optimizer. ``spread``: the last known difference between the ranks' steps.
+    ``ready_buckets``: the number of complete buckets (``all_ready`` if every gradient is ready), or
+    UNOPENED or UNPLANNED. ``bucket_bytes``: the bucket size that rank 0 wants; NO_WORD on other
+    ranks. ``compare_replicas``: whether this rank wants the replicas compared. ``steps``: the steps
+    that this rank's optimizer has taken. ``spread``: the last known difference between the ranks'
+    step counts. ``new_gradients``: whether this rank has computed gradients.
     """
 
     ready_buckets: int
@@ -39,7 +40,7 @@ class Ballot(NamedTuple):
     new_gradients: bool
 
     def pack(self, words: Array) -> None:
-        """Write the ballot to the words that travel."""
+        """Write the ballot into ``words``, the int64 array to reduce."""
         words[:] = (
             self.ready_buckets,
             self.bucket_bytes,
@@ -53,11 +54,11 @@ class Ballot(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The ballots of all ranks, reduced.
+    """The reduced ballots of all ranks.
 
-    ``ready_buckets``: the fewest of any rank. ``bucket_bytes``: rank 0's wish. ``spread``: by how
-    much the ranks' numbers of steps differ now. ``spread_was_known``: every rank had sent this
-    very spread; ranks that had joined know an older one.
+    ``ready_buckets``: the minimum over the ranks. ``bucket_bytes``: the size that rank 0 wants.
+    ``spread``: the present difference between the ranks' step counts. ``spread_was_known``: every
+    rank had sent this same spread; joined ranks know an older one.
     """
 
     ready_buckets: int
@@ -69,7 +70,7 @@ class Tally(NamedTuple):
 
     @classmethod
     def unpack(cls, words: Array) -> Tally:
-        """Read the reduced words."""
+        """Decode the reduced words."""
         ready, limit, compare, fewest, negated_most, least, negated_largest, new = words.tolist()
         spread = -negated_most - fewest
         return cls(

@@ -1,8 +1,8 @@
-"""Which gradient travels in which bucket, the same on all ranks, and the memory of the buckets.
+"""The assignment of gradients to buckets, equal on all ranks, and the memory of the buckets.
 
-The first layout is in reverse order of the parameters, in the gradients' own memory. The next is in
-the order in which rank 0's gradients came, in memory of the transport. Rank 0's engine may ask for
-buckets of another size later.
+The first layout follows the reverse order of the parameters and uses the gradients' own memory. The
+second follows the order in which gradients arrived on rank 0 and uses the transport's memory. Rank
+0's engine may ask for another bucket size later.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
 class Home(NamedTuple):
-    """The place of a gradient: the number of its bucket, and its slot there."""
+    """The place of a gradient: the index of its bucket, and its slot there."""
 
     bucket: int
     slot: int
 
 
 class _Terms(NamedTuple):
-    """Facts that a layout depends on besides the order; the minimum over the ranks counts.
+    """Inputs of a layout besides the order, reduced to their minimum over the ranks.
 
-    ``bucket_bytes``: rank 0's. ``unrecorded``: 0 on a rank that has recorded an order. ``memory``:
-    the bytes that a rank has for buckets.
+    ``bucket_bytes``: the size that rank 0 wants. ``unrecorded``: 0 on a rank that has recorded an
+    order. ``memory``: the bytes that a rank has for buckets.
     """
 
     bucket_bytes: int
@@ -51,8 +51,10 @@ class _Terms(NamedTuple):
 
 
 class BucketLayout:
-    """``flat``: the buckets of gradients in the host's memory are pieces of the transport's memory,
-    once final.
+    """The buckets, and the bucket of each gradient.
+
+    ``flat``: buckets of gradients in host memory become slices of the transport's memory in the
+    final layout.
     """
 
     def __init__(self, options: GradientOptions, codec: Codec | None, *, flat: bool) -> None:
@@ -62,49 +64,49 @@ class BucketLayout:
         self.buckets: list[Bucket] = []
         self.home: list[Home | None] = []  # by gradient
         self.members: list[list[int]] = []  # by bucket
-        self.outside: list[int] = []  # in no bucket: not trained when it was laid out, or new
+        self.outside: list[int] = []  # in no bucket: new, or frozen when the buckets were laid out
         self.sparse: list[int] = []  # in no bucket: they travel as rows
         self.order: list[int] = []  # of the gradients in buckets
-        self.common = False  # laid out, on all ranks
-        self.wished = NO_WORD  # bytes per bucket, as rank 0 wants it
-        self._limit = NO_WORD  # bytes per bucket, as laid out
+        self.common = False  # whether all ranks have laid out these buckets
+        self.wished = NO_WORD  # bytes per bucket that rank 0 wants
+        self._limit = NO_WORD  # bytes per bucket of this layout
         self._memory: Any = None
         self._shared = 0  # bytes that every rank has for buckets
 
     def outdated(self) -> bool:
-        """Does rank 0 want buckets of another size?"""
+        """Return whether rank 0 wants another bucket size."""
         return self.wished not in (self._limit, NO_WORD)
 
     def sizes(self) -> list[int]:
-        """The number of gradients in each bucket."""
+        """Return the number of gradients in each bucket."""
         return [len(indexes) for indexes in self.members]
 
     def all_ready(self) -> int:
-        """``Ballot.ready_buckets`` of a rank whose gradients are all in: the number of buckets, and
-        one more for sparse gradients.
+        """Return ``Ballot.ready_buckets`` for a rank whose gradients are all ready: the number of
+        buckets, plus one if there are sparse gradients.
         """
         return len(self.buckets) + 1 if self.sparse else len(self.buckets)
 
     def take_apart(self, count: int) -> None:
-        """No bucket is left; there are ``count`` gradients."""
+        """Drop the buckets; ``count`` gradients remain."""
         self.buckets = []
         self.members = []
         self.home = [None] * count
         self.common = False
 
     def leave_engine(self) -> None:
-        """Forget the memory and the order of an engine that has ended."""
+        """Drop the memory and the order of an engine that has ended."""
         self._memory = None
         self.order = []
 
     def clear(self) -> None:
-        """There are no gradients now."""
+        """Drop all gradients."""
         self.outside = []
         self.sparse = []
         self.take_apart(0)
 
     def extend(self, first: int, count: int) -> None:
-        """``count`` gradients more from index ``first`` on, in no bucket."""
+        """Add ``count`` gradients from index ``first`` on, in no bucket."""
         self.outside += range(first, first + count)
         self.home += [None] * count
 
@@ -118,9 +120,11 @@ class BucketLayout:
         *,
         final: bool,
     ) -> bool:
-        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is
-        in. True if they stay for good: if some rank says ``final``, for it has recorded an order,
-        be it before others had data.
+        """Lay out the buckets. Collective.
+
+        Rank 0's ``order`` decides; a gradient that is trained on any rank gets a slot. Return
+        whether the layout is final, which it is as soon as one rank has recorded an order and
+        passes ``final``, even if other ranks had no data yet.
         """
         count = len(gradients)
         places = np.full(count, NO_WORD)
@@ -129,7 +133,8 @@ class BucketLayout:
             dtype=np.int64,
         )
         if engine.rank == 0:
-            # a resumed run loses in the same buckets
+            # With a codec, the order is fixed: a resumed run then loses the same bits in the same
+            # buckets.
             known = list(order) if self._codec is None else []
             places[known] = np.arange(len(known))
         terms = _Terms(
@@ -145,7 +150,7 @@ class BucketLayout:
         limit = terms.bucket_bytes
         self._limit = context.settings().bucket_bytes if limit == NO_WORD else limit
         self.wished = self._limit
-        # the unknown from last to first
+        # Gradients without a recorded place follow in reverse order.
         known = sorted(range(count), key=lambda index: (places[index], -index))
         self.order = [index for index in known if ways[index] == _DENSE]
         self.sparse = [index for index in range(count) if ways[index] == _SPARSE]
@@ -167,7 +172,9 @@ class BucketLayout:
     def _made(
         self, engine: Engine, name: str, gradients: Sequence[Gradient], *, flat: bool
     ) -> list[Bucket]:
-        """The buckets; if ``flat``, those of the host's memory in one piece of the transport's."""
+        """Return the buckets; if ``flat``, those in host memory share one block of the
+        transport's.
+        """
         groups = [[gradients[index] for index in indexes] for indexes in self.members]
         sizes = [
             ContiguousBucket.nbytes(group) if flat and group[0].device == "CPU" else 0
@@ -176,7 +183,7 @@ class BucketLayout:
         most = sum(
             size + ALIGNMENT * len(group) for group, size in zip(groups, sizes, strict=True) if size
         )
-        # enough for each way to cut buckets
+        # enough for every way to cut the buckets
         memory = self._room(engine, name, gradients, most) if most else None
         buckets: list[Bucket] = []
         begin = 0
@@ -192,14 +199,12 @@ class BucketLayout:
         return buckets
 
     def _room(self, engine: Engine, name: str, gradients: Sequence[Gradient], nbytes: int) -> Any:
-        """At least so much memory of the transport. It is used again when buckets are laid out
-        anew.
-        """
+        """Return at least ``nbytes`` of the transport's memory, and reuse it for later layouts."""
         if self._shared < nbytes:  # on some rank
             try:
                 self._memory = engine.allocate(nbytes, name)
             except JoinedError:
-                return np.zeros(nbytes, dtype=np.uint8)  # memory of our own will do
+                return np.zeros(nbytes, dtype=np.uint8)  # private memory is good enough
         else:
             for gradient in gradients:
                 gradient.leave()

@@ -1,17 +1,18 @@
-"""Every step ends with the same gradients on all ranks: buckets, reduced while backward still
-computes.
+"""Reduction of gradients in buckets while backward still runs.
 
-A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its
-predecessor is launched, so the order is the same on all ranks (where there is no core to spare:
-when backward ends). When backward ends, the ranks announce how many buckets they filled
-(``ballot``); one that some rank could not fill (a parameter without a gradient) is filled with
-zeros, and all wait: gradients are final when ``backward()`` returns. If a gradient comes after that
-(a second loss), a further round brings it in: averaging what is already average changes nothing.
+Every step ends with equal gradients on all ranks. A *round* reduces all buckets once. A bucket is
+launched as soon as its gradients are ready and its predecessor is launched, so the order is the
+same on all ranks. Where no core is spare, buckets are launched when backward ends.
 
-In the first step, the order in which gradients come is recorded, and the buckets are laid out in it
-for good (``bucket_layout``). Sparse gradients travel as rows and are in no bucket: they are
-exchanged at the end of each round. ``gradient_step`` has the bookkeeping, ``step_sync`` the waiting
-for ranks that used other optimizers.
+When backward ends, the ranks announce how many buckets are complete (``ballot``). A bucket that
+some rank could not complete (a parameter without a gradient) is filled with zeros, and all ranks
+wait: gradients are final when ``backward()`` returns. A gradient that comes later (from a second
+loss) is reduced in a further round; averaging an average again does not change it.
+
+The first step records the order in which gradients arrive, and the final layout of the buckets
+follows it (``bucket_layout``). Sparse gradients travel as rows, outside buckets, at the end of each
+round. ``gradient_step`` does the bookkeeping; ``step_sync`` waits for ranks that used other
+optimizers.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from farandole.strategies.residual_scale import ResidualScale
 
 
 class BucketReducer:
-    """Reduces gradients that come one by one. ``flat=False`` keeps them in their own memory, as
-    codecs and GPUs do.
+    """Reduces gradients that arrive one by one.
 
-    ``nonfinite``: a gradient of this rank that is not finite, of the latest round. ``backward``:
-    the latest backward pass that computed gradients for it.
+    ``flat=False`` leaves gradients in their own memory, as codecs and GPUs need. ``nonfinite``: the
+    index of a gradient of this rank that was not finite in the latest round, or None. ``backward``:
+    the number of the latest backward pass that computed gradients of this optimizer.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class BucketReducer:
         flat: bool = True,
         replica: Replica | None = None,
     ) -> None:
-        """``options.groups``: their number, or the indexes of their members among ``gradients``."""
+        """``options.groups``: the number of groups, or lists of indexes into ``gradients``."""
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
         self.residual_scale = ResidualScale(self.codec)
         self.options = options
-        self.lock = threading.RLock()  # hooks may come from one thread per device
+        self.lock = threading.RLock()  # hooks may run in one thread per device
         self.backward = -1
         self.nonfinite: int | None = None
         self._passes = options.passes
@@ -69,7 +70,7 @@ class BucketReducer:
         self._session: OptimizerSession | None = None
         self._layout = BucketLayout(options, self.codec, flat=flat and self.codec is None)
         self._checks = GradientChecks(replica)
-        # the reduced part of gradients that may grow yet (op=Sum)
+        # reduced parts of gradients that may still grow (op=Sum)
         self._sums: dict[int, Any] = {}
         self._begin()
         self.engine.participants.add(self)
@@ -79,10 +80,10 @@ class BucketReducer:
         """The present engine of the process set."""
         return self._id.engine
 
-    # What the framework calls.
+    # Calls by the framework.
 
     def ready(self, index: int, gradient: Any) -> None:
-        """One more backward pass has added to gradient ``index``."""
+        """Count a backward pass that has added to gradient ``index``."""
         with self.lock:
             if not self._step.new_gradients or self._engine_replaced():
                 claim(self.codec, self.options.owner, [one.identity[0] for one in self.gradients])
@@ -98,7 +99,7 @@ class BucketReducer:
             if home is not None and self.gradients[index].is_sparse(gradient):
                 step.misplaced = True
                 gradient = None
-            if step.reduced or index in step.frozen:  # it needs a further round
+            if step.reduced or index in step.frozen:  # needs a further round
                 return
             session = self._session
             assert session is not None
@@ -110,13 +111,13 @@ class BucketReducer:
                 return
             number, slot = home
             self._layout.buckets[number].put(slot, gradient)
-            # or missing: it cannot come in this round
+            # ready, or missing because it cannot travel in this round
             if step.put(index, number, sent=True) and session.overlap:
                 self._launch()
 
     def end_of_backward(self) -> None:
-        """Make gradients final if ``backward``, which is over, was the last pass of the step for
-        some of them; also gradients of other optimizers that it has computed.
+        """Make gradients final if the backward pass that just ended was the last of the step for
+        some of them. This includes gradients of other optimizers from the same pass.
         """
         if self.due:
             others = [
@@ -128,14 +129,16 @@ class BucketReducer:
             step_sync.synchronize([self, *others])
 
     def before_step(self) -> None:
-        """All gradients are final when this returns, also those that were never computed."""
+        """Make all gradients final, including those that were never computed."""
         self._enter()
         while not self._step.complete:
             step_sync.synchronize([self])
         self._begin()
 
     def after_step(self) -> None:
-        """After the first step: lay out the buckets in the order in which gradients came."""
+        """Lay out the buckets again after the first step, in the order in which gradients
+        arrived.
+        """
         self._checks.after_step()
         if not self._step.new_gradients and self._session is not None:
             arrivals = self._session.arrivals
@@ -144,12 +147,14 @@ class BucketReducer:
                 self._plan(arrivals)
             elif arrivals is None and self._layout.outdated():
                 self._plan(self._layout.order)
-        # the program stepped without ``before_step``
+        # The program stepped without ``before_step``.
         if self._step.reduced and not self._step.new_gradients:
             self._begin()
 
     def anything_new(self) -> bool:
-        """Whether any rank has computed gradients since the last ``before_step``. Collective."""
+        """Return whether any rank has computed gradients since the last ``before_step``.
+        Collective.
+        """
         self._enter()
         assert self._session is not None
         tally = self._session.poll(self._ballot(0 if self._step.new_gradients else 1))
@@ -159,9 +164,7 @@ class BucketReducer:
         return tally.ready_buckets == 0
 
     def check_droppable(self) -> None:
-        """Raise AssertionError if gradients cannot be thrown away now; if they can, expect new
-        ones.
-        """
+        """Raise AssertionError if gradients may not be dropped now. Otherwise expect new ones."""
         if self._step.new_gradients:
             raise AssertionError(DROPPED)
         if self._step.announced_none:
@@ -170,8 +173,8 @@ class BucketReducer:
             self._begin()
 
     def start_over(self) -> None:
-        """Expect a step's gradients, whatever came of the last ones: the program goes back to an
-        earlier state. Buckets that are under way, for backward raised, stay so: other ranks may
+        """Expect the gradients of a step, whatever the state of the last one: the program returns
+        to an earlier state. Buckets in flight (backward raised) stay so, because other ranks may
         wait for them.
         """
         with self.lock:
@@ -186,14 +189,14 @@ class BucketReducer:
         self._begin()
 
     def extend(self, gradients: Sequence[Gradient]) -> None:
-        """Add parameters. They are laid out with the others when their first gradient comes."""
+        """Add parameters. They are laid out with the others when their first gradient arrives."""
         self._layout.extend(len(self.gradients), len(gradients))
         self.gradients += gradients
         self._step.extend(len(gradients))
 
     def clear(self) -> None:
-        """Forget all parameters: others come in their place, with ``extend``."""
-        # a reduced sum will be summed up once more
+        """Drop all parameters; ``extend`` adds their successors."""
+        # A reduced sum will be summed once more, so divide it by the number of ranks.
         if self._step.reduced and self.options.op is ReduceOp.SUM:
             for index, gradient in enumerate(self.gradients):
                 brought = self._step.sent[index] or index in self._layout.sparse
@@ -240,12 +243,12 @@ class BucketReducer:
 
     @property
     def due(self) -> bool:
-        """The last pass of some gradients is over, and they are not reduced yet."""
+        """True while gradients that have had their last pass wait to be reduced."""
         return self._step.due
 
     @property
     def ballot(self) -> str:
-        """The name of the collective that the ranks announce their gradients by."""
+        """The name of the collective by which ranks announce their gradients."""
         assert self._session is not None
         return self._session.ballot
 
@@ -254,8 +257,8 @@ class BucketReducer:
         return self.options.process_set.process_set_id or 0
 
     def can_announce_none(self) -> bool:
-        """Get ready to announce that there is nothing here. False if that would be wrong, or if
-        another thread is busy with this optimizer.
+        """Prepare to announce that this rank has no gradients. Return False if the announcement
+        would be wrong, or if another thread is using this optimizer.
         """
         if not self.lock.acquire(blocking=False):
             return False
@@ -268,15 +271,17 @@ class BucketReducer:
     def announce(
         self, on_done: Callable[[], None] | None = None, *, none_here: bool = False
     ) -> None:
-        """Send this rank's ballot, and return at once. ``on_done`` is called, by any thread, when
-        all ranks have. ``none_here``: nothing was computed, and more may come.
+        """Send this rank's ballot and return at once.
+
+        ``on_done`` is called, by any thread, when all ranks have sent theirs. ``none_here``: this
+        rank has computed nothing, and gradients may still come.
         """
         assert self._session is not None
         ready = self._step.announce(self, none_here=none_here)
         self._session.send(self._ballot(ready), on_done)
 
     def settle(self) -> None:
-        """Bring in all gradients that any rank has now. The step is complete if no rank can have
+        """Reduce all gradients that any rank has now. The step is complete if no rank can have
         more. Collective.
         """
         assert self._session is not None
@@ -288,20 +293,20 @@ class BucketReducer:
             self._reduce(tally.ready_buckets)
             self._checks.compare_if_wanted()
         except Exception:
-            self._begin()  # the engine goes on after an error, and so does this
+            self._begin()  # The engine survives an error, and so does the reducer.
             raise
 
     def _take_spread(self, tally: Tally) -> None:
-        """Ranks that had joined know an older spread: it is agreed upon as well, or some ranks
-        would compare alone.
+        """Agree on the spread of the ballots. Joined ranks know an older one, so they have to agree
+        too; otherwise some ranks would compare replicas alone.
         """
         wanted = tally.compare_replicas or not tally.spread_was_known
         self._checks.on_agreed(tally.spread, wanted=wanted)
 
-    # A step.
+    # The step.
 
     def _begin(self) -> None:
-        """Expect a step's gradients."""
+        """Begin a step."""
         self._step = GradientStep(len(self.gradients), self._passes, self._layout.sizes())
         self._sums = {}
         self._checks.begin_step()
@@ -327,7 +332,7 @@ class BucketReducer:
             self._begin()
 
     def _skip_frozen(self) -> None:
-        """Fill the slots of parameters that are frozen now with zeros."""
+        """Fill the slots of frozen parameters with zeros."""
         step = self._step
         if step.reduced:
             return
@@ -338,7 +343,7 @@ class BucketReducer:
                 step.put(index, home.bucket, sent=False)
 
     def _launch(self, *, again: bool = False, soon: bool = False) -> None:
-        """Launch the buckets that are full and have no predecessor that is not."""
+        """Launch the complete buckets that have no incomplete predecessor."""
         step = self._step
         while (number := step.next_full()) is not None:
             if not number:
@@ -358,7 +363,9 @@ class BucketReducer:
     # The end of a round.
 
     def _reduce(self, agreed: int) -> None:
-        """Reduce the buckets, of which ``agreed`` are ready on all ranks, if anything is new."""
+        """Reduce the buckets if there is anything new. ``agreed``: the number that is ready on all
+        ranks, or UNOPENED or UNPLANNED.
+        """
         session, step = self._session, self._step
         assert session is not None
         step.due = False
@@ -386,7 +393,7 @@ class BucketReducer:
         step.finish(agreed, all_ready)
 
     def _fill(self, *, again: bool) -> None:
-        """Put in all gradients that lack yet, and launch the remaining buckets."""
+        """Fill the empty slots and launch the remaining buckets."""
         step = self._step
         if again and self.options.op is ReduceOp.SUM:
             self._prepare_sums()
@@ -415,13 +422,13 @@ class BucketReducer:
             self._sums = kept | {index: self.gradients[index].copy() for index in growing}
 
     def _first_by_codec(self, index: int) -> bool:
-        """Whether, in a further round, the first gradient of a parameter comes, and travels by a
+        """Return whether the first gradient of a parameter arrives in a further round and uses the
         codec.
         """
         return self.codec is not None and not self._step.sent[index]
 
     def _prepare_sums(self) -> None:
-        """Amplify new parts of gradients ``size`` times: their mean is the sum that is wanted."""
+        """Multiply new parts of gradients by ``size``: their mean is then the wanted sum."""
         for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
             grown = index in self._sums or not self._step.sent[index]
@@ -431,14 +438,14 @@ class BucketReducer:
                     gradient.amplify(self.engine.size, self._sums.get(index))
 
     def _current(self, index: int) -> Any:
-        """The gradient, also of a parameter that was frozen since, if it is of this step."""
+        """Return the gradient if it belongs to this step, even if its parameter was frozen since."""
         return self.gradients[index].current(frozen=self._step.belongs(index))
 
     # Sparse gradients.
 
     def _set_aside(self) -> dict[int, Any]:
         """Take this rank's sparse gradients that have slots in buckets. Where other ranks have
-        dense ones, their mean comes instead.
+        dense gradients, their mean fills the slot.
         """
         return {
             index: self.gradients[index].take()
@@ -447,10 +454,10 @@ class BucketReducer:
         }
 
     def _plan_with(self, rows: Mapping[int, Any]) -> None:
-        """Lay out the buckets for gradients that had no place, and bring back the rows that were
-        set aside, on top of the reduced gradients. Collective.
+        """Lay out the buckets for gradients that had no place, and add ``rows`` to the reduced
+        gradients. Collective.
         """
-        self._check_same_parameters()  # it may be a new parameter
+        self._check_same_parameters()  # There may be new parameters.
         assert self._session is not None
         before = set(self._layout.sparse)
         self._plan(self._session.arrivals or self._layout.order, rows)
@@ -462,9 +469,10 @@ class BucketReducer:
             self.gradients[index].add(gradient)
 
     def _reduce_sparse(self, *, again: bool) -> None:
-        """Reduce the sparse gradients. As in buckets, new parts count ``size`` times when sums are
-        exchanged again. Those that were in a bucket of this round have been reduced, as far as they
-        were dense.
+        """Reduce the sparse gradients.
+
+        As in buckets, new parts of sums count ``size`` times in a further round. The dense parts of
+        gradients with a slot in this round's buckets are reduced already.
         """
         summing = self.options.op is ReduceOp.SUM
         if self._layout.sparse:
@@ -480,8 +488,8 @@ class BucketReducer:
                 self._sums[index] = gradient.copy()
 
     def _add_unsent(self) -> None:
-        """Add the residuals that the codec kept of gradients while they were dense to their rows:
-        the codec sees them no more.
+        """Add the codec's residuals to gradients that have become sparse: the codec will not see
+        them again.
         """
         if not isinstance(self.codec, Releasable):
             return
@@ -489,7 +497,7 @@ class BucketReducer:
         for index in self._layout.sparse:
             gradient = self.gradients[index]
             unsent = self.codec.release(gradient.identity[0]) if gradient.trainable() else None
-            # it may be a checkpoint's, of another model
+            # A residual from a checkpoint may belong to another model.
             if unsent is not None and len(unsent) == gradient.count:
                 gradient.add_flat(unsent)
 
@@ -499,7 +507,7 @@ class BucketReducer:
         return Ballot(
             ready_buckets=ready,
             bucket_bytes=self.engine.sizes.bucket_bytes if self.engine.rank == 0 else NO_WORD,
-            # counts exchanges, not layouts
+            # ``due`` counts exchanges, not layouts
             compare_replicas=self._layout.common and self._checks.due(),
             steps=self._checks.steps,
             spread=self._checks.spread,
@@ -507,14 +515,14 @@ class BucketReducer:
         )
 
     def _engine(self) -> Engine | None:
-        """The engine that the buckets were laid out on."""
+        """Return the engine for which the buckets were laid out, or None."""
         session = self._session
         return None if session is None or session.abandoned else session.engine
 
     def _enter(self) -> None:
-        """Forget the buckets if the engine is another one, or a join has ended since they were laid
-        out: other ranks may have laid them out again meanwhile, or a rank that had no data begins
-        now. The next ballot lays them out.
+        """Drop the layout if the engine has changed or a join has ended since: other ranks may have
+        laid out their buckets again, or a rank without data may begin now. The next ballot lays
+        them out.
         """
         engine, session = context.engine(self.options.process_set), self._session
         same = engine is self._engine()
@@ -522,8 +530,8 @@ class BucketReducer:
             if engine.joins == session.joins or self._step.new_gradients:
                 return
             session.joins = engine.joins
-        # between two passes of a step nothing was sent yet: after another ``init()``, the passes
-        # before it count
+        # Between two passes of a step, nothing was sent yet. Passes from before another ``init()``
+        # still count.
         passes_left = self._step.unsent_passes()
         if not same:
             self._open_session(engine)
@@ -533,14 +541,14 @@ class BucketReducer:
             self._step.resume(passes_left)
 
     def _engine_replaced(self) -> bool:
-        """Whether ``init()`` was called again between two passes."""
+        """Return whether ``init()`` was called again between two passes."""
         session = self._session
         if session is None or session.abandoned or not session.engine.ended:
             return False
         return context.engine(self.options.process_set) is not session.engine
 
     def _open_session(self, engine: Engine) -> None:
-        # to launch there costs no core
+        # Launching on a device costs no core.
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)
         settings = context.settings()
         name = exchange_name(BUCKETS, self._id.name_on(engine))
@@ -567,7 +575,9 @@ class BucketReducer:
             raise
 
     def _plan(self, order: Iterable[int], aside: Mapping[int, Any] | None = None) -> None:
-        """Lay out the buckets. ``aside``: gradients that are in no parameter now. Collective."""
+        """Lay out the buckets. ``aside``: gradients that were taken from their parameters.
+        Collective.
+        """
         session = self._session
         assert session is not None
 

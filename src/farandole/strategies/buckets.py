@@ -1,10 +1,10 @@
-"""Gradients that travel together.
+"""Buckets: gradients that travel together.
 
-``ContiguousBucket``: the gradients are views of one piece of memory that the transport reduces
-where it stands. ``GroupedBucket``: each gradient stays where its framework put it (or is made
-smaller first), and all are submitted as a group; on a GPU that is how all go. Both carry a flag per
-gradient, so that after the reduction every rank knows which parameters were used by nobody: those
-keep what they had, as they would on one rank.
+``ContiguousBucket``: the gradients are views of one block of memory that the transport reduces in
+place. ``GroupedBucket``: each gradient stays where its framework put it (or is compressed), and all
+are submitted as a group; gradients on GPUs always travel so. Both carry a flag per gradient, so
+that every rank knows which parameters no rank used. Such parameters keep their gradient as they
+would on one rank.
 """
 
 from __future__ import annotations
@@ -25,92 +25,90 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
-_INFINITE = np.uint16(0x7F80)  # the bits that bfloat16 has set in NaN and infinities alone
+_INFINITE = np.uint16(0x7F80)  # exponent bits of bfloat16, all set in NaN and infinities only
 
 
 class Gradient(Protocol):
-    """The gradient of one parameter, as its framework sees it."""
+    """The gradient of one parameter, as its framework represents it."""
 
     dtype: DType
     count: int
 
     @property
     def device(self) -> str:
-        """CPU, or GPU: from where it travels (what is copied to the host for that counts as
-        CPU).
+        """``"CPU"`` or ``"GPU"``: where the gradient is when it is sent. A gradient that is copied
+        to the host first counts as CPU.
         """
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The facts that must be the same on all ranks: name, shape, layout, type (and that it is
+        """The facts that must be equal on all ranks: name, shape, layout, dtype (and whether it is
         on a GPU).
         """
 
     def trainable(self) -> bool:
-        """May a gradient come?"""
+        """Return whether the parameter may get a gradient."""
 
     def current(self, *, frozen: bool = False) -> Any:
-        """The gradient as it stands; None if there is none, or it is frozen (but for
+        """Return the present gradient. None if there is none, or if the parameter is frozen (unless
         ``frozen``).
         """
 
     def digest(self, gradient: Any) -> int:
-        """A digest of ``gradient``, to compare with other ranks'; 0 if it is all zeros, not finite,
-        or sparse.
+        """Return a digest of ``gradient`` to compare between ranks; 0 if it is all zeros, not
+        finite, or sparse.
         """
 
     def place(self, array: Array) -> None:
-        """From now on the gradient travels in ``array``."""
+        """Make ``array`` the place from which the gradient travels."""
 
     def store(self, gradient: Any) -> None:
-        """Copy ``gradient`` to its place; where possible the place becomes the parameter's
+        """Copy ``gradient`` to its place. Where possible, the place becomes the parameter's
         gradient.
         """
 
     def load(self) -> None:
-        """The contents of the place become the parameter's gradient."""
+        """Make the contents of the place the parameter's gradient."""
 
     def pack(self, gradient: Any) -> Buffer:
-        """The array to send for ``gradient`` (for zeros, if it is None) when it has no place."""
+        """Return the buffer to send for ``gradient`` (None: zeros) if it has no place."""
 
     def unpack(self) -> None:
-        """The result for ``pack`` becomes the parameter's gradient."""
+        """Make the result for ``pack`` the parameter's gradient."""
 
     def holds(self, gradient: Any) -> bool:
-        """Is this the very object that was stored or packed last?"""
+        """Return whether ``gradient`` is the very object that was stored or packed last."""
 
     def leave(self) -> None:
-        """The place is going to be used for something else: what stands there moves out."""
+        """Move the gradient out of its place, which gets another use."""
 
     def is_sparse(self, gradient: Any) -> bool:
-        """Is this a sparse gradient?"""
+        """Return whether ``gradient`` is sparse."""
 
     def reduce_sparse(self, name: str, options: GradientOptions) -> None:
-        """Reduce a sparse gradient: everybody gets everybody's rows. Collective; a missing gradient
-        has none.
+        """Reduce a sparse gradient: all ranks get the rows of all ranks. A missing gradient has no
+        rows. Collective.
         """
 
     def take(self) -> Any:
-        """The parameter's gradient, which it has no more."""
+        """Remove the parameter's gradient and return it."""
 
     def add(self, gradient: Any) -> None:
-        """Add what was taken to the parameter's gradient, if it has another one now."""
+        """Add a gradient that was taken to the parameter's present one, if there is one."""
 
     def add_flat(self, array: Array) -> None:
-        """Likewise for numbers of the whole parameter, in order."""
+        """Add ``array``, the elements of the whole parameter in order, to its gradient."""
 
     def copy(self) -> Any:
-        """A copy of the parameter's gradient."""
+        """Return a copy of the parameter's gradient."""
 
     def amplify(self, factor: float, old: Any) -> None:
-        """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by
-        ``factor``.
-        """
+        """Multiply the difference of the gradient from ``old`` (None: zeros) by ``factor``."""
 
 
 class Bucket:
-    """Some gradients, on their way to a step. ``fresh``: the slots of those that have not been
-    reduced, where others have.
+    """Some gradients of a step. ``fresh``: slots that have not been reduced yet in a bucket whose
+    other slots have.
     """
 
     def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
@@ -128,25 +126,25 @@ class Bucket:
         self._handle = None
 
     def put(self, slot: int, gradient: Any) -> None:
-        """The gradient is in; None: there is none, and zeros count."""
+        """Fill a slot with ``gradient``, or with zeros if it is None."""
         if gradient is None:
             self._missing.append(slot)
         self._take(slot, gradient)
 
     def first_nonfinite(self) -> int | None:
-        """The slot of a gradient of this rank whose first element is NaN or infinite. Only
-        contiguous buckets look.
+        """Return the slot of a gradient of this rank whose first element is NaN or infinite, or
+        None. Only contiguous buckets check.
         """
         return None
 
     def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
-        """Send what is in. ``again``: most of it has been reduced already. ``soon``: ``finish``
-        comes at once.
+        """Send the bucket. ``again``: most of it has been reduced already. ``soon``: ``finish``
+        follows at once.
         """
         self._handle = engine.submit(self._entries(again), soon=soon)
 
     def finish(self) -> list[int]:
-        """Wait; the gradients are final then. The slots of missing gradients that no rank had."""
+        """Wait until the gradients are final. Return the slots that no rank had a gradient for."""
         if self._handle is None:
             return []
         handle = self._handle
@@ -168,7 +166,7 @@ class ContiguousBucket(Bucket):
     def __init__(
         self, name: str, gradients: Sequence[Gradient], options: GradientOptions, memory: Array
     ) -> None:
-        """``memory``: uint8, ``nbytes(gradients)`` long."""
+        """``memory``: uint8, at least ``nbytes(gradients)`` long."""
         super().__init__(name, gradients, options)
         dtype = gradients[0].dtype
         flat = memory.view(dtype.storage)
@@ -192,7 +190,7 @@ class ContiguousBucket(Bucket):
 
     @staticmethod
     def nbytes(gradients: Sequence[Gradient]) -> int:
-        """Memory for the gradients and their flags."""
+        """Return the bytes needed for the gradients and their flags."""
         return (_begins(gradients)[-1] + len(gradients)) * gradients[0].dtype.itemsize
 
     def open(self) -> None:
@@ -234,15 +232,13 @@ class GroupedBucket(Bucket):
         options: GradientOptions,
         codec: Codec | None = None,
     ) -> None:
-        """``codec``: the one that ``options`` name; what it keeps is of one gradient, by its
-        name.
-        """
+        """``codec``: the one named in ``options``. Its state is kept per gradient, by name."""
         super().__init__(name, gradients, options)
         self._codec = codec if gradients[0].dtype.is_float else None
         self._buffers: list[Buffer | None] = [None] * len(gradients)
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
-        self._again = False  # as it was launched
+        self._again = False  # as the bucket was launched
 
     def open(self) -> None:
         super().open()
@@ -281,8 +277,8 @@ class GroupedBucket(Bucket):
         return entries
 
     def _first_time(self, slot: int) -> bool:
-        """Has it not been reduced yet? What has is the same on all ranks, and no codec makes it
-        smaller.
+        """Return whether a slot has not been reduced yet. A reduced gradient is equal on all ranks,
+        and no codec compresses it.
         """
         return not self._again or slot in self.fresh
 
@@ -306,9 +302,10 @@ class GroupedBucket(Bucket):
 
 
 def _begins(gradients: Sequence[Gradient]) -> list[int]:
-    """Where in one array each gradient begins, and what is behind the last: at multiples of
-    ``ALIGNMENT``. Processors copy a large array to a place that is not aligned as it is itself 15
-    to 40 % more slowly.
+    """Return the offset of each gradient in a flat array, and the offset behind the last one.
+
+    Offsets are multiples of ``ALIGNMENT``: processors copy a large array 15 to 40 % more slowly if
+    source and destination are aligned differently.
     """
     unit = ALIGNMENT // gradients[0].dtype.itemsize
     return [0, *accumulate(-(-gradient.count // unit) * unit for gradient in gradients)]
@@ -331,7 +328,7 @@ def _reduction(
 def groups_of(
     order: Sequence[int], groups: int | Sequence[Sequence[int]]
 ) -> Sequence[Sequence[int]]:
-    """``groups``, or ``order`` cut into so many."""
+    """Return ``groups``, or ``order`` cut into that many parts."""
     if not isinstance(groups, int):
         return groups
     ends = [len(order) * number // groups for number in range(groups + 1)]
@@ -344,11 +341,10 @@ def partition(
     limit: int,
     groups: int | Sequence[Sequence[int]],
 ) -> list[list[int]]:
-    """Deal ``order`` to buckets of about ``limit`` bytes, of one type on one device each, filled in
-    this order.
+    """Deal ``order`` to buckets of about ``limit`` bytes, each of one dtype on one device.
 
-    ``groups`` (or so many) stay together whatever their size. Buckets are sorted by their last
-    member: that is when they are full.
+    Members of one of the ``groups`` (lists, or a number of them) stay together whatever their size.
+    Buckets are sorted by their last member, whose arrival completes them.
     """
     bucket_of = {
         index: number for number, group in enumerate(groups_of(order, groups)) for index in group

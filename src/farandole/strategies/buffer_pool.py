@@ -1,8 +1,7 @@
-"""Memory for results that belong to whoever gets them, and is used again when it is held by nobody
-any more.
+"""Memory for results that the caller owns, reused as soon as no reference is left.
 
-Frameworks let go of an array when they please: TensorFlow mostly a step later. Then a second piece
-of memory takes turns with the first.
+Frameworks release an array when they please, TensorFlow mostly a step later. Two blocks of memory
+therefore take turns.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_MOST = 2  # pieces that take turns
-# bytes: TensorFlow takes over arrays that begin at a multiple of it, and copies others
+_MOST = 2  # blocks that take turns
+# Bytes. TensorFlow adopts arrays that begin at a multiple of this, and copies others.
 ALIGNMENT = 64
 
 
 class _Piece:
     def __init__(self, memory: Array) -> None:
         self.memory = memory
-        # the array whose views are out, while there are any
+        # the lent array while any view of it is alive
         self.borrowed: Callable[[], Any] = lambda: None
 
     def lend(self) -> Array:
-        """The memory as an array of its own: it lives as long as its views."""
+        """Return the memory as a separate array object, which lives as long as its views."""
         view = memoryview(self.memory)  # type: ignore[arg-type]
         lent: Array = np.frombuffer(view, dtype=np.uint8)
         self.borrowed = weakref.ref(lent)
@@ -36,17 +35,18 @@ class _Piece:
 
 
 class BufferPool:
-    """Pieces of memory that some ranks have allocated together. ``turn``: the number of the use,
-    alike on all ranks, so that all of them take the same piece.
-    """
+    """Blocks of memory that the ranks have allocated together."""
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
 
     def lend(self, nbytes: int, turn: int) -> tuple[Array, bool]:
-        """At least ``nbytes`` that nobody holds (fresh memory of this process, when it must be),
-        beginning at a multiple of ``ALIGNMENT``; and whether the ranks should allocate another
-        piece, all together.
+        """Return at least ``nbytes`` that no reference holds, and whether all ranks should allocate
+        another block.
+
+        The array begins at a multiple of ``ALIGNMENT``. If no shared block is free, it is private
+        memory of this process. ``turn``: the number of the use, equal on all ranks, so that all
+        take the same block.
         """
         pieces = [piece for piece in self._pieces if len(piece.memory) >= nbytes]
         piece = pieces[turn % len(pieces)] if pieces else None
@@ -55,7 +55,7 @@ class BufferPool:
         return _fresh(nbytes), len(pieces) < _MOST
 
     def add(self, memory: Array) -> None:
-        """One more piece; if they are too many, the smallest goes."""
+        """Add a block, and drop the smallest if there are too many."""
         self._pieces = sorted([*self._pieces, _Piece(memory)], key=lambda piece: len(piece.memory))[
             -_MOST:
         ]

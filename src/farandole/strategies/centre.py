@@ -1,4 +1,4 @@
-"""The centre at the job's parameter servers of one optimizer's weights."""
+"""The centre of one optimizer's weights at the job's parameter servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class CentreConnection:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: numbers in the job; ``spec``:
-    of the strategy, for messages; ``on_transfer``: called with each push and pull, its begin and
-    end; ``codec``: compresses pushes.
+    """A connection to the centre.
+
+    ``name``: the optimizer's, equal on all ranks. ``ranks``: rank numbers in the job. ``spec``: the
+    strategy's, for messages. ``on_transfer``: called with the activity, begin and end of each push
+    and pull. ``codec``: compresses pushes.
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class CentreConnection:
         self._on_transfer = on_transfer
         self._codec = codec
         self._client: CentreClient | None = None
-        self._clients = 0  # so far
-        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
+        self._clients = 0  # clients so far
+        # shape and dtype of each array at the centre
+        self._held: list[tuple[Any, ...]] | None = None
 
     def push(
         self,
@@ -52,7 +55,7 @@ class CentreConnection:
         *,
         count: bool,
     ) -> Pushed:
-        """See ``contracts.Peers.push``. ``names``: of the weights."""
+        """See ``contracts.Peers.push``. ``names``: the names of the weights."""
         client = self._open(rule, anchors, statistics, names)
         beginning = [*anchors, *statistics]
         pushed = [*changes, *statistics]
@@ -68,7 +71,7 @@ class CentreConnection:
             self._client.pull([*into, *statistics])
 
     def other_weights(self) -> None:
-        """The next push is of other weights, maybe of the same shapes."""
+        """Expect other weights in the next push, perhaps of the same shapes."""
         self._held = None
 
     @contextlib.contextmanager
@@ -85,11 +88,11 @@ class CentreConnection:
         names: Sequence[str],
     ) -> CentreClient:
         held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
-        # weights were added: another centre, of all of them
+        # Weights were added: open another centre with all of them.
         if self._client is None or held != self._held:
             self._held = held
             self._clients += 1
-            # servers outlive a process set, and its engine's numbers
+            # Servers outlive a process set and its engine's numbers, so the name must be unique.
             self._client = context.servers().group(
                 f"{self._name}.{context.unique_id(self._set)}.{self._clients}",
                 self._ranks,

@@ -1,4 +1,4 @@
-"""Changes of a rank's weights since its last exchange."""
+"""Deltas: the changes of a rank's weights since its last exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def deltas(weights: Sequence[Array], anchors: Sequence[Array]) -> list[Array]:
-    """Return ``weights - anchors``, as new arrays."""
+    """Return ``weights - anchors`` as new arrays."""
     return [
         np.subtract(weight, anchor, out=np.empty_like(weight, order="C"))
         for weight, anchor in zip(weights, anchors, strict=True)

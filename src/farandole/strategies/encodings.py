@@ -1,6 +1,6 @@
-"""How the weights of one optimizer travel: whole, or as a codec makes them shorter.
+"""Encodings of the weights of one optimizer: whole, or compressed by a codec.
 
-A codec sends how far a rank has come from what it has in common with others; see ``references``.
+A codec sends the difference from values that the ranks share; see ``references``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from farandole.strategies.peers import EnginePeers, PeerSession
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# in front of names, for a codec's state: changes since the last exchange, distances from a centre
+# Prefixes of names in a codec's state: changes since the last exchange, distances from a centre.
 CHANGE = "change/"
 DISTANCE = "distance/"
 
 
 class WholeEncoding:
-    """Weights travel whole. The base of encodings: see ``contracts.Encoding``."""
+    """The base of encodings: weights travel whole. See ``contracts.Encoding``."""
 
     slots: tuple[str, ...] = ()
     push_codec: PushCodec | None = None
@@ -65,7 +65,7 @@ class WholeEncoding:
 
 
 class CodecState:
-    """What a codec keeps of one optimizer's weights. ``owner``: see ``codecs.claim``."""
+    """A codec's state for one optimizer's weights. ``owner``: see ``codecs.claim``."""
 
     def __init__(self, codec: Codec, owner: object) -> None:
         self._codec = codec
@@ -77,13 +77,18 @@ class CodecState:
         self._keys.update(keys)
 
     def claim(self, keys: Sequence[str]) -> None:
-        """Count these keys among the optimizer's. Raises ValueError if another one uses them."""
+        """Count these keys among the optimizer's. Raises ValueError if another optimizer uses
+        one.
+        """
         self.add(keys)
         claim(self._codec, self._owner, keys)
 
     def forget(self, keys: Iterable[str] | None = None) -> None:
-        """Drop what the codec keeps under these keys, or those that begin with one that ends in a
-        slash; None: all of the optimizer's. Other optimizers' stays.
+        """Drop the codec's state for these keys; None drops the state of all of the optimizer's
+        keys.
+
+        A key that ends in a slash drops all keys with that prefix. The state of other optimizers
+        stays.
         """
         forgotten = self._keys if keys is None else keys
         dropped = {f"{kind}/{key}" for key in forgotten for kind in KEPT}
@@ -99,11 +104,11 @@ class CodecState:
 
 
 class MeanEncoding(WholeEncoding):
-    """The base of encodings for strategies that average: a codec adds up how far each rank is from
-    arrays that are the same on all ranks.
+    """The base of encodings for strategies that average.
 
-    A rank that had joined, or that began with other weights, has others of them. Ranks find out
-    before each exchange.
+    The codec reduces each rank's differences from arrays that should be equal on all ranks. They
+    differ on a rank that had joined or began with other weights, so the ranks compare them before
+    each exchange.
     """
 
     prefix: str
@@ -112,7 +117,7 @@ class MeanEncoding(WholeEncoding):
         self.state = CodecState(codec, owner)
         self._codec = codec
         self._mean: MeanReducer
-        # what all have in common: the number of arrays, and a digest
+        # the number of shared arrays, and a digest of them
         self._known: tuple[int, int] | None = None
 
     def bind(self, session: PeerSession) -> None:
@@ -134,11 +139,11 @@ class MeanEncoding(WholeEncoding):
         self.state.forget()
 
     def keys(self, weights: Sequence[Array], context: ExchangeContext) -> list[str]:
-        """The keys of the codec's state for the weights."""
+        """Return the keys of the codec's state for the weights."""
         return [f"{self.prefix}{name}" for name in context.names_of(weights)]
 
     def peers(self, context: ExchangeContext, near: Sequence[Array]) -> EnginePeers:
-        """Peers whose averages are of distances from ``near``."""
+        """Return peers that average differences from ``near``."""
         return _CodedMeanPeers(self.session, context, self._mean, near)
 
     def same_on_all_ranks(self, near: Sequence[Array]) -> bool:
@@ -149,14 +154,14 @@ class MeanEncoding(WholeEncoding):
         return bool(all_equal(self.session.engine, name, [self._known[1]])[0])
 
     def exchanged(self, near: Sequence[Array], step: int, *, same: bool) -> None:
-        """Note that all ranks have the same arrays now. ``same``: they had before, too."""
+        """Note that all ranks have equal arrays now. ``same``: they were equal before, too."""
         before = self._known[1] if same and self._known is not None else 0
         self._known = len(near), zlib.crc32(repr((before, step)).encode())
 
 
 class ChangeEncoding(MeanEncoding):
-    """A codec adds up the changes since the last exchange, whose weights one more slot keeps. Where
-    ranks do not have the same of those, weights travel whole.
+    """Encodes the changes since the last exchange, whose weights are kept in one more slot. If that
+    slot differs between ranks, the weights travel whole.
     """
 
     slots: tuple[str, ...] = ("weights",)
@@ -183,10 +188,10 @@ class ChangeEncoding(MeanEncoding):
 
 
 class DistanceEncoding(MeanEncoding):
-    """A codec adds up the distances from a strategy's first slot. Where ranks do not have the same
-    of that, all take its mean.
+    """Encodes the distances from a strategy's first slot.
 
-    What the codec leaves out of a distance is still in it the next time: nothing is kept of it.
+    If that slot differs between ranks, all ranks take its mean. The codec keeps no residual: the
+    part of a distance that was not sent remains in the next distance.
     """
 
     prefix = DISTANCE
@@ -213,8 +218,8 @@ class DistanceEncoding(MeanEncoding):
 
 
 class PushEncoding(WholeEncoding):
-    """A codec compresses what a rank pushes to parameter servers. What it has not sent of a weight
-    waits for its next push, if weights have names.
+    """Encodes pushes to parameter servers. The residual of a weight waits for its next push, if
+    weights have names.
     """
 
     def __init__(self, codec: PushCodec, owner: object) -> None:
@@ -250,7 +255,7 @@ class PushEncoding(WholeEncoding):
 
 
 class _CodedMeanPeers(EnginePeers):
-    """Peers whose averages a codec compresses, as distances from ``near``."""
+    """Peers that average differences from ``near``, compressed by a codec."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""Arrays of one list in a few flat buffers, one per type: where each stands, and the way in and
-out.
+"""The layout of a list of arrays in a few flat buffers, one per dtype.
 
-Large arrays that may be written to travel for themselves, without a copy.
+Large writable arrays travel separately, without a copy.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ LARGE = 1 << 16  # bytes
 
 
 class FlatLayout(NamedTuple):
-    """The places of the arrays of one list. ``digest``: a number that differs for other lists,
-    nearly always.
+    """The places of the arrays of one list. ``digest``: a hash of the list's names, shapes and
+    dtypes.
     """
 
     digest: int
-    table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, type
+    table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, dtype
     sizes: list[tuple[DType, int]]  # elements per flat buffer
-    # per array: its buffer, where it begins, its elements; None: for itself
+    # per array: its buffer, offset and number of elements; None if it travels separately
     places: list[tuple[int, int, int] | None]
     gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
-    keys: list[str]  # per array: what tells it from the others of the list, whichever these are
+    keys: list[str]  # per array: its name, made unique within the list
 
     def nbytes(self) -> int:
         return sum(count * dtype.itemsize for dtype, count in self.sizes)
 
     def alone(self) -> list[int]:
-        """The numbers of the arrays that travel for themselves."""
+        """Return the indexes of the arrays that travel separately."""
         return [number for number, place in enumerate(self.places) if place is None]
 
     def cut(self, memory: Array) -> list[Array]:
-        """The flat buffers, in ``memory`` of at least ``nbytes()``."""
+        """Return the flat buffers as slices of ``memory``, which has at least ``nbytes()``."""
         flats, begin = [], 0
         for dtype, count in self.sizes:
             end = begin + count * dtype.itemsize
@@ -57,7 +56,7 @@ class FlatLayout(NamedTuple):
     def place(
         self, number: int, flats: Sequence[Array], arrays: Sequence[Array]
     ) -> tuple[DType, Array]:
-        """The flat memory in which an array travels, and its type there."""
+        """Return the dtype and the flat memory with which an array travels."""
         found = self.places[number]
         if found is None:
             return DType(self.table[number][2]), memory_of(arrays[number])
@@ -74,8 +73,8 @@ class FlatLayout(NamedTuple):
             flats[number][begin:end] = 0
 
     def unpack(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-        """The buffers' contents, as views of the shapes and types of ``arrays``; those alone are in
-        ``arrays``.
+        """Return the buffers' contents as views with the shapes and dtypes of ``arrays``. Arrays
+        that travelled separately are returned as they are.
         """
         results = []
         for array, place in zip(arrays, self.places, strict=True):
@@ -92,8 +91,8 @@ class FlatLayout(NamedTuple):
 def flat_layout(
     arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool
 ) -> FlatLayout:
-    """``wire``: the 16-bit type that wider floats travel as. Raises RequestError for a type that
-    cannot be reduced.
+    """Lay out ``arrays``. ``wire``: the 16-bit dtype to which wider floats are cast. ``in_place``:
+    large arrays travel separately. Raises RequestError for a dtype that cannot be reduced.
     """
     labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
     table = [
@@ -132,7 +131,7 @@ def flat_layout(
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """``names``, with numbers behind those that are there more often."""
+    """Return ``names`` with a number appended to each repetition."""
     seen: Counter[str] = Counter()
     keys = []
     for name in names:
@@ -142,14 +141,14 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def memory_of(array: Array) -> Array:
-    """The memory of ``array``, which is contiguous, as it travels."""
+    """Return the memory of a contiguous array in the dtype with which it travels."""
     flat = array.reshape(-1)
     return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
 
 
 def separate(arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, with copies of those that cannot be reduced where they stand: because they are
-    not contiguous, or stand where another one does (autograd may give a gradient twice).
+    """Return ``arrays``, with copies of those that cannot be reduced in place: arrays that are not
+    contiguous or share their memory with an earlier one (autograd may return a gradient twice).
     """
     seen: set[int] = set()
     results = []
@@ -161,7 +160,7 @@ def separate(arrays: Sequence[Array]) -> list[Array]:
 
 
 def write_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, when they hold ``results``."""
+    """Copy ``results`` into ``arrays`` and return these."""
     for result, array in zip(results, arrays, strict=True):
         if result is not array:
             array[...] = result
@@ -170,7 +169,7 @@ def write_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]
 
 @functools.cache
 def _name(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, which numpy composes anew each time."""
+    """Return ``dtype.name``, which numpy composes on each access."""
     return str(dtype.name)
 
 
@@ -195,7 +194,7 @@ def _put(place: Array, array: Array, dtype: DType) -> None:
         source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
         place.reshape(array.shape)[...] = source
     elif dtype is DType.FLOAT16:
-        with np.errstate(over="ignore"):  # what is too large for it becomes infinite
+        with np.errstate(over="ignore"):  # values out of range become infinite
             place.reshape(array.shape)[...] = array
     else:
         narrow_into(place, np.ascontiguousarray(array, dtype=np.float32).reshape(-1), dtype)

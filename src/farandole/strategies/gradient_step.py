@@ -1,8 +1,9 @@
-"""The bookkeeping of one step's gradients on one rank: which are in, and what the rank announces.
+"""The bookkeeping of one step's gradients on one rank: which are ready, and what to announce.
 
-Pure: no tensor, thread, engine or handle. A step is first *open*: gradients come and fill buckets.
-When all ranks have agreed and the buckets are reduced, it is *reduced*; gradients that come after
-that (of a second loss) open a further round. It is *complete* when no rank can have more.
+Pure: no tensors, threads, engines or handles. A step is first *open*: gradients arrive and fill
+buckets. When all ranks have agreed and the buckets are reduced, it is *reduced*; later gradients
+(of a second loss) open a further round. The step is *complete* when no rank can have more
+gradients.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ class Inventory(Protocol):
 
     @property
     def all_ready(self) -> int:
-        """The announcement of a rank whose gradients are all in: the number of buckets, and one
-        more if some gradients are sparse.
+        """The announcement of a rank whose gradients are all ready: the number of buckets, plus one
+        if some gradients are sparse.
         """
 
     @property
     def laid_out(self) -> bool:
-        """Whether there are buckets that all ranks have."""
+        """True if all ranks have laid out these buckets."""
 
     def has_stray(self, frozen: Iterable[int]) -> bool:
-        """Whether a gradient exists that is in no bucket, or is one of ``frozen``."""
+        """Return whether there is a gradient in no bucket, or one of ``frozen``."""
 
     def has_rows(self, index: int) -> bool:
-        """Whether the gradient is sparse, and its slot in a bucket."""
+        """Return whether the gradient is sparse although it has a slot in a bucket."""
 
     def trainable(self, index: int) -> bool:
-        """Whether a gradient may come."""
+        """Return whether the parameter may get a gradient."""
 
     def has_gradient(self) -> bool:
-        """Whether any parameter has a gradient."""
+        """Return whether any parameter has a gradient."""
 
     @property
     def sparse(self) -> Sequence[int]:
@@ -45,23 +46,23 @@ class Inventory(Protocol):
 
 
 class Unexpected(Enum):
-    """The meaning of a gradient that a step does not expect."""
+    """The meaning of an unexpected gradient."""
 
-    TAKEN = auto()  # the program threw away gradients of other ranks
+    TAKEN = auto()  # the program dropped gradients of other ranks
     TOO_MANY = auto()  # more backward passes than announced
-    STEP_SKIPPED = auto()  # the reduced gradients were thrown away: a new step begins
+    STEP_SKIPPED = auto()  # the program dropped the reduced gradients: a new step begins
 
 
 class GradientStep:
     """One step of ``count`` gradients, each the sum of ``passes`` backward passes.
 
-    ``passes_left``: by gradient. ``sent``: by gradient, whether it is in this round's buckets, or
-    was brought by other ranks. ``frozen``: gradients that have a slot in a bucket, but cannot come.
-    ``new_gradients``: some were computed since the step began, or its last round ended. ``due``:
-    the last pass of some gradient is over. ``misplaced``: a sparse gradient came that is in a
-    bucket. ``launched``: the number of buckets that were sent. ``announced_none``: this rank has
-    gradients of others, for which it has announced that it had none itself; ``stale``: and no rank
-    had new ones, so a step of others needs this rank's own announcement.
+    ``passes_left``: by gradient. ``sent``: by gradient, whether it is in this round's buckets or
+    came from other ranks. ``frozen``: gradients with a slot in a bucket whose parameters are
+    frozen. ``new_gradients``: some were computed since the step or the last round began. ``due``: a
+    gradient has had its last pass. ``misplaced``: a gradient with a slot in a bucket is sparse.
+    ``launched``: the number of buckets sent. ``announced_none``: this rank announced that it had no
+    gradients, and got other ranks' gradients. ``stale``: no rank had new gradients then, so a step
+    on other ranks needs this rank's real announcement.
     """
 
     def __init__(self, count: int, passes: int, bucket_sizes: Iterable[int] = ()) -> None:
@@ -80,23 +81,23 @@ class GradientStep:
         self._open_slots = list(bucket_sizes)
 
     def extend(self, count: int) -> None:
-        """Add gradients. They may have one of the backward pass before they came."""
+        """Add gradients. A gradient of the backward pass before the call counts."""
         self.sent += [False] * count
         self.passes_left += [self._passes] * count
         self.complete = False
 
     def reopen(self, bucket_sizes: Iterable[int]) -> None:
-        """Begin a round: all buckets are empty, and have these sizes."""
+        """Begin a round with empty buckets of these sizes."""
         self.launched = 0
         self._open_slots = list(bucket_sizes)
 
-    # Gradients come.
+    # Arrival of gradients.
 
     def unexpected(self, index: int, *, known: bool) -> Unexpected | None:
-        """Return the meaning of a gradient that may not fit in the step: of one without passes
-        left, or after an announcement of none. None if it is in order after all.
+        """Return the meaning of a gradient that has no passes left or follows an announcement of
+        none. None if it is expected after all.
 
-        ``known``: it is the object that the parameter's gradient was before.
+        ``known``: it is the same object as the parameter's previous gradient.
         """
         if self.announced_none and self.sent[index] and not known:
             return Unexpected.TAKEN
@@ -114,22 +115,22 @@ class GradientStep:
         return True
 
     def put(self, index: int, bucket: int, *, sent: bool) -> bool:
-        """Fill a gradient's slot; return whether its bucket is full. ``sent``: not only with zeros
-        for a gradient that cannot come.
+        """Fill a gradient's slot; return whether its bucket is full. ``sent``: False for the zeros
+        of a frozen parameter.
         """
         self._open_slots[bucket] -= 1
         self.sent[index] = sent
         return not self._open_slots[bucket]
 
     def lacks(self, index: int, *, again: bool) -> bool:
-        """Whether the slot of a gradient is empty when a round ends. In a further round
-        (``again``), all are.
+        """Return whether the slot of a gradient is empty when a round ends. In a further round
+        (``again``), all slots are empty.
         """
         return again or not (self.sent[index] or index in self.frozen)
 
     def next_full(self) -> int | None:
-        """Return the bucket to launch next, in the order of all ranks; None while it is not
-        full.
+        """Return the bucket to launch next, in the order of all ranks; None while it is
+        incomplete.
         """
         number = self.launched
         if number == len(self._open_slots) or self._open_slots[number]:
@@ -137,18 +138,20 @@ class GradientStep:
         return number
 
     def belongs(self, index: int) -> bool:
-        """Whether a gradient was computed or brought in this step, also if it is frozen since."""
+        """Return whether a gradient was computed or received in this step, even if it was frozen
+        since.
+        """
         return self.sent[index] or self.passes_left[index] < self._passes
 
     def unfinished(self) -> list[int]:
-        """The gradients to which more passes may add."""
+        """Return the gradients with passes left."""
         return [index for index, left in enumerate(self.passes_left) if left]
 
-    # The ranks agree.
+    # Agreement of the ranks.
 
     def announcement(self, stock: Inventory) -> int:
-        """Return ``Ballot.ready_buckets``: how many buckets, from the first one on, lack none of
-        this rank's gradients.
+        """Return ``Ballot.ready_buckets``: the number of leading buckets that lack no gradient of
+        this rank, or UNOPENED or UNPLANNED.
         """
         if not stock.laid_out:
             return UNOPENED
@@ -156,7 +159,7 @@ class GradientStep:
             return UNPLANNED
         if self.reduced and not self.new_gradients:
             return stock.all_ready
-        # of fewer passes than announced, or the program's own
+        # from fewer passes than announced, or made by the program
         if any(self.passes_left) and any(map(stock.has_rows, self.unfinished())):
             return UNPLANNED
         if self.reduced:
@@ -168,8 +171,9 @@ class GradientStep:
         return len(self._open_slots) if late else stock.all_ready
 
     def announce(self, stock: Inventory, *, none_here: bool) -> int:
-        """Note that this rank announces its gradients, and return ``announcement``. ``none_here``:
-        it computed none, and more may come, so it never announces that all are ready.
+        """Note that this rank announces its gradients, and return ``announcement``.
+
+        ``none_here``: it computed none and more may come, so it never announces that all are ready.
         """
         ready = self.announcement(stock)
         self.announced_none = none_here
@@ -177,19 +181,19 @@ class GradientStep:
         return min(ready, max(0, stock.all_ready - 1)) if none_here else ready
 
     def on_tally(self, *, new_gradients: bool) -> None:
-        """Note whether any rank had new gradients when all had announced theirs."""
+        """Note whether any rank announced new gradients."""
         self.stale = self.announced_none and not new_gradients
 
     def can_announce_none(self, stock: Inventory) -> bool:
-        """Whether this rank may announce "none here". Gradients that exist before any was computed
-        are those of an earlier step.
+        """Return whether this rank may announce that it has none. Gradients that exist before any
+        was computed belong to an earlier step.
         """
         fresh = self.new_gradients or self.reduced
         return not self.stale and (fresh or not stock.has_gradient())
 
     def has_to_reduce(self, agreed: int, all_ready: int) -> bool:
-        """Whether the buckets have to be reduced, now that the ranks have ``agreed``. If not, the
-        step is complete.
+        """Return whether the buckets have to be reduced, given the ``agreed`` announcement. If not,
+        the step is complete.
         """
         if self.reduced and agreed == all_ready:
             self.complete = True
@@ -205,22 +209,22 @@ class GradientStep:
         self.complete = agreed == all_ready
 
     def arrived(self, indexes: Sequence[int], empty: Sequence[int]) -> None:
-        """Note which gradients a reduced bucket of ``indexes`` brought. ``empty``: the slots that
-        no rank had one for.
+        """Note the gradients that a reduced bucket of ``indexes`` brought. ``empty``: the slots
+        that no rank had a gradient for.
         """
         for slot, index in enumerate(indexes):
             self.sent[index] = slot not in empty
 
-    # The ranks change.
+    # Changes of the ranks.
 
     def unsent_passes(self) -> list[int] | None:
-        """Return the passes that are left of a step that has begun, and sent nothing yet. They
-        count after another ``init()``. None at any other time.
+        """Return the remaining passes of a step that has begun and sent nothing yet, and None at
+        any other time. They count after another ``init()``.
         """
         between = self.new_gradients and not self.reduced and not self.launched
         return self.passes_left if between else None
 
     def resume(self, passes_left: list[int]) -> None:
-        """Go on with a step that was begun before another ``init()``."""
+        """Continue a step that began before another ``init()``."""
         self.passes_left = passes_left
         self.new_gradients = True

@@ -1,10 +1,9 @@
-"""The gradients of a step, all at once: for frameworks that hand them over as a list of arrays.
+"""Reduction of all gradients of a step at once, for frameworks that pass them as a list.
 
-All arrays of one type travel as one flat buffer, in memory that the transport reduces where it
-stands; the results are views of it, and while somebody holds one of them, other memory is used. If
-the arrays themselves may be written to, the large ones are spared the copies. With them goes a
-digest of the list, so that ranks with different models get an error, rather than sums of unrelated
-arrays.
+All arrays of one dtype travel as one flat buffer, in memory that the transport reduces in place.
+The results are views of that memory, and other memory is used while a reference to one of them
+exists. Large arrays that may be written to are not copied. A digest of the list travels along, so
+that ranks with different models get an error instead of sums of unrelated arrays.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from farandole.strategies.options import AVERAGE, GradientOptions
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_ANY, _NONE = -1, 0  # a word whose minimum says whether any rank said so
+_ANY, _NONE = -1, 0  # a word whose minimum is -1 if it is -1 on any rank
 
 
 class ListDigest(NamedTuple):
-    """The facts about a list that travel with it, reduced to their minimum.
+    """Facts about a list that travel with it, reduced to their minimum.
 
-    ``digest``: of its shapes and types; ``same``: on all ranks. ``lacks_memory``: some rank has
-    none of the transport's. ``turn``: of the ranks' memory. ``compare``: some rank wants to compare
-    replicas.
+    ``digest``: a hash of the shapes and dtypes; ``same``: it is equal on all ranks.
+    ``lacks_memory``: some rank has no memory of the transport. ``turn``: the number of the use of
+    the shared memory. ``compare``: some rank wants the replicas compared.
     """
 
     digest: int
@@ -60,22 +59,20 @@ class ListDigest(NamedTuple):
     same: bool = True
 
     def pack(self) -> Array:
-        """Return the words that travel."""
+        """Return the words to reduce."""
         lacks = _ANY if self.lacks_memory else _NONE
         compare = _ANY if self.compare else _NONE
         return np.array([self.digest, -self.digest, lacks, -self.turn, compare], dtype=np.int64)
 
     @classmethod
     def unpack(cls, words: Array) -> ListDigest:
-        """Read the reduced words."""
+        """Decode the reduced words."""
         digest, negated, lacks, turn, compare = words.tolist()
         return cls(digest, lacks == _ANY, -turn, compare == _ANY, digest == -negated)
 
 
 class GradientListReducer:
-    """Reduces a list of arrays over all ranks, over and over: ``results = reducer(arrays,
-    names)``.
-    """
+    """Reduces lists of arrays over all ranks: ``results = reducer(arrays, names)``."""
 
     def __init__(
         self,
@@ -84,10 +81,10 @@ class GradientListReducer:
         replica: Replica | None = None,
         scope: str = "",
     ) -> None:
-        """``name``: what the ranks agree by, so it must be the same on all of them and not in use
-        elsewhere. ``options``: floats wider than its ``wire`` are sent so; its ``compressor`` is
-        the caller's to use. ``replica``: what the gradients are of, to compare. ``scope``: in front
-        of names, for what a codec keeps.
+        """``name``: equal on all ranks and unique, as the ranks agree by it. ``options``: floats
+        wider than ``options.wire`` are cast to it; the caller applies ``options.compressor``.
+        ``replica``: the model of the gradients, to compare between ranks. ``scope``: a prefix of
+        names in a codec's state.
         """
         self.name = name
         self.options = options
@@ -110,9 +107,10 @@ class GradientListReducer:
         in_place: bool = False,
         replica: Replica | None = None,
     ) -> list[Array]:
-        """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes.
-        Whoever keeps one of them keeps the memory of all. See ``start`` for ``in_place`` and for
-        what is raised.
+        """Reduce ``arrays`` and return new arrays of the same shapes and dtypes.
+
+        They begin at multiples of ``ALIGNMENT`` bytes; a reference to one keeps the memory of all.
+        See ``start`` for the arguments and exceptions.
         """
         return self.start(arrays, names, in_place=in_place, replica=replica)()
 
@@ -125,19 +123,19 @@ class GradientListReducer:
         replica: Replica | None = None,
         lacking: Collection[int] = (),
     ) -> Callable[[], list[Array]]:
-        """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__``
-        gives.
+        """Copy ``arrays`` and send them; return a function that waits and returns the results.
 
-        ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A
-        bfloat16 array is one whose dtype has that name. ``names`` are for messages. ``in_place``,
-        alike on all ranks: results are put where ``arrays`` stand (nobody else may look at them
-        meanwhile), and these are given back. The large ones are not copied, if they are contiguous
-        and there only once. Raises ValueError on all ranks, naming rank and array, when the lists
-        differ or a type cannot be reduced. ``replica``: what these gradients are of, if it is not
-        always the same. What the ranks hold is compared now and then (see ``agreement``), which
-        raises RanksDifferError with ``--check raise``. ``lacking``: the numbers of those that this
-        rank has not computed, and zeros count; see ``retract``. A second start waits for the end
-        of the first.
+        ``arrays``: equal in number, order, shapes and dtypes on all ranks, with any memory layout.
+        A bfloat16 array is one whose dtype has that name. ``names``: for messages. ``in_place``,
+        equal on all ranks: results are written to ``arrays``, which are returned; other code may
+        not read them meanwhile. Large arrays are then not copied, if they are contiguous and occur
+        once. ``replica``: the model of these gradients, if it varies; the ranks' replicas are
+        compared now and then (see ``agreement``). ``lacking``: indexes of arrays that this rank has
+        not computed and whose zeros count; see ``retract``.
+
+        Raises ValueError on all ranks, naming rank and array, if the lists differ or a dtype cannot
+        be reduced, and RanksDifferError with ``--check raise`` if replicas differ. A second start
+        waits until the first has finished.
         """
         layout = self._layout(arrays, names, in_place)
         claim(self.codec, self.options.owner, layout.keys if self.codec is not None else ())
@@ -184,8 +182,8 @@ class GradientListReducer:
             raise
 
     def retract(self, names: Sequence[str]) -> None:
-        """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent,
-        for nobody will use it. ``names``: those of the call, in which each was there once.
+        """Count the arrays of ``names``, which were ``lacking`` on all ranks, as not sent, because
+        their results are not used. ``names``: unique names of the last call.
         """
         if isinstance(self.codec, Retractable) and names:
             self.codec.retract([self._scope + name for name in names])
@@ -212,7 +210,7 @@ class GradientListReducer:
         found.replica = replica
         return found
 
-    # What travels, and in what memory.
+    # Entries, and their memory.
 
     def _layout(
         self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool
@@ -232,7 +230,7 @@ class GradientListReducer:
         arrays: Sequence[Array],
         lacking: Collection[int],
     ) -> list[Entry]:
-        """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
+        """Return the digest, the flat buffers and the separate arrays, as one group."""
         alone = layout.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
@@ -268,8 +266,8 @@ class GradientListReducer:
         arrays: Sequence[Array],
         lacking: Collection[int],
     ) -> list[Entry]:
-        """The digest, and each array where it stands: what a codec keeps is of one array, whose
-        shape it may use.
+        """Return the digest and each array by itself: a codec's state belongs to one array, whose
+        shape the codec may use.
         """
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(arrays)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
@@ -281,7 +279,7 @@ class GradientListReducer:
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
             name = f"{self.name}.{number}"
-            # not the name: a resumed run may number its optimizers anew
+            # not the name: a resumed run may number its optimizers differently
             key = self._scope + layout.keys[number]
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             of_codec = codec if spec else None
@@ -291,7 +289,7 @@ class GradientListReducer:
         return entries
 
     def _open(self) -> Engine:
-        """The engine of today. What was allocated through an earlier one is gone with it."""
+        """Return the present engine. Memory that an earlier one allocated is gone."""
         engine = context.engine(self.options.process_set)
         if engine is not self._engine:
             self._engine = engine
@@ -301,13 +299,13 @@ class GradientListReducer:
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
-        """Allocate memory of the transport for the next calls. All ranks do: one of them lacks
-        some.
+        """Allocate memory of the transport for the next calls, on all ranks, because one of them
+        lacks some.
         """
         with suppress(JoinedError):
             self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
 
-    # When the ranks do not agree.
+    # Disagreement of the ranks.
 
     def _explain(self, layout: FlatLayout, error: Exception | None) -> None:
         """Raise ValueError with the first difference between the ranks' lists. Collective."""
@@ -324,11 +322,11 @@ class GradientListReducer:
 
 
 def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, bool]:
-    """Return a digest of this rank's own gradients, if it may be asked for, and whether this rank
-    wants to compare replicas.
+    """Return a digest of this rank's gradients if one may be needed, and whether this rank wants to
+    compare replicas.
     """
     if agreement is None:
         return None, False
-    known = len(agreement.replica.names())  # what else travels with gradients stands behind them
+    known = len(agreement.replica.names())  # other arrays follow the gradients
     own = [gradient_digest(array) for array in arrays[:known]] if agreement.soon() else []
     return combined(own) if any(own) else None, agreement.due()

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class MeanReducer:
-    """Averages arrays in place. Ranks that have joined bring zeros, and do not count.
+    """Averages arrays in place. Joined ranks contribute zeros and do not count.
 
-    ``options``: of a sum. ``scope``: in front of names, for what a codec keeps.
+    ``options``: for a sum. ``scope``: a prefix of names in a codec's state.
     """
 
     def __init__(self, name: str, options: GradientOptions, scope: str = "") -> None:
         self._reducer = GradientListReducer(name, options, scope=scope)
 
     def __call__(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> None:
-        """``names``: of the arrays, for messages. Collective."""
+        """Average ``arrays``. ``names``: for messages. Collective."""
         present = np.ones(1, dtype=np.int64)
         self._reducer(
             [*arrays, present], None if names is None else [*names, "ranks"], in_place=True
@@ -33,7 +33,7 @@ class MeanReducer:
             np.divide(array, present[0], out=array)
 
     def any_of(self, true: bool) -> bool:
-        """Return whether ``true`` holds on some rank. Collective; joined ranks do not count."""
+        """Return whether ``true`` holds on some rank. Joined ranks do not count. Collective."""
         (total,) = self._reducer([np.array([true], dtype=np.int64)])
         return bool(total[0])
 

@@ -1,4 +1,4 @@
-"""The identity of an optimizer, by which the ranks recognise it."""
+"""The identity of an optimizer, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from farandole.job.context import ProcessSet
 
 
 class OptimizerId:
-    """The number of an optimizer among those of its process set, from 1, taken when it is made.
+    """The number of an optimizer in its process set, from 1, taken when it is created.
 
-    Ranks make their optimizers in one order, but may not use them in one. The number stays the same
-    after another ``init()``, where numbers begin again: its name then includes the session in which
-    it was made. Nothing here depends on which optimizers live: ranks drop one at different times,
-    as their garbage is collected. Raises the exceptions of ``context.engine``.
+    Ranks create their optimizers in one order, but may use them in different orders. The number
+    survives another ``init()``, where numbering begins again: the name then includes the session in
+    which the optimizer was created. Live optimizers are not counted, because ranks collect garbage
+    at different times. Raises the exceptions of ``context.engine``.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -29,7 +29,7 @@ class OptimizerId:
 
     @property
     def engine(self) -> Engine:
-        """The present engine of the process set; the last one if the set is gone."""
+        """The present engine of the process set, or the last one if the set was removed."""
         if self._engine.ended:
             with contextlib.suppress(RequestError, NotInitializedError):
                 self._engine = context.engine(self._set)
@@ -37,7 +37,7 @@ class OptimizerId:
 
     def name_on(self, engine: Engine) -> str:
         """Return the optimizer's name on ``engine``, the present one of its process set. It is
-        unique, and the same on all ranks.
+        unique, and equal on all ranks.
         """
         if self._made_on() is engine:
             return f"{self._number}"

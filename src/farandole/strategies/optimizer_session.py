@@ -1,4 +1,4 @@
-"""An optimizer on one engine: its name there, its ballot, and the order of its gradients."""
+"""An optimizer's session on one engine: its name, its ballot, and the order of its gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from farandole.strategies.ballot import WORDS, Ballot, Tally
 
 
 class OptimizerSession:
-    """``name``: the optimizer's, the same on all ranks. ``ballot``: the name of its ballot.
-    ``overlap``: buckets are launched while backward still computes. ``joins``: the joins that had
-    ended when the buckets were laid out. ``rounds``: reduced so far. ``arrivals``: the gradients in
-    the order in which they came, while it is recorded; None afterwards. ``abandoned``: another
-    session is to begin, also on this engine.
+    """The use of one engine by one optimizer.
+
+    ``name``: the optimizer's, equal on all ranks. ``ballot``: the name of its ballot. ``overlap``:
+    buckets are launched while backward still runs. ``joins``: the joins that had ended when the
+    buckets were laid out. ``rounds``: the rounds completed. ``arrivals``: the gradients in order of
+    arrival while that is recorded, then None. ``abandoned``: another session must begin, even on
+    the same engine.
     """
 
     def __init__(self, engine: Engine, name: str, *, overlap: bool) -> None:
@@ -33,7 +35,9 @@ class OptimizerSession:
         self._pending: Handle | None = None
 
     def send(self, ballot: Ballot, on_done: Callable[[], None] | None) -> None:
-        """Send this rank's ballot. ``on_done`` is called, by any thread, when all ranks have."""
+        """Send this rank's ballot. ``on_done`` is called, by any thread, when all ranks have sent
+        theirs.
+        """
         ballot.pack(self._words)
         self._pending = self.engine.submit(self._entries, soon=True, on_done=on_done)
 
@@ -46,7 +50,7 @@ class OptimizerSession:
         return Tally.unpack(self._words)
 
     def poll(self, ballot: Ballot) -> Tally:
-        """Exchange ballots that no settling follows. Collective."""
+        """Exchange ballots without settling gradients. Collective."""
         ballot.pack(self._words)
         self.engine.run(self._entries_of(f"{self.name}.anew"))
         return Tally.unpack(self._words)

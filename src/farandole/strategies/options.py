@@ -1,5 +1,5 @@
-"""How the gradients of one optimizer are reduced: the arguments that all frameworks have in common,
-checked once.
+"""Options for the reduction of one optimizer's gradients: the arguments that all frameworks share,
+and their checks.
 """
 
 from __future__ import annotations
@@ -43,36 +43,38 @@ TAKEN = (
     " optimizers before the first loss.backward(); where threads compute them, let one go backward"
     " after the other."
 )
-LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
+LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # for frameworks without Adasum
 
 
 class GradientOptions(NamedTuple):
-    """The same on all ranks. ``gradient_options`` makes one of what a program says."""
+    """Options of one optimizer, equal on all ranks. ``gradient_options`` builds them from a
+    program's arguments.
+    """
 
     op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0  # before the reduction
-    postscale: float = 1.0  # after it
-    process_set: ProcessSet = WORLD  # whose gradients are reduced
-    compression: Any = NoneCompressor  # a Compressor, of each tensor before it travels
-    passes: int = 1  # backward passes whose gradients are added up before they are reduced
+    prescale: float = 1.0  # factor before the reduction
+    postscale: float = 1.0  # factor after it
+    process_set: ProcessSet = WORLD  # ranks that reduce their gradients
+    compression: Any = NoneCompressor  # a Compressor for each tensor
+    passes: int = 1  # backward passes whose gradients are accumulated before they are reduced
     average_passes: bool = False  # ... and divided by their number
-    # that travel together: their number, or their members
+    # gradients that travel together: the number of groups, or their members
     groups: int | Sequence[Sequence[Any]] = ()
     sparse_as_dense: bool = False  # sparse gradients travel as dense ones
-    # gradients of variables that are left to each rank are divided by the number of ranks
+    # gradients of variables that are not reduced are divided by the number of ranks
     scale_local: bool = True
-    # ranks step with gradients of their own, and exchange weights; None: gradients
+    # ranks step with their own gradients and exchange weights; None: they exchange gradients
     strategy: Strategy | None = None
-    codec: str | Codec = ""  # by which all ranks' gradients (or changes of weights) are added up
-    owner: Any = None  # stands for the optimizer, if the program has made the codec
+    codec: str | Codec = ""  # compresses the sum of all ranks' gradients (or weight changes)
+    owner: Any = None  # represents the optimizer if the program has made the codec
 
     @property
     def wire(self) -> DType | None:
-        """The 16-bit type of ``compression``, if it casts to one: flat buffers are cast at once,
-        not every tensor.
+        """The 16-bit dtype of ``compression``, if it only casts: flat buffers are then cast as a
+        whole.
         """
         casts = isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
-        # a user's
+        # overridden by the user
         own = casts and any(
             name in self.compression.__dict__ for name in ("compress", "decompress")
         )
@@ -80,11 +82,11 @@ class GradientOptions(NamedTuple):
 
     @property
     def compressor(self) -> Any:
-        """The rest of ``compression``, for tensors: what ``wire`` does not do."""
+        """The part of ``compression`` that ``wire`` does not cover, for single tensors."""
         return self.compression if self.wire is None else NoneCompressor
 
     def of_reduced(self) -> GradientOptions:
-        """Options that leave alone gradients that are the same on all ranks."""
+        """Return options that leave gradients unchanged that are equal on all ranks."""
         return self._replace(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0)
 
 
@@ -111,13 +113,15 @@ def gradient_options(
     tensor: str = "tf.Variable",
     stacklevel: int = 3,
 ) -> GradientOptions:
-    """The arguments of an optimizer or a tape, under Horovod's names, as options.
+    """Return options from the arguments of an optimizer or a tape, which have Horovod's names.
 
-    ``strategy``, ``codec``: None is the job's, ``--strategy`` and (where it fits in) ``--codec``.
-    ``instead``: what to use with a strategy of weights where there are none at hand. ``epochs``:
-    does anybody tell of the end of an epoch? ``ops``: those that make sense there. ``tensor``: the
-    type of what ``groups`` may list, for messages. ``stacklevel``: from here to the program, for
-    warnings. Raises ValueError for arguments that make no sense, alone or together.
+    ``strategy``, ``codec``: None takes the job's, from ``--strategy`` and (where it fits)
+    ``--codec``. ``instead``: what to use for a strategy that exchanges weights, where there are
+    only gradients. ``epochs``: whether the end of an epoch is reported here. ``ops``: the supported
+    ones. ``tensor``: the type of members of ``groups``, for messages. ``stacklevel``: from here to
+    the program, for warnings.
+
+    Raises ValueError for arguments that are invalid, alone or together.
     """
     op = ReduceOp.given(op)
     check_process_set(process_set)
@@ -164,7 +168,7 @@ def gradient_options(
 
 
 def _check_op(op: ReduceOp, ops: Sequence[ReduceOp]) -> None:
-    """Raise ValueError if ``op`` is none of ``ops``."""
+    """Raise ValueError if ``op`` is not one of ``ops``."""
     if op in ops:
         return
     *others, last = map(_name, ops)
@@ -176,7 +180,7 @@ def _check_op(op: ReduceOp, ops: Sequence[ReduceOp]) -> None:
 
 
 def _of_job() -> str:
-    """The strategy of a program that names none."""
+    """Return the strategy for a program that names none."""
     return _settings().strategy
 
 
@@ -185,7 +189,7 @@ def _settings() -> Settings:
 
 
 def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) -> None:
-    """Of gradients nothing is exchanged: what is said of their exchange makes no sense."""
+    """Raise ValueError for gradient options with a strategy that exchanges weights."""
     if instead:
         raise ValueError(
             f"strategy={strategy.spec!r} exchanges weights, and there are none here, only"
@@ -206,7 +210,7 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
 def _codec(
     codec: str | Codec | None, op: int, compression: Any, strategy: str | Strategy
 ) -> str | Codec:
-    """The codec, checked; empty for none."""
+    """Return the checked codec; empty for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
     reference = None if isinstance(strategy, str) else strategy.reference
     if codec is None:
@@ -247,9 +251,9 @@ def check_groups(groups: Any, tensor: str) -> None:
 
 
 def check_passes(passes: int) -> None:
-    """Raise ValueError for a ``backward_passes_per_step`` that is not positive."""
+    """Raise ValueError for a ``backward_passes_per_step`` that is not a positive whole number."""
     try:
-        whole = passes == int(passes)  # 64 / 16 will do
+        whole = passes == int(passes)  # allows 64 / 16
     except (TypeError, ValueError):
         whole = False
     if not whole:
@@ -262,10 +266,11 @@ def check_passes(passes: int) -> None:
 
 
 def predivided(op: int, factor: float) -> tuple[float, float]:
-    """``gradient_predivide_factor`` as factors before and after an average: 1 / factor, and factor.
-    So an average is divided partly before it is summed, and sums of small types stay in range.
+    """Return ``gradient_predivide_factor`` as factors before and after an average: 1 / factor, and
+    factor.
 
-    Raises ValueError if ``factor`` is not positive, or if it is not 1 and ``op`` is not Average.
+    Dividing partly before the sum keeps sums of small dtypes in range. Raises ValueError if
+    ``factor`` is not positive, or if it is not 1 and ``op`` is not Average.
     """
     factor = number(factor, "gradient_predivide_factor")
     if factor == 1.0:

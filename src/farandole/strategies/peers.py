@@ -1,4 +1,4 @@
-"""The ranks of one optimizer, as a strategy calls them: over their engine, at parameter servers, in
+"""The ranks of one optimizer as a strategy sees them: collectively, at parameter servers, in
 pairs.
 """
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class PeerSession:
-    """The ranks of one optimizer, as long as their engine lasts. ``name``: of the optimizer, the
-    same on all ranks; ``spec``: of its strategy, for messages; ``push_codec``: compresses what this
-    rank pushes to parameter servers.
+    """The ranks of one optimizer, for the life of their engine.
+
+    ``name``: the optimizer's, equal on all ranks. ``spec``: its strategy's, for messages.
+    ``push_codec``: compresses this rank's pushes to parameter servers.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class PeerSession:
         self._pairs: PairAverages | None = None
 
     def pairs(self, gamma: float | None) -> PairAverages:
-        """The averages in pairs. ``gamma``: as in ``contracts.Peers.average_async``."""
+        """Return the averages in pairs. ``gamma``: as in ``contracts.Peers.average_async``."""
         if self._pairs is None:
-            # a process set that is removed and added again has the same numbers
+            # A process set that is removed and added again has the same ranks.
             unique = context.unique_id(self._set)
             self._pairs = PairAverages(
                 self.engine,
@@ -71,7 +72,7 @@ class PeerSession:
             self._pairs.other_weights()
 
     def close(self) -> None:
-        """Average in pairs no more."""
+        """Stop averaging in pairs."""
         if self._pairs is not None:
             self._pairs.close()
 
@@ -81,8 +82,8 @@ class PeerSession:
 
 
 class EnginePeers:
-    """See ``contracts.Peers``: the ranks of one optimizer, during one exchange. What an encoding
-    compresses, it overrides.
+    """The ranks of one optimizer during one exchange. See ``contracts.Peers``. An encoding
+    overrides the methods whose arrays it compresses.
     """
 
     def __init__(self, session: PeerSession, context: ExchangeContext) -> None:
@@ -90,7 +91,7 @@ class EnginePeers:
         self.size = session.engine.size
         self.session = session
         self.context = context
-        self.statistics_travelled = False  # with the weights
+        self.statistics_travelled = False  # whether they travelled with the weights
 
     def average(self, arrays: Sequence[Array]) -> None:
         """See ``contracts.Peers``."""

@@ -1,7 +1,7 @@
-"""The values that ranks have in common after an exchange of weights, one class for each kind.
+"""The values that ranks share after an exchange of weights, one class for each kind.
 
-A codec measures from them: it sends how far a rank has come since then. A strategy names its kind
-by ``reference``; a new kind is a subclass of ``NoReference`` with an encoding of its own.
+A codec sends the difference from them. A strategy names its kind by ``reference``; a new kind is a
+subclass of ``NoReference`` with an encoding of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from farandole.job.plugins import registry
 
 
 class NoReference:
-    """Ranks have nothing in common: their weights travel whole, and no codec goes with them."""
+    """Ranks share no values: weights travel whole, without a codec."""
 
     same_slots: bool = False
     takes_codec: bool = False
@@ -27,15 +27,15 @@ class NoReference:
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
-        # here, and in subclasses: the command asks for objections, and needs no engine
+        # Imported here and in subclasses: the command asks for objections and needs no engine.
         from farandole.strategies.encodings import WholeEncoding
 
         return WholeEncoding()
 
 
 class MeanReference(NoReference):
-    """The base of kinds whose ranks average their weights. ``outer``: does an optimizer step along
-    the mean? Then it decides on the size of its steps.
+    """The base of kinds whose ranks average their weights. ``outer``: an outer optimizer steps
+    along the mean and determines the step size.
     """
 
     same_slots = True
@@ -56,7 +56,7 @@ class MeanReference(NoReference):
 
 
 class LastWeightsReference(MeanReference):
-    """All ranks have the same weights after an exchange."""
+    """All ranks have equal weights after an exchange."""
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
@@ -68,7 +68,7 @@ class LastWeightsReference(MeanReference):
 
 
 class FirstSlotReference(MeanReference):
-    """All ranks have the same first slot after an exchange; their weights differ."""
+    """All ranks have an equal first slot after an exchange; their weights differ."""
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
@@ -80,8 +80,8 @@ class FirstSlotReference(MeanReference):
 
 
 class SenderReference(NoReference):
-    """The base of kinds whose ranks send by themselves, which takes a codec of pushes. ``sending``:
-    how, for messages.
+    """The base of kinds whose ranks send on their own, with a codec for pushes. ``sending``: how
+    they send, for messages.
     """
 
     takes_codec = True
@@ -99,8 +99,8 @@ class SenderReference(NoReference):
 
 
 class CentreReference(SenderReference):
-    """The centre at parameter servers, to which each rank pushes. ``adds_up``: at once, not in
-    step with the others.
+    """The centre at parameter servers, to which each rank pushes. ``adds_up``: pushes are added at
+    once instead of in step with the other ranks.
     """
 
     same_slots = True
@@ -119,6 +119,6 @@ class CentreReference(SenderReference):
 
 
 def strategies_with_codecs() -> list[str]:
-    """The names of all strategies with which some codec goes."""
+    """Return the names of all strategies that take a codec."""
     kinds = {name: registry.load("strategy", name) for name in registry.names("strategy")}
     return [name for name, kind in kinds.items() if kind.reference.takes_codec]

@@ -1,6 +1,4 @@
-"""Losses that are scaled: what a codec keeps is in units of scaled gradients, and follows the
-scale.
-"""
+"""The scale of a codec's residuals, which follows the loss scale."""
 
 from __future__ import annotations
 
@@ -11,18 +9,18 @@ from farandole.strategies.buckets import Gradient
 
 
 class ResidualScale:
-    """Of one optimizer. ``scale``: gives that of the next gradients (0: nobody knows); None: nobody
-    scales.
+    """The scale of one optimizer's residuals. ``scale``: returns the loss scale of the next
+    gradients (0: unknown); None if losses are not scaled.
     """
 
     def __init__(self, codec: Codec | None) -> None:
         self._codec = codec
         self.scale: Callable[[], float] | None = None
-        # of what the codec keeps; 0: that of the next gradients, which nobody has asked for
+        # scale of the residuals; 0: the unknown scale of the next gradients
         self._last = 0.0
 
     def update(self, gradients: Sequence[Gradient]) -> None:
-        """What is kept of these comes to the scale of now."""
+        """Rescale the residuals of ``gradients`` to the present loss scale."""
         if self.scale is None or not isinstance(self._codec, Rescaling):
             return
         now = self.scale()
@@ -31,5 +29,5 @@ class ResidualScale:
         self._last = now or self._last
 
     def forget(self) -> None:
-        """What is kept was loaded, and is in units of the next gradients."""
+        """Treat loaded residuals as being in units of the next gradients."""
         self._last = 0.0

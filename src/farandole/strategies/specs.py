@@ -11,12 +11,12 @@ from farandole.errors import did_you_mean
 from farandole.job.plugins import registry
 
 Made = TypeVar("Made")
-ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients
+ALLREDUCE, ADASUM = "allreduce", "adasum"  # exchange gradients
 
 
 def strategy_of(given: str | Strategy) -> Strategy | str:
-    """What ``given`` says: a Strategy, or ALLREDUCE or ADASUM. Raises ValueError for what is
-    none.
+    """Return the Strategy that ``given`` names or is, or ALLREDUCE or ADASUM. Raises ValueError for
+    anything else.
     """
     if not isinstance(given, str):
         lacks = [
@@ -52,7 +52,9 @@ def known() -> Sequence[str]:
 
 
 def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
-    """``value`` (text, too) as a whole number; ValueError if it is none, or too small."""
+    """Return ``value`` (text, too) as an int. Raises ValueError unless it is whole and large
+    enough.
+    """
     try:
         found = int(value)
     except (TypeError, ValueError):
@@ -63,7 +65,9 @@ def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
 
 
 def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], rule: str) -> float:
-    """``value`` (text, too) as a number that ``fits``; ValueError if it is none, or does not."""
+    """Return ``value`` (text, too) as a float. Raises ValueError unless it is a number that
+    ``fits``.
+    """
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -81,7 +85,7 @@ def fraction(strategy: str, option: str, value: Any) -> float | None:
 
 
 def gamma_suffix(gamma: float | None) -> str:
-    """Return ``gamma`` as a part of the spec of a strategy."""
+    """Return the part of a strategy's spec that gives ``gamma``."""
     return "" if gamma is None else f",gamma={gamma:g}"
 
 
@@ -92,8 +96,8 @@ def boolean(strategy: str, option: str, value: bool | str) -> bool:
 
 
 def parsed(kind: type[Made], argument: str, example: str) -> Made:
-    """``kind``, which has a ``name``, of what stands after its colon: the first argument, then
-    others by name.
+    """Return a ``kind`` made from the argument after its name and colon: the first value, then
+    others by keyword. Raises ValueError for an argument that ``kind`` does not take.
     """
     name = str(getattr(kind, "name", kind.__name__))
     words = [word.partition("=") for word in argument.split(",") if word]

@@ -1,13 +1,14 @@
-"""How the ranks of several optimizers wait for each other's gradients, whichever of them each rank
-has used.
+"""Synchronization of a step's gradients over the ranks, which may have used different optimizers.
 
-Every optimizer has a ballot of its own, by which all ranks announce their gradients; then they
-settle them together. A rank announces those of all the optimizers that it has used before it waits
-for any, and settles them in the order in which all announcements were there: that is the same on
-all ranks. If a rank that it waits for waits in another ballot, for an optimizer that was not used
-here, neither would ever come: this rank announces there, too, that it has none. It does so as long
-as others have new gradients, and where none of an earlier step are left: a rank that steps needs
-the own announcement of all ranks, and the stall check reports one that does not come.
+Every optimizer has a ballot, by which all ranks announce its gradients before they settle them
+together. A rank announces the gradients of all optimizers that it has used before it waits for any
+of them. It settles them in the order in which their ballots are completed, which is equal on all
+ranks.
+
+If a rank that this one waits for waits in the ballot of an optimizer that was not used here, both
+would wait forever. This rank therefore announces there that it has no gradients. It does so while
+other ranks have new gradients and none of an earlier step are left here: a rank that steps needs
+the real announcement of all ranks, and the stall check reports a rank that never announces.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def synchronize(due: Sequence[Participant]) -> None:
     due = sorted(due, key=lambda one: one.process_set_id)
     engines: list[Engine] = list(dict.fromkeys(one.engine for one in due))
     unused = {engine: _unused(engine, due) for engine in engines}
-    if len(due) == 1 and not unused[engines[0]]:  # as nearly always
+    if len(due) == 1 and not unused[engines[0]]:  # the common case
         with due[0].lock:
             due[0].announce()
             due[0].settle()
@@ -42,7 +43,7 @@ def synchronize(due: Sequence[Participant]) -> None:
         for point in points.values():
             try:
                 point.settle_all()
-            # of the ranks of one set; those of the others wait for this one
+            # An error concerns the ranks of one set; ranks of the other sets wait for this one.
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -50,7 +51,7 @@ def synchronize(due: Sequence[Participant]) -> None:
 
 
 def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant]:
-    """The optimizers that this rank has not used, but can announce for, by ballot."""
+    """Return the optimizers, by ballot, that this rank has not used but can announce for."""
     return {
         other.ballot: other
         for other in tuple(engine.participants)
@@ -60,15 +61,15 @@ def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant
 
 class SyncPoint:
     """The announcements that a thread waits for on one engine. ``unused``: by ballot, the
-    optimizers for which this rank may have to announce that it has none.
+    optimizers for which this rank may have to announce that it has no gradients.
     """
 
     def __init__(self, engine: Engine, unused: Mapping[str, Participant]) -> None:
         self._engine = engine
         self._unused = dict(unused)
         self._announced: dict[str, Participant] = {}
-        self._complete: deque[str] = deque()  # ballots, in their order
-        self._wanted: Sequence[str] = ()  # ballots of ``unused``, by ranks that this one waits for
+        self._complete: deque[str] = deque()  # ballots in order of completion
+        self._wanted: Sequence[str] = ()  # ballots of ``unused`` in which awaited ranks wait
         self._wake = threading.Event()
 
     def __enter__(self) -> SyncPoint:
@@ -81,14 +82,14 @@ class SyncPoint:
             self._announced.popitem()[1].lock.release()
 
     def announce(self, one: Participant, *, none_here: bool = False) -> None:
-        """Announce the gradients of an optimizer; it stays locked until they are settled."""
+        """Announce the gradients of an optimizer, which stays locked until they are settled."""
         one.lock.acquire()
         ballot = one.ballot
         self._announced[ballot] = one
         one.announce(lambda: self._on_complete(ballot), none_here=none_here)
 
     def settle_all(self) -> None:
-        """Wait for all announcements, and settle them. Raises the first error, after the last."""
+        """Wait for all announcements and settle them. Raises the first error at the end."""
         errors = []
         while self._announced:
             self._engine.drive(self)
@@ -97,7 +98,7 @@ class SyncPoint:
                 one = self._announced.pop(self._complete.popleft())
                 try:
                     one.settle()
-                except Exception as error:  # of all ranks alike
+                except Exception as error:  # equal on all ranks
                     errors.append(error)
                 finally:
                     one.lock.release()
@@ -105,11 +106,11 @@ class SyncPoint:
             raise errors[0]
 
     def done(self) -> bool:
-        """Whether there is something to do."""
+        """Return whether there is something to do."""
         return bool(self._complete or self._wanted)
 
     def sleep(self) -> None:
-        """Wait while another thread runs the rounds."""
+        """Sleep while another thread runs the rounds."""
         self._wake.clear()
         if not self.done():
             self._wake.wait()
@@ -119,7 +120,7 @@ class SyncPoint:
         self._wanted = ()
         for ballot in wanted:
             one = self._unused.pop(ballot)
-            if one.lock.acquire(blocking=False):  # else its thread will announce
+            if one.lock.acquire(blocking=False):  # otherwise its thread will announce
                 one.lock.release()
                 self.announce(one, none_here=True)
 
@@ -128,7 +129,9 @@ class SyncPoint:
         self._wake.set()
 
     def _after_round(self) -> None:
-        """Look for other ranks that wait elsewhere. Called by the thread that runs rounds."""
+        """Look for awaited ranks that wait in other ballots. Called by the thread that runs
+        rounds.
+        """
         unused = self._unused
         announced = tuple(self._announced)
         self._wanted = self._engine.cross_waits(announced, unused) if unused else ()

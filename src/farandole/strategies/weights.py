@@ -42,9 +42,10 @@ def slots_of(
 
 
 class WeightExchange:
-    """Exchanges of one optimizer's weights. ``label``: of the optimizer, for messages.
+    """Exchanges of one optimizer's weights.
 
-    ``kinds``: the slots of the strategy, see ``contracts.Strategy``, and those of the encoding.
+    ``label``: the optimizer's, for messages. ``kinds``: the kinds of the strategy's slots (see
+    ``contracts.Strategy``) and of the encoding's.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
@@ -56,32 +57,32 @@ class WeightExchange:
         self._options = options
         self._counter = training_progress.counter()
         self._session: PeerSession | None = None
-        self._number = 0  # of this among the optimizers of the engine
-        self._joins = 0  # of the engine, when the ranks' strategies were compared
-        self._exchanged = False  # these weights
+        self._number = 0  # this exchange's number among the engine's optimizers
+        self._joins = 0  # the engine's joins when the ranks' strategies were compared
+        self._exchanged = False  # whether these weights have been exchanged
 
     def needed(self) -> bool:
         """Return whether there is another rank to exchange with."""
         process_set = self._options.process_set
         needed = context.size() > 1 and process_set.included() and process_set.size() > 1
         if needed:
-            context.skip_exchange_check()  # it may be long until the first exchange
+            context.skip_exchange_check()  # The first exchange may come late.
         return needed
 
     @property
     def state_label(self) -> str:
-        """The label, for messages, of state outside of slots; empty if there is none."""
+        """The label, for messages, of state outside slots; empty if there is none."""
         if isinstance(self.strategy, Consolidating):
             return f"strategy={self.strategy.spec!r}"
         return state_label(self.codec)
 
     @property
     def lasts(self) -> bool:
-        """Whether that state belongs to the program, and outlives this exchange."""
+        """True if that state belongs to the program and outlives this exchange."""
         return not isinstance(self.strategy, Consolidating) and self._options.owner is not None
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
-        """What is kept between exchanges, as it begins with these weights."""
+        """Return the strategy's slots, initialized for these weights."""
         return slots_of(self.kinds, weights, np.copy, np.zeros_like)
 
     def stepped(self) -> None:
@@ -96,12 +97,13 @@ class WeightExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Exchange now, in place. ``weights``: float32 or float64, contiguous; ``names``: theirs,
-        for messages. ``statistics``: untrained arrays, like those of BatchNorm, which are averaged.
-        Collective, if the strategy's exchanges are; the first exchange always is.
+        """Exchange weights in place.
 
-        Raises ValueError on all ranks, naming the ranks, when they have other strategies or other
-        weights.
+        ``weights``: contiguous float32 or float64 arrays; ``names``: their names, for messages.
+        ``statistics``: untrained arrays to average, such as BatchNorm's. Collective if the
+        strategy's exchanges are; the first exchange always is.
+
+        Raises ValueError on all ranks, naming the ranks, if their strategies or weights differ.
         """
         session = self._open()
         self._exchanged = True
@@ -111,7 +113,7 @@ class WeightExchange:
             session.mean(statistics)
 
     def forget_kept(self) -> None:
-        """Drop what a codec keeps: it is of other weights."""
+        """Drop the codec's state, which belongs to other weights."""
         self._encoding.forget()
 
     def average(
@@ -121,12 +123,12 @@ class WeightExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Give all ranks the same weights, in place: the mean of all, or what the strategy has in
-        the place of it. ``slots``: none, if the strategy has not begun. Collective.
+        """Give all ranks equal weights, in place: their mean, or the strategy's consolidated
+        weights. ``slots``: empty if the strategy has not begun. Collective.
         """
         session = self._open()
         if isinstance(self.strategy, Consolidating) and slots:
-            # they would be those of the rank that is first
+            # Without this, the statistics of the first rank would be taken.
             if statistics and not self.any_of(self._exchanged):
                 session.mean(statistics)
             peers = EnginePeers(session, ExchangeContext(names, statistics))
@@ -161,7 +163,7 @@ class WeightExchange:
         return session
 
     def restart(self) -> None:
-        """Restart the state outside of slots: weights and slots have been replaced on all ranks."""
+        """Reset the state outside slots: weights and slots have been replaced on all ranks."""
         self._exchanged = False
         self._encoding.reset()
         if isinstance(self.strategy, Consolidating) and self._session is not None:
@@ -169,8 +171,8 @@ class WeightExchange:
             self._session = None
 
     def other_weights(self) -> None:
-        """Expect other weights of the optimizer, perhaps of the same shapes, in the next exchange.
-        A codec's residual of a named weight waits for the next exchange of that weight.
+        """Expect other weights, perhaps of the same shapes, in the next exchange. A codec's
+        residual of a named weight waits for the next exchange of that weight.
         """
         self._exchanged = False
         self._encoding.other_weights()
@@ -189,7 +191,7 @@ class WeightExchange:
             same = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
         if same is not False:
             return
-        # empty: a rank that has joined
+        # empty for a joined rank
         specs = [text.decode() for text in gathered(engine, name, spec.encode())]
         odd = next(place for place, other in enumerate(specs) if other not in (spec, ""))
         found = other_strategy(self._label, ranks[engine.rank], spec, ranks[odd], specs[odd])
@@ -197,24 +199,26 @@ class WeightExchange:
 
 
 class StatefulExchange:
-    """A ``WeightExchange`` that keeps the strategy's slots in host memory: where a framework has no
-    place for them.
+    """A ``WeightExchange`` that keeps the strategy's slots in host memory, for frameworks that have
+    no place for them.
 
-    Weights that are frozen take no part. Slots have a place for each of the optimizer's weights,
-    ``None`` where it has not been trained, so that others may be trained from one step to the next.
+    Frozen weights take no part. Slots have an entry for each of the optimizer's weights, ``None``
+    where a weight has not been trained, so that the set of trained weights may change between
+    steps.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
         self.strategy = strategy
         self.exchange = WeightExchange(label, options, strategy)
-        self._slots: list[list[Array | None]] | None = None  # None: they have not begun
-        self._places: list[int] | None = None  # of the weights that take part; None: all of them
-        self._waiting: Sequence[int] = ()  # those that a checkpoint was waiting to exchange
-        # the slots are a checkpoint's, and nobody has compared their shapes yet
+        self._slots: list[list[Array | None]] | None = None  # None until they have begun
+        self._places: list[int] | None = None  # indexes of the weights that take part; None: all
+        # indexes of the weights that a checkpoint was about to exchange
+        self._waiting: Sequence[int] = ()
+        # whether the slots are a checkpoint's, with shapes that were not compared yet
         self._loaded = False
-        self._total = 0  # weights of the optimizer
+        self._total = 0  # number of the optimizer's weights
         self._exchanged = False  # after the last step
-        self._last = -1  # step with an exchange
+        self._last = -1  # the last step with an exchange
 
     @property
     def begun(self) -> bool:
@@ -222,7 +226,7 @@ class StatefulExchange:
 
     @property
     def count(self) -> int:
-        """The number of weights for which something is kept; 0: nothing is."""
+        """The number of weights that have slots; 0 if the strategy keeps none."""
         return len(self._slots[0]) if self._slots else 0
 
     def begin(
@@ -233,12 +237,12 @@ class StatefulExchange:
         *,
         stepping: bool = False,
     ) -> None:
-        """Begin what is not there: all slots, those of weights that are new (they stand behind the
-        others) or trained for the first time, or those of a kind that a checkpoint did not have.
+        """Begin the missing slots: all slots, the slots of new weights (at the end) or newly
+        trained ones, or a kind of slot that a checkpoint lacks.
 
-        ``weights``: all of the optimizer; ``trained``: which of them are not frozen (None: all).
-        What is frozen later takes part until ranks have exchanged what they made of it.
-        ``stepping``: a step comes.
+        ``weights``: all of the optimizer's. ``trained``: which are not frozen (None: all). A weight
+        that is frozen later takes part until its last changes have been exchanged. ``stepping``: a
+        step follows.
         """
         now = [place for place in range(len(weights)) if trained is None or trained[place]]
         done, self._exchanged = stepping and self._exchanged, self._exchanged and not stepping
@@ -268,8 +272,8 @@ class StatefulExchange:
                 slot[place] = array if slot[place] is None else slot[place]
 
     def moved(self, places: Sequence[int | None]) -> None:
-        """The optimizer's weights are others, or in another order: where each stood before (None:
-        it is new).
+        """Follow a change of the optimizer's weights. ``places``: the previous index of each
+        weight, None if it is new.
         """
         now = {before: place for place, before in enumerate(places) if before is not None}
         if self._slots is not None:
@@ -283,27 +287,23 @@ class StatefulExchange:
         if self._places is not None:
             self._places = sorted(now[before] for before in self._places if before in now)
         self._waiting = sorted(now[before] for before in self._waiting if before in now)
-        self._total = -1  # there is something to begin
+        self._total = -1  # forces ``begin``
         self.exchange.other_weights()
 
     def begin_others(self, weights: Sequence[Array]) -> None:
-        """Begin the slots of weights that stand behind the others: before a step trains them for
-        the first time.
-        """
+        """Begin the slots of weights at the end, before a step trains them for the first time."""
         fresh = self.exchange.slots(weights[self.count :]) if self.begun else ()
         for slot, others in zip(self._slots or (), fresh, strict=True):
             slot += others
 
     def chosen(self, items: Sequence[Item]) -> list[Item]:
-        """Those of ``items``, of which there is one for each of the optimizer's weights, whose
-        weights take part.
-        """
+        """Return the ``items`` (one per weight of the optimizer) whose weights take part."""
         return list(items) if self._places is None else [items[place] for place in self._places]
 
     def at_end_of_epoch(self, step: int) -> bool:
-        """Is there an exchange when an epoch ends after this step? Not another one, where the last
-        step of all ranks had its own. Collective, if the strategy wants to hear of epochs: ranks
-        need not take as many steps.
+        """Return whether weights are exchanged at the end of an epoch, after this step. They are
+        not if all ranks exchanged in their last step. Collective if the strategy wants epochs,
+        because ranks may take different numbers of steps.
         """
         return self.strategy.epochs and self.exchange.any_of(step != self._last)
 
@@ -320,7 +320,9 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """See ``WeightExchange``. ``weights``: those that take part."""
+        """Exchange weights as ``WeightExchange`` does. ``weights``: those that take part. Raises
+        ValueError if the slots belong to another number of weights.
+        """
         assert self._slots is not None
         total = len(weights) if self._places is None else self._total
         if self._slots and len(self._slots[0]) != total:
@@ -339,8 +341,8 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """See ``WeightExchange.average``. ``weights``: those that take part."""
-        # other ranks may have taken steps already
+        """Average as ``WeightExchange.average`` does. ``weights``: those that take part."""
+        # Other ranks may have taken steps already.
         if isinstance(self.strategy, Consolidating) and not self.begun:
             self.begin(weights, lambda weight: weight)
         self.exchange.average(weights, self._taking_part(weights, names), names, statistics)
@@ -361,8 +363,8 @@ class StatefulExchange:
     def _check_shapes(
         self, slot: Sequence[Array], weights: Sequence[Array], names: Sequence[str] | None
     ) -> None:
-        """numpy would stretch one that has a size of 1 where the other has more, and say
-        nothing.
+        """Raise ValueError if a slot of a checkpoint has another shape than its weight: numpy would
+        silently broadcast a size of 1.
         """
         for place, (kept, weight) in enumerate(zip(slot, weights, strict=False)):
             if kept.shape != weight.shape:
@@ -375,8 +377,8 @@ class StatefulExchange:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the slots (``None`` for weights that nobody has trained), of which strategy
-        they are, and which weights the next exchange has, also if they are frozen before it.
+        """Return copies of the slots (``None`` for untrained weights), the strategy's spec, and the
+        indexes of the weights in the next exchange, including those frozen before it.
         """
         return {
             "strategy": self.strategy.spec,
@@ -388,7 +390,7 @@ class StatefulExchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for the state of another strategy."""
+        """Load a state. Raises ValueError for the state of another strategy."""
         if state["strategy"] != self.strategy.spec:
             raise ValueError(
                 f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has"

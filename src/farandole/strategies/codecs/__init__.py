@@ -1,10 +1,9 @@
-"""Codecs: gradients are added up by sending less than all of them. ``contracts.Codec`` is what the
-engine asks of one.
+"""Codecs: reductions that send compressed tensors. See ``contracts.Codec`` for the interface.
 
 A codec is a file here and a line in ``registry``; other distributions add theirs by an entry point
-in the group ``farandole.codecs``. Three bases do most of the work: ``FlatCodec`` (tensors as one
-flat array, and what was not sent is kept for the next time), ``Quantized`` (``encode`` and
-``decode``) and ``Sparse`` (``select``).
+in the group ``farandole.codecs``. Three base classes do most of the work: ``FlatCodec`` (tensors as
+one flat array, with error feedback), ``Quantized`` (``encode`` and ``decode``) and ``Sparse``
+(``select``).
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Releasable(Protocol):
-    """A codec that keeps what it has not sent of a tensor, and can give it away: the tensor travels
-    otherwise now.
-    """
+    """A codec that can give away the residual of a tensor which will travel without the codec."""
 
     def release(self, key: str) -> Array | None:
-        """What this rank has not sent of the tensor, flat and in its units, which the codec keeps
-        no more. None if that is nothing.
+        """Remove this rank's residual of the tensor and return it, flat and in the tensor's units.
+        None if there is none.
         """
 
 
@@ -39,10 +36,10 @@ _owners: dict[int, dict[str, deque[object]]] = {}  # by id of a codec
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
-    """The codec that ``spec`` names, as "name" or "name:argument"; a Codec is given back, nothing
-    is no codec.
+    """Return the codec that ``spec`` names, as "name" or "name:argument". A Codec is returned as it
+    is; an empty ``spec`` gives None.
 
-    Raises SettingsError for a name that nobody has, and for an argument out of its range.
+    Raises SettingsError for an unknown name and for an argument out of range.
     """
     if isinstance(spec, str):
         made: Codec | None = registry.make("codec", spec) if spec else None
@@ -67,11 +64,11 @@ def state_label(of: Codec | None) -> str:
 
 
 def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
-    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now, for tensors of
-    these names. Another may take its place, for good.
+    """Note that the optimizer ``owner`` uses ``of`` for tensors of these names. None: the optimizer
+    made the codec for itself.
 
-    Raises ValueError if two take turns with one name: what is kept of one's tensor would count for
-    the other's.
+    An optimizer may replace another one for good. Raises ValueError if two take turns with one
+    name: the state of one tensor would be applied to the other.
     """
     label = "" if owner is None else state_label(of)
     if of is None or not label:
@@ -90,13 +87,13 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
 
 
 def _owners_of(of: Codec) -> dict[str, deque[object]]:
-    """By name of a tensor, the last ones; the one of now stands behind. Of this very object: others
-    may be equal.
+    """Return the latest optimizers by name of a tensor, the present one last. They belong to this
+    very codec object; others may compare equal.
     """
     found = _owners.get(id(of))
     if found is None:
         found = {}
-        with suppress(TypeError):  # somebody else's, of which nobody hears when it goes
+        with suppress(TypeError):  # a custom codec without weak references
             weakref.finalize(of, _owners.pop, id(of), None).atexit = False
             _owners[id(of)] = found
     return found

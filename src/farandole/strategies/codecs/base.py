@@ -1,6 +1,4 @@
-"""What codecs share: several tensors as one flat array, what was not sent, and the bytes that
-were.
-"""
+"""The base of codecs: several tensors as one flat array, residuals, and counts of bytes sent."""
 
 from __future__ import annotations
 
@@ -19,16 +17,14 @@ from farandole.errors import SettingsError
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# under these names: what counts with the next gradient, in its units
+# Prefixes of state that is added to the next gradient, in its units.
 KEPT = ("residual", "owed", "momentum")
 
 
 class FlatCodec:
-    """Sees the parts of an allreduce as one array, and keeps what was not sent for the next time
-    (error feedback).
+    """A codec that sees the parts of an allreduce as one array, with error feedback.
 
-    ``residual/<key>`` in the state is what this rank has not sent of one tensor, in units of the
-    tensor.
+    ``residual/<key>`` in the state is this rank's residual of one tensor, in the tensor's units.
     """
 
     name: ClassVar[str]
@@ -42,14 +38,14 @@ class FlatCodec:
 
     @property
     def keeps(self) -> bool:
-        """Do results of a tensor depend on what was added up of it before?"""
+        """True if results for a tensor depend on its earlier reductions."""
         return self.feedback
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
-        """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32),
-        nearly.
+        """Return the approximate sum of all ranks' ``values``.
 
-        With ``feedback``, leaves in ``values`` what this rank has not sent of them.
+        ``values``: flat; float64 for float64 tensors, else float32. With ``feedback``, the residual
+        of this rank is left in ``values``.
         """
         raise NotImplementedError
 
@@ -106,8 +102,8 @@ class FlatCodec:
     # For subclasses.
 
     def kept(self, name: str, key: str, length: int, dtype: Any) -> Array:
-        """What stands in the state as ``name/key``; zeros if it is not there, or of another length
-        or type.
+        """Return ``name/key`` of the state; zeros if it is missing or has another length or
+        dtype.
         """
         found = self._state.get(f"{name}/{key}") if key else None
         if found is None or found.shape != (length,) or found.dtype != dtype:
@@ -115,19 +111,19 @@ class FlatCodec:
         return found
 
     def keep(self, name: str, key: str, array: Array) -> None:
-        """Remember ``array``; nothing is remembered by a rank that has joined."""
+        """Store ``array`` in the state, except on a joined rank, whose keys are empty."""
         if key:
             self._state[f"{name}/{key}"] = array
 
     def remember_for_retract(self, part: Part, name: str, begin: int, old: Array) -> None:
-        """``old`` stood in the state of this ``name``, from ``begin`` on, as far as it is of
-        ``part``, which was not given.
+        """Remember the previous state of a ``part`` that was not given, for ``retract``. ``old``:
+        the contents of ``name`` from ``begin`` on.
         """
         if part.key:
             self._before.setdefault(part.key, []).append((name, begin, old))
 
     def sum_of(self, array: Array, dtype: DType, transport: Transport) -> Array:
-        """The sum of all ranks' ``array`` (of ``dtype.storage``), in its place."""
+        """Sum ``array`` (of ``dtype.storage``) over all ranks, in place."""
         transport.allreduce([Buffer(array, array, dtype)], ReduceOp.SUM)
         self.sent += ring_bytes(array.nbytes, transport)
         return array
@@ -148,7 +144,7 @@ class FlatCodec:
         return values
 
     def _keep(self, values: Array, parts: Sequence[Part]) -> None:
-        """Each residual is a view of ``values``."""
+        """Keep the residuals, as views of ``values``."""
         cleared(values)
         for part, place in pieces(values, parts):
             if not part.given:
@@ -158,7 +154,7 @@ class FlatCodec:
 
 
 def pieces(flat: Array, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
-    """Each part with its place in ``flat``."""
+    """Return each part with its slice of ``flat``."""
     found, begin = [], 0
     for part in parts:
         end = begin + len(part.buffer.data)
@@ -168,12 +164,12 @@ def pieces(flat: Array, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
 
 
 def wide(dtype: DType) -> np.dtype[Any]:
-    """The type in which numbers of ``dtype`` are added up."""
+    """Return the dtype in which numbers of ``dtype`` are summed."""
     return np.dtype(np.float64 if dtype is DType.FLOAT64 else np.float32)
 
 
 def unit_key(parts: Sequence[Part]) -> str:
-    """A key for what is kept of all parts together; empty on a rank that has joined."""
+    """Return a key for state that belongs to all parts together; empty on a joined rank."""
     keys = "\n".join(part.key for part in parts)
     return (
         parts[0].key
@@ -183,20 +179,22 @@ def unit_key(parts: Sequence[Part]) -> str:
 
 
 def cleared(values: Array) -> None:
-    """What is not finite was told to all; kept, it would spoil every step to come."""
+    """Set values that are not finite to 0. All ranks have received them already; as residuals they
+    would spoil all later steps.
+    """
     if not np.isfinite(values.sum()):
         values[~np.isfinite(values)] = 0
 
 
 def ring_bytes(nbytes: int, transport: Transport) -> int:
-    """What each rank sends when so many bytes are added up over all, by the algorithm that sends
-    least.
+    """Return the bytes that each rank sends in an allreduce of ``nbytes``, by the algorithm that
+    sends least.
     """
     return 2 * nbytes * (transport.size - 1) // transport.size
 
 
 def narrowed(values: Array, dtype: DType) -> Array:
-    """``values`` as they travel when a tensor of ``dtype`` is sent: of ``dtype.storage``."""
+    """Return ``values`` in ``dtype.storage``, as they travel for a tensor of ``dtype``."""
     if not dtype.is_half:
         return values
     narrow = np.empty(len(values), dtype.storage)
@@ -216,7 +214,9 @@ def number(
     low: float,
     high: float = math.inf,
 ) -> Any:
-    """The argument of a codec, above ``low`` and up to ``high``. Raises SettingsError."""
+    """Return the argument of a codec as a number above ``low`` and up to ``high``. Raises
+    SettingsError.
+    """
     try:
         value = kind(argument)
     except ValueError:
@@ -230,7 +230,7 @@ def number(
 
 
 def write(total: Array, parts: Sequence[Part], scale: float) -> None:
-    """The results of ``parts``: ``total`` times ``scale``."""
+    """Write ``total`` times ``scale`` to the outputs of ``parts``."""
     dtype = parts[0].buffer.dtype
     for part, place in pieces(total, parts):
         if dtype.is_half:

@@ -1,5 +1,5 @@
-"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are added up in float32, and
-rounded once more.
+"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are summed in float32 and rounded
+once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Half(Pushable):
-    """Tensors that have 16 bits already travel as they are."""
+    """Sends 16-bit floats. Tensors of 16 bits travel unchanged."""
 
     feedback, gamma = False, 1.0
     dtype: ClassVar[DType]
@@ -59,14 +59,14 @@ class Half(Pushable):
 
 
 class Fp16(Half):
-    """Numbers above 65,504 become infinite: for losses that are scaled, or gradients of moderate
-    size.
+    """Sends float16. Numbers above 65,504 become infinite, so use it with loss scaling or moderate
+    gradients.
     """
 
     name, dtype = "fp16", DType.FLOAT16
 
 
 class Bf16(Half):
-    """The range of float32 with 8 bits of precision."""
+    """Sends bfloat16: the range of float32 with 8 bits of precision."""
 
     name, dtype = "bf16", DType.BFLOAT16

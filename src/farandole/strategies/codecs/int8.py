@@ -1,4 +1,4 @@
-"""``int8``: a byte per number, and a scale per block of 256. Rounding is stochastic, so errors
+"""``int8``: a byte per number and a scale per block of 256. Rounding is stochastic, so errors
 average out.
 """
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _MOST = np.float32(127)
-_TINY = 1e-36  # blocks of smaller numbers count as zeros: their scale would have no float32
+# Blocks of smaller numbers count as zeros: float32 cannot represent the inverse of their scale.
+_TINY = 1e-36
 
 
 class Int8(PushQuantized):
-    """After Alistarh et al. 2017 (QSGD). The expected value of what arrives is what was sent;
-    nothing is kept.
+    """Stochastic quantization after Alistarh et al. 2017 (QSGD). It is unbiased, so no residual is
+    kept.
     """
 
     name, feedback, seeded, block, gamma = "int8", False, True, 256, 1.0

@@ -1,4 +1,4 @@
-"""``net:codec``: a codec for what goes between hosts; within one, sums are exact."""
+"""``net:codec``: a codec for traffic between hosts. Sums within a host are exact."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 
 class Net:
-    """Ranks that share memory add up there; each then has a slice of their sum, which another codec
-    adds up over the hosts. What is not sent is kept by the rank that has the slice. Where all ranks
-    share memory, nothing is compressed.
+    """Compresses between hosts only.
+
+    Ranks that share memory sum there. Each then owns a slice of the sum, which another codec
+    reduces over the hosts; the owner keeps the residual. If all ranks share memory, nothing is
+    compressed.
     """
 
     name: ClassVar[str] = "net"
 
     def __init__(self, spec: str) -> None:
-        """``spec``: of the other codec. Raises SettingsError."""
+        """``spec``: the other codec's. Raises SettingsError."""
         if not spec or spec.partition(":")[0] == self.name:
             raise SettingsError(
                 f"codec={f'{self.name}:{spec}'!r}: name the codec between the hosts, as in net:int8"
@@ -37,27 +39,27 @@ class Net:
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank has sent to other hosts."""
+        """The bytes that this rank has sent to other hosts."""
         return self._codec.sent
 
     @property
     def saved(self) -> int:
-        """Bytes that an all-reduce of the same slices in full precision would have sent more."""
+        """The bytes saved in comparison with an allreduce of the same slices in full precision."""
         return self._codec.saved
 
     @property
     def feedback(self) -> bool:
-        """Is kept what is not sent?"""
+        """True if the codec keeps residuals."""
         return getattr(self._codec, "feedback", False)
 
     @property
     def keeps(self) -> bool:
-        """Do results of a tensor depend on what was added up of it before?"""
+        """True if results for a tensor depend on its earlier reductions."""
         return getattr(self._codec, "keeps", self.feedback)
 
     @property
     def votes(self) -> bool:
-        """Are results directions, without a size?"""
+        """True if results are directions without a size."""
         return isinstance(self._codec, Voting) and self._codec.votes
 
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
@@ -101,8 +103,8 @@ class Net:
 
 
 def _within(slice_: Array, begin: int, parts: Sequence[Part], kind: DType) -> list[Part]:
-    """The parts as far as they are in the slice of all elements that begins there; whole ones keep
-    their shape.
+    """Return the parts that lie in a slice beginning at element ``begin``, cut to it. Whole parts
+    keep their shape.
     """
     found, first = [], 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""``onebit``: the sign of each number, and per block of 512 the mean of its positive and of its
+"""``onebit``: the sign of each number, and per block of 512 the means of the positive and of the
 negative numbers.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OneBit(PushQuantized):
-    """Seide et al. 2014: 1-Bit Stochastic Gradient Descent. What a block loses is sent later."""
+    """1-bit SGD with error feedback (Seide et al. 2014, "1-Bit Stochastic Gradient Descent")."""
 
     name, block, gamma = "onebit", 512, 0.5
 
@@ -51,7 +51,9 @@ class OneBit(PushQuantized):
 
 
 def _means(blocks: Array, counts: Array) -> Array:
-    """Of each row, the sum by its count. A sum may have no float32 where the mean has one."""
+    """Return the sum of each row divided by its count. A sum may overflow float32 where the mean
+    does not.
+    """
     means: Array = blocks.sum(axis=1) / counts
     large = ~np.isfinite(means)
     if large.any():

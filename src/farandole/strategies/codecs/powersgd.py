@@ -1,5 +1,5 @@
-"""``powersgd:rank``: of each matrix of gradients, its projection on the few directions that hold
-most of it.
+"""``powersgd:rank``: each gradient matrix is projected on the few directions that hold most of
+it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from farandole.strategies.codecs.pushable import Pushable, check_length
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_SHORT = 1 << 14  # vectors of fewer numbers travel whole: biases, scales
-# a direction with less than this share of the longest is a combination of the others
+_SHORT = 1 << 14  # shorter vectors (biases, scales) travel whole
+# A direction with less than this share of the longest depends linearly on the others.
 _DEPENDENT = 1e-10
 _SEED = 0x9D
 
 
 class _Matrix(NamedTuple):
-    """``values``: rows and columns of ``flat[begin : begin + values.size]``."""
+    """``values``: a 2-D view of ``flat[begin : begin + values.size]``."""
 
     key: str
     begin: int
@@ -38,12 +38,12 @@ class _Matrix(NamedTuple):
 
 
 class PowerSgd(Pushable):
-    """Vogels et al. 2019: one step of a power iteration, which starts where the last one ended
-    (``q/<key>``).
+    """PowerSGD (Vogels et al. 2019): one step of a power iteration that starts where the last one
+    ended (``q/<key>``).
 
-    A tensor is a matrix of its first dimension and all others. A long vector, such as a flat buffer
-    of many tensors, is taken as a matrix that is nearly square: less is found in that. What would
-    not become smaller travels whole.
+    A tensor is a matrix of its first dimension by all others. A long vector, such as a flat buffer
+    of many tensors, is treated as a nearly square matrix, which compresses less well. Tensors that
+    would not become smaller travel whole.
     """
 
     name = "powersgd"
@@ -71,8 +71,8 @@ class PowerSgd(Pushable):
         return total
 
     def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """See ``contracts.Consensus``. Of a matrix without structure, so many directions hold a
-        share of about their number by its shorter side.
+        """See ``contracts.Consensus``. In a matrix without structure, ``rank`` directions hold a
+        share of about ``rank`` divided by the length of the shorter side.
         """
         sides = [_sides(shape, math.prod(shape)) for shape in shapes]
         shorter = [
@@ -83,8 +83,8 @@ class PowerSgd(Pushable):
         return min(self.gamma, self._rank / max(shorter, default=1))
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        """The number of matrices, the place and sides of each, two factors of each, and the
-        rest.
+        """Return the number of matrices, the offset and sides of each, two factors of each, and the
+        remaining numbers.
         """
         matrices = self._matrices(values, parts)
         whole = _outside(values, matrices)
@@ -126,7 +126,7 @@ class PowerSgd(Pushable):
         out[whole] = numbers
 
     def _matrices(self, values: Array, parts: Sequence[Part]) -> list[_Matrix]:
-        """Those that become smaller."""
+        """Return the parts that become smaller, as matrices."""
         found, begin = [], 0
         for part in parts:
             count = len(part.buffer.data)
@@ -138,8 +138,8 @@ class PowerSgd(Pushable):
         return found
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Directions of the columns: those of the last step, at first random ones, the same on all
-        ranks.
+        """Return the start directions of the columns: the ones from the last step, or random ones
+        that are equal on all ranks.
         """
         columns = matrix.values.shape[1]
         old = self.kept("q", matrix.key, self._rank * columns, matrix.values.dtype).reshape(
@@ -150,7 +150,7 @@ class PowerSgd(Pushable):
     def _summed(
         self, factors: Sequence[Array], rest: Array, transport: Transport
     ) -> tuple[list[Array], Array]:
-        """The sums over all ranks, in one message."""
+        """Return the sums over all ranks, sent in one message."""
         flat = np.concatenate([*(factor.reshape(-1) for factor in factors), rest])
         self.sum_of(flat, DType(rest.dtype.name), transport)
         summed, begin = [], 0
@@ -160,12 +160,12 @@ class PowerSgd(Pushable):
         return summed, flat[begin:]
 
     def _orthogonal(self, lefts: Sequence[Array], transport: Transport) -> list[Array]:
-        """Orthonormal rows that span what those of ``lefts`` do; zeros where these depend on each
-        other.
+        """Return orthonormal rows with the same span as the rows of ``lefts``; zeros where these
+        depend on each other.
 
-        Rank 0 computes the coefficients for all: processors of two kinds may differ in the last bit
-        of a dot product, and the ranks' weights would drift apart. What all compute from here on is
-        the same everywhere.
+        Rank 0 computes the coefficients for all ranks: different processors may differ in the last
+        bit of a dot product, and the ranks' weights would drift apart. All later operations give
+        equal bits everywhere.
         """
         rank = self._rank
         coefficients = np.empty((len(lefts), rank, rank), np.float64)
@@ -183,7 +183,7 @@ class PowerSgd(Pushable):
 
 
 def _outside(values: Array, matrices: Sequence[_Matrix]) -> Array:
-    """Which of ``values`` are in no matrix."""
+    """Return a mask of the ``values`` that are in no matrix."""
     whole = np.ones(len(values), np.bool_)
     for matrix in matrices:
         matrix.of(whole)[:] = False
@@ -191,12 +191,14 @@ def _outside(values: Array, matrices: Sequence[_Matrix]) -> Array:
 
 
 def _first_rows(numbers: Array, rows: int, columns: int) -> tuple[Array, Array]:
-    """A matrix of the first of ``numbers``, and the others."""
+    """Return a matrix of the first ``numbers``, and the remaining ones."""
     return numbers[: rows * columns].reshape(rows, columns), numbers[rows * columns :]
 
 
 def _sides(shape: tuple[int, ...], count: int) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix; of a long vector, so that little is left over."""
+    """Return rows and columns of a tensor as a matrix. A long vector gets sides that leave little
+    over.
+    """
     if len(shape) > 1 and count:
         return shape[0], count // shape[0]
     if count < _SHORT:
@@ -206,7 +208,7 @@ def _sides(shape: tuple[int, ...], count: int) -> tuple[int, int]:
 
 
 def _coefficients(left: Array) -> Array:
-    """Of orthonormal rows, as combinations of those of ``left``."""
+    """Return the coefficients of orthonormal rows as combinations of the rows of ``left``."""
     wide = left.astype(np.float64)
     lengths = np.sqrt((wide * wide).sum(axis=1))
     if not np.isfinite(lengths).all():
@@ -221,9 +223,9 @@ def _coefficients(left: Array) -> Array:
 
 
 def _product(left: Array, right: Array, out: Array) -> None:
-    """``out = left @ right``, for few columns of ``left``.
+    """Compute ``out = left @ right``, for few columns of ``left``.
 
-    By multiplications and additions of whole arrays alone, which are the same bits on every
+    It uses elementwise multiplications and additions only, which give equal bits on every
     processor.
     """
     scratch = np.empty_like(out)
@@ -234,7 +236,7 @@ def _product(left: Array, right: Array, out: Array) -> None:
 
 
 def _next_start(right: Array, key: str) -> Array:
-    """``right`` with rows of length 1; one that is nothing, or not finite, begins anew."""
+    """Return ``right`` with rows of length 1. Rows that are zero or not finite are drawn again."""
     lengths: Array = np.sqrt((right * right).sum(axis=1, keepdims=True))
     good: Array = np.isfinite(lengths) & (lengths > 0)
     start: Array = np.divide(right, lengths, where=good, out=np.zeros_like(right))

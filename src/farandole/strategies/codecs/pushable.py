@@ -1,4 +1,4 @@
-"""The base of codecs that also compress what one rank pushes to parameter servers."""
+"""The base of codecs that also compress pushes to parameter servers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 class Pushable(FlatCodec):
-    """What is not sent of a push is kept as it is of an allreduce, once the push has arrived."""
+    """A codec for allreduces and pushes. The residual of a push is kept once the push has
+    arrived.
+    """
 
-    # see ``consensus_step``: ranks come apart with more where few of the numbers are sent
+    # See ``consensus_step``: with larger steps, ranks diverge if the codec sends few of the
+    # numbers.
     gamma: float = 0.1
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        """What is sent of ``values`` (flat), as uint8. With ``feedback``, leaves in ``values`` what
-        is not.
+        """Return the encoding of ``values`` (flat), as uint8. With ``feedback``, the residual is
+        left in ``values``.
         """
         raise NotImplementedError
 
@@ -51,8 +54,8 @@ class Pushable(FlatCodec):
         self.saved += packed.whole - len(packed.payload)
 
     def _packed(self, parts: Sequence[Part], send: Callable[[Array], Array]) -> Packed:
-        """``send`` may change the state, whose arrays are never written to; here it stays as it
-        was.
+        """Return the payload of ``send`` and the state to keep. The codec's own state does not
+        change: ``send`` may replace its arrays, but never writes to them.
         """
         before, self._state = self._state, dict(self._state)
         try:

@@ -21,27 +21,27 @@ _SEED = 0xFA7A
 
 
 class Quantized(FlatCodec):
-    """Each rank adds up a slice: it gets everybody's numbers there encoded, and sends the encoded
-    sum to all.
+    """A codec with which each rank reduces a slice: it receives the encoded slices of all ranks and
+    sends the encoded sum to all.
 
-    With ``feedback``, what this second encoding loses stays with the rank that adds up:
-    ``owed/<key>`` in the state is what it owes of one tensor, from the element ``at/<key>`` on.
+    With ``feedback``, the error of this second encoding stays with the reducing rank:
+    ``owed/<key>`` in the state is the error of one tensor, from the element ``at/<key>`` on.
     """
 
     block: ClassVar[int] = 1  # slices begin at multiples of this
-    # ``encode`` draws numbers: the steps are counted, as ``count/<key>``
+    # ``encode`` draws random numbers; steps are counted as ``count/<key>``.
     seeded: ClassVar[bool] = False
 
     def nbytes(self, count: int) -> int:
-        """The length of ``encode``'s result for so many numbers."""
+        """Return the length of ``encode``'s result for ``count`` numbers."""
         raise NotImplementedError
 
     def encode(self, values: Array, generator: Generator | None) -> Array:
-        """``values`` (float32 or float64) as uint8."""
+        """Return ``values`` (float32 or float64) encoded as uint8."""
         raise NotImplementedError
 
     def decode(self, payload: Array, out: Array) -> None:
-        """The numbers that ``payload`` stands for, into ``out``."""
+        """Decode ``payload`` into ``out``."""
         raise NotImplementedError
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
@@ -69,8 +69,8 @@ class Quantized(FlatCodec):
         return self._gathered(payload, sizes, values, transport)
 
     def _owed(self, values: Array, parts: Sequence[Part], begin: int, length: int) -> Array:
-        """What this rank owes of its slice. What it owes elsewhere, for tensors travel with others
-        than before, goes with its own ``values``.
+        """Return the errors that this rank owes for its slice. Errors for other elements (tensors
+        may travel in different groups than before) are added to this rank's ``values``.
         """
         found = np.zeros(length, values.dtype)
         for part, place, low, high, at in _overlaps(values, parts, begin, length):
@@ -86,11 +86,13 @@ class Quantized(FlatCodec):
                 place[since : since + len(owed)] += owed
                 rest = self.kept("residual", part.key, len(place), values.dtype).copy()
                 rest[since : since + len(owed)] += owed
-                self.keep("residual", part.key, rest)  # it may be taken back
+                self.keep("residual", part.key, rest)  # the tensor may be retracted
         return found
 
     def _keep_owed(self, own: Array, parts: Sequence[Part], begin: int, before: Array) -> None:
-        """``own``: what is owed of the slice that begins there; ``before``: what was."""
+        """Keep ``own``, the errors of the slice that begins at ``begin``. ``before``: the previous
+        errors.
+        """
         for part, _, low, high, at in _overlaps(own, parts, begin, len(own)):
             if low == high:
                 self._state.pop(f"owed/{part.key}", None)
@@ -103,7 +105,7 @@ class Quantized(FlatCodec):
     def _sum_of_slice(
         self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport
     ) -> Array:
-        """The sum of everybody's numbers in this rank's slice, in rank order."""
+        """Return the sum of all ranks' numbers in this rank's slice, added in rank order."""
         size, rank = transport.size, transport.rank
         received = np.empty(size * sizes[rank], np.uint8)
         transport.alltoall(np.concatenate(payloads), sizes, received, [sizes[rank]] * size)
@@ -119,7 +121,7 @@ class Quantized(FlatCodec):
     def _gathered(
         self, payload: Array, sizes: Sequence[int], values: Array, transport: Transport
     ) -> Array:
-        """All slices of the sum, as everybody decodes them."""
+        """Return all slices of the sum, as every rank decodes them."""
         gathered = np.empty(sum(sizes), np.uint8)
         transport.allgather(payload, gathered, sizes)
         self.sent += len(payload) * (transport.size - 1)
@@ -139,7 +141,9 @@ class Quantized(FlatCodec):
         return out
 
     def _generator(self, key: str, rank: int) -> Generator:
-        """Other numbers on each rank and in each step, and the same ones in each run."""
+        """Return a generator whose numbers differ between ranks and steps, and repeat in each
+        run.
+        """
         count = self.kept("count", key, 1, np.int64)
         seed = np.random.SeedSequence([_SEED, crc32(key.encode()), int(count[0]), rank])
         self.keep("count", key, count + 1)
@@ -147,7 +151,7 @@ class Quantized(FlatCodec):
 
 
 class PushQuantized(Quantized, Pushable):
-    """One whose numbers mean something without those of other ranks."""
+    """A codec whose numbers have a meaning without other ranks' numbers."""
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         payload = self.encode(
@@ -166,8 +170,8 @@ class PushQuantized(Quantized, Pushable):
 def _overlaps(
     flat: Array, parts: Sequence[Part], begin: int, length: int
 ) -> Iterator[tuple[Part, Array, int, int, int]]:
-    """Each part, its place in ``flat``, and what of it is in a slice: from where to where there,
-    and where in it.
+    """Yield each part, its place in ``flat``, and its overlap with a slice: begin and end within
+    the slice, and begin within the part.
     """
     first = 0
     for part in parts:
@@ -180,7 +184,7 @@ def _overlaps(
 
 
 def in_blocks(values: Array, block: int) -> Array:
-    """``values`` as rows of ``block`` numbers, the last one filled up with zeros."""
+    """Return ``values`` as rows of ``block`` numbers, the last one padded with zeros."""
     rows = -(-len(values) // block)
     if rows * block == len(values):
         return values.reshape(rows, block)

@@ -1,4 +1,4 @@
-"""``randomk:r``: a share r of the numbers, drawn anew in each step; the others wait."""
+"""``randomk:r``: a random share r of the numbers in each step. The others wait as residuals."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _SEED = 0x4A4D
-_COUNT = 8  # bytes in front of the numbers of a push: the number of the step
+_COUNT = 8  # bytes before the numbers of a push: the number of the step
 
 
 class RandomK(Pushable):
-    """Stich et al. 2018. All ranks draw the same places, so the numbers alone travel, and are added
-    up on the way.
+    """Random sparsification (Stich et al. 2018). All ranks draw the same places, so only the
+    numbers travel, and an allreduce sums them.
     """
 
     name = "randomk"
@@ -61,7 +61,9 @@ class RandomK(Pushable):
         ].view(out.dtype)
 
     def _agreed_count(self, key: str, transport: Transport) -> int:
-        """A rank that had joined has missed some steps: the highest count is everybody's."""
+        """Return the highest step count of all ranks. A rank that had joined has missed some
+        steps.
+        """
         count = self.kept("count", key, 1, np.int64).copy()
         transport.allreduce([Buffer(count, count, DType.INT64)], ReduceOp.MAX)
         self.sent += ring_bytes(count.nbytes, transport)
@@ -69,8 +71,8 @@ class RandomK(Pushable):
         return int(count[0])
 
     def _places(self, length: int, count: int) -> Array:
-        """One out of each of as many stretches, by the number of the step. Raw numbers are used,
-        which are the same in all versions of numpy.
+        """Return one place in each of equal stretches, drawn by the number of the step. The raw
+        numbers of the generator are equal in all versions of numpy.
         """
         chosen = math.ceil(self._ratio * length)
         bounds = np.arange(chosen + 1) * length // max(chosen, 1)
@@ -80,6 +82,6 @@ class RandomK(Pushable):
 
 
 def _spoil(values: Array) -> None:
-    """What is not finite would be hidden until it is drawn."""
+    """Set all values to NaN if one is not finite: it would be hidden until its place is drawn."""
     if not np.isfinite(values.sum()) and not np.isfinite(values).all():
         values[:] = np.nan

@@ -1,5 +1,5 @@
-"""``sign``: every rank votes for the direction of each number, and the majority's is what all get:
--1, 0 or 1. ``sign:0.9``: ranks vote for the direction of their momentum.
+"""``sign``: every rank votes on the direction of each number, and all ranks get the majority's: -1,
+0 or 1. ``sign:0.9``: ranks vote by their momentum.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farandole.strategies.codecs.quantized import Quantized
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_VOTES = 5  # in a byte, as digits to the base of 3
-_SPOILT = 255  # a byte in which some number is not finite
+_VOTES = 5  # in a byte, as base-3 digits
+_SPOILT = 255  # a byte with a number that is not finite
 
 
 def _table() -> Array:
-    """For each byte, its votes."""
+    """Return the votes in each byte value."""
     table = np.full((256, _VOTES), np.nan, np.float32)
     table[: 3**_VOTES] = list(product((-1, 0, 1), repeat=_VOTES))
     return table
@@ -34,19 +34,18 @@ _TABLE = _table()
 
 
 class Sign(Quantized):
-    """Bernstein et al. 2018: signSGD with majority vote. A number that is 0 has no vote, and a tie
-    is 0.
+    """SignSGD with majority vote (Bernstein et al. 2018). A 0 does not vote, and a tie gives 0.
 
-    Its average is the vote itself, so the learning rate is the length of a step. With ``momentum``
-    (the paper's SIGNUM) a rank votes by the running mean of its own gradients, ``momentum/<key>``
-    in the state; without, nothing is kept.
+    An average is the vote itself, so the learning rate is the step length. With ``momentum``
+    (SIGNUM in the paper), a rank votes by the running mean of its own gradients, ``momentum/<key>``
+    in the state. Without, there is no state.
     """
 
     name, feedback, block = "sign", False, _VOTES
-    votes = True  # results are directions, without a size
+    votes = True  # results are directions without a size
 
     def __init__(self, momentum: str | float = 0.0) -> None:
-        """Raises SettingsError for a ``momentum`` outside of [0, 1)."""
+        """Raises SettingsError for a ``momentum`` outside [0, 1)."""
         self._momentum = _momentum(momentum)
         super().__init__(str(momentum) if self._momentum else "")
 
@@ -83,8 +82,8 @@ class Sign(Quantized):
         return votes
 
     def _add_to_momentum(self, values: Array, parts: Sequence[Part]) -> None:
-        """``values`` become the momentum. A tensor that this rank lacks counts as zeros; one that
-        all lack is told later, and keeps the momentum that it had.
+        """Turn ``values`` into the momentum. A tensor that this rank lacks counts as zeros; one
+        that all ranks lack gets its momentum back in ``retract``.
         """
         values *= values.dtype.type(1 - self._momentum)
         for part, place in pieces(values, parts):
@@ -92,7 +91,7 @@ class Sign(Quantized):
             if not part.given:
                 self.remember_for_retract(part, f"momentum/{part.key}", 0, old)
             place += old * place.dtype.type(self._momentum)
-        # rounded, subnormal numbers would vote for ever
+        # Rounding keeps subnormal numbers from decaying to 0: they would vote forever.
         values[np.abs(values) < np.finfo(values.dtype).tiny] = 0
 
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Sparse(Pushable):
-    """Everybody gets everybody's numbers and their places (4 bytes each), and adds them up in rank
-    order.
+    """A codec with which all ranks receive the numbers and places (4 bytes each) of all ranks, and
+    sum them in rank order.
     """
 
-    even: ClassVar[bool] = True  # all ranks select as many
+    even: ClassVar[bool] = True  # whether all ranks select equally many numbers
 
     def select(self, values: Array) -> Array:
-        """The places of the numbers to send, each once, as uint32. What is not finite comes
-        first.
+        """Return the places of the numbers to send, without repetition, as uint32. Numbers that are
+        not finite are selected first.
         """
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class Sparse(Pushable):
         _add(payload, DType(out.dtype.name), out)
 
     def _sizes(self, own: int, transport: Transport) -> list[int]:
-        """The length of each rank's payload."""
+        """Return the length of each rank's payload."""
         if self.even:
             return [own] * transport.size
         sizes = np.empty(transport.size, np.int64)
@@ -66,7 +66,9 @@ class Sparse(Pushable):
 
 
 def _add(payload: Array, dtype: DType, total: Array) -> None:
-    """Add what a payload stands for. Raises ValueError or IndexError for what is none."""
+    """Add the numbers of a payload to ``total``. Raises ValueError or IndexError for a malformed
+    one.
+    """
     middle = len(payload) // (4 + dtype.itemsize) * 4
     numbers = payload[middle:].copy().view(dtype.storage)
     total[payload[:middle].copy().view(np.uint32)] += widened(numbers, dtype)

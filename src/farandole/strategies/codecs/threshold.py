@@ -1,5 +1,5 @@
-"""``threshold:t``: only numbers that are t or more away from zero; the others wait, and add up
-until they are.
+"""``threshold:t``: only numbers of magnitude t or more. The others accumulate until they reach
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Threshold(Sparse):
-    """Strom 2015. How much is sent depends on the gradients: nothing where nothing has changed."""
+    """Threshold quantization (Strom 2015). The number of bytes depends on the gradients; zeros cost
+    nothing.
+    """
 
     name, even, gamma = "threshold", False, 0.5
 
@@ -25,4 +27,4 @@ class Threshold(Sparse):
         self._bound = number(self.name, bound, float, "the size from which on a number is sent", 0)
 
     def select(self, values: Array) -> Array:
-        return np.flatnonzero(~(np.abs(values) < self._bound)).astype(np.uint32)  # NaN is sent, too
+        return np.flatnonzero(~(np.abs(values) < self._bound)).astype(np.uint32)  # includes NaN

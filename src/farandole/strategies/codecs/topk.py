@@ -1,5 +1,5 @@
-"""``topk:r``: the share r of the numbers that are largest; the others wait, and add up until they
-are.
+"""``topk:r``: the share r of numbers with the largest magnitudes. The others accumulate as
+residuals.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from farandole.strategies.codecs.sparse import Sparse
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_SAMPLE = 4096  # numbers by which a bound is estimated, below which nothing need be sorted
+_SAMPLE = 4096  # numbers sampled to estimate a bound, below which nothing is sorted
 
 
 class TopK(Sparse):
-    """Aji & Heafield 2017; Lin et al. 2018. At least one number of each bucket is sent."""
+    """Top-k sparsification (Aji & Heafield 2017; Lin et al. 2018). At least one number per bucket
+    is sent.
+    """
 
     name = "topk"
 
@@ -34,7 +36,9 @@ class TopK(Sparse):
 
 
 def largest(sizes: Array, count: int) -> Array:
-    """The places of the ``count`` largest, in order of place, as uint32; NaN is largest."""
+    """Return the places of the ``count`` largest, in order of place, as uint32. NaN counts as
+    largest.
+    """
     candidates = _above_estimate(sizes, count)
     among = sizes if candidates is None else sizes[candidates]
     if count < len(among):
@@ -46,8 +50,8 @@ def largest(sizes: Array, count: int) -> Array:
 
 
 def _above_estimate(sizes: Array, count: int) -> Array | None:
-    """Places that hold all of the ``count`` largest: those above a bound that a sample tells. None
-    if it told wrong.
+    """Return places that include the ``count`` largest: those above a bound estimated from a
+    sample. None if the estimate is too high.
     """
     step = len(sizes) // _SAMPLE
     if step < 2:

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 
 class AsyncGossip:
-    """Asynchronous decentralised SGD (Lian et al., "Asynchronous Decentralized Parallel Stochastic
-    Gradient Descent", 2018): pairs of neighbours on ``graph`` average their weights in the
-    background while all train.
+    """Asynchronous decentralised SGD: pairs of neighbours on ``graph`` average their weights in the
+    background while all ranks train (Lian et al., "Asynchronous Decentralized Parallel Stochastic
+    Gradient Descent", 2018).
 
-    After every ``every``-th step a rank adds the change of its weights to its shared weights,
-    continues from these, and begins an average with one neighbour, unless its last average is late.
-    Each average keeps the sum of both ranks' weights. ``damp``: a change is divided by the number
-    of averages since the rank's last exchange (Zhang et al., "Staleness-aware Async-SGD", 2016).
-    ``staleness``: statistics of these numbers on this rank. ``gamma``: the share of the way to
-    their mean that the two ranks move, more than 0 and at most 1; None: all of it. There is no
-    codec: ``Gossip`` goes with one. Raises ValueError for options that make no sense.
+    After every ``every``-th step, a rank adds the change of its weights to its shared weights,
+    continues from these, and starts an average with one neighbour unless its last average is still
+    running. Each average keeps the sum of both ranks' weights.
+
+    ``damp``: divide a change by the number of averages since the rank's last exchange (Zhang et
+    al., "Staleness-aware Async-SGD", 2016). ``staleness``: statistics of that number on this rank.
+    ``gamma``: the share of the way to their mean that two ranks move, above 0 and up to 1; None:
+    all of it. No codec is supported; ``Gossip`` takes one. Raises ValueError for invalid options.
     """
 
     name = "gossip_async"
@@ -53,12 +54,12 @@ class AsyncGossip:
 
     @classmethod
     def parse(cls, argument: str) -> AsyncGossip:
-        """Of ``gossip_async:ring,every=4``, what stands after the colon."""
+        """Parse the argument of a spec such as ``gossip_async:ring,every=4``."""
         return parsed(cls, argument, "ring,every=4,damp=1")
 
     @property
     def spec(self) -> str:
-        """In full: two ranks with other options have another one."""
+        """The complete spec; it differs between ranks with different options."""
         damp = ",damp=1" if self.damp else ""
         return f"{self.name}:{self.graph},every={self.every}{damp}{gamma_suffix(self.gamma)}"
 
@@ -79,7 +80,7 @@ class AsyncGossip:
     def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
-        """The mean of what all ranks have learned."""
+        """Set the weights to the mean of all ranks' progress."""
         (anchors,) = slots
         shown = deltas(weights, anchors)
         peers.average_shown(anchors, shown, gamma=self.gamma)

@@ -1,12 +1,12 @@
-"""What neighbours know of each other's weights where a codec sends differences: CHOCO-SGD
-(Koloskova, Stich & Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with
-Compressed Communication", 2019).
+"""Copies of neighbours' weights, for codecs that send differences: CHOCO-SGD (Koloskova, Stich &
+Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication",
+2019).
 
-A rank and its neighbours keep a copy of its weights, as far as it has sent them. What it sends next
-is the codec's of how far it has gone from that copy, and they all add it there, so what a codec
-leaves out is still in the next difference. Ranks then go some of the way (``gamma``) towards the
-copies of their neighbours, counted from their own: the mean over all ranks stays, whatever the
-codec leaves out.
+A rank and its neighbours keep a copy of the rank's weights as sent so far. The rank sends the
+encoded difference of its weights from that copy, and all of them add it to the copy, so the codec's
+residual remains in the next difference. Ranks then move a share of the way (``gamma``) from their
+own copy to their neighbours' copies. This preserves the mean over all ranks, whatever the codec
+leaves out.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from farandole.strategies.codecs.base import KEPT
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_GAMMA = 0.1  # for codecs that say nothing
-# int64: are the copies sent whole, first? The bytes of the differences in float32, and in float64
+_GAMMA = 0.1  # for codecs without a ``consensus_step``
+# int64: whether the copies come first, whole; the bytes of the differences in float32 and in
+# float64
 _HEAD = 3
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Copies:
-    """Of one optimizer's weights, on one rank: those of neighbours are kept here; its own one
-    belongs to the caller.
+    """Copies of one optimizer's weights on one rank. It keeps the neighbours' copies; the caller
+    keeps the rank's own.
     """
 
     def __init__(self, codec: PushCodec, rank: int) -> None:
         self._codec = codec
         self._rank = rank
-        self._known = 0  # digest of the own copy, as neighbours have it
+        self._known = 0  # digest of the own copy that neighbours have
         self._of: dict[int, list[Array]] = {}
 
     def gamma(self, weights: Sequence[Array]) -> float:
-        """How much of the way a rank goes, for weights like these."""
+        """Return the share of the way to move, for weights of these shapes."""
         codec = self._codec
         return (
             codec.consensus_step([weight.shape for weight in weights])
@@ -55,19 +56,19 @@ class Copies:
     def message(
         self, weights: Sequence[Array], own: Sequence[Array], keys: Sequence[str], times: int
     ) -> Array:
-        """What goes to ``times`` neighbours, as uint8. Brings the own copy forward, as it will be
-        there.
+        """Return the message to ``times`` neighbours, as uint8, and update the own copy as they
+        will.
 
-        A copy that is not what they have (it is new, or of a checkpoint) goes whole, first.
-        ``keys``: of the weights, for what the codec keeps.
+        If the neighbours do not have the own copy (it is new, or from a checkpoint), it comes
+        first, whole. ``keys``: the keys of the codec's state for the weights.
         """
         for weight, copy in zip(weights, own, strict=True):
-            if not _finite(copy):  # no difference brings it back
+            if not _finite(copy):  # no difference would repair it
                 np.copyto(copy, weight)
         is_new = _digest(own) != self._known
         whole = joined(own) if is_new else _NOTHING
         if whole.size:
-            for _ in range(times):  # bytes that weights without a codec do not cost
+            for _ in range(times):  # extra bytes that the codec causes
                 self._codec.arrived(Packed(whole, {}, 0), taken=False)
         payloads = []
         for kind in _TYPES:
@@ -82,14 +83,17 @@ class Copies:
         return np.concatenate([head.view(np.uint8), whole, *payloads])
 
     def lost(self) -> None:
-        """The last message did not get to all: the own copy goes whole, with the next."""
+        """Send the own copy whole with the next message: the last one did not reach all
+        neighbours.
+        """
         self._known = 0
 
     def read(self, rank: int, message: Array, like: Sequence[Array]) -> list[Array]:
-        """The copy of ``rank``'s weights, with what it has sent now. It stays here, and is not to
-        be written to.
+        """Add the differences in ``message`` to the copy of ``rank``'s weights and return that
+        copy, which the caller must not write to.
 
-        ``like``: weights of these shapes and types. ValueError for a message of other weights.
+        ``like``: weights of the same shapes and dtypes. Raises ValueError for a message that does
+        not fit.
         """
         begin = _HEAD * 8
         is_whole, *sizes = (
@@ -115,8 +119,8 @@ class Copies:
         places: Sequence[int],
         times: int,
     ) -> Array:
-        """What was left out before is in ``changes`` already: the codec's own residuals are not
-        kept.
+        """Encode ``changes``. They already include what the codec left out before, so its own
+        residuals are not kept.
         """
         parts = []
         for place, change in zip(places, changes, strict=True):
@@ -149,7 +153,7 @@ def _bytes(array: Array) -> Array:
 
 
 def _digest(arrays: Sequence[Array]) -> int:
-    """Also of their shapes and types. Never 0."""
+    """Return a digest of contents, shapes and dtypes. Never 0."""
     found = crc32(repr([(array.shape, array.dtype.str) for array in arrays]).encode())
     for array in arrays:
         found = crc32(_bytes(array).data, found)
@@ -166,12 +170,12 @@ def _places(arrays: Sequence[Array], kind: DType) -> list[int]:
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """All of them, as uint8."""
+    """Return the bytes of all arrays as one uint8 array."""
     return np.concatenate([_bytes(array) for array in arrays]) if arrays else _NOTHING
 
 
 def cut(memory: Array, like: Sequence[Array]) -> list[Array]:
-    """``memory`` as arrays of the shapes and types of ``like``."""
+    """Return copies of ``memory``'s parts with the shapes and dtypes of ``like``."""
     found, begin = [], 0
     for array in like:
         end = begin + array.nbytes

@@ -1,4 +1,4 @@
-"""Weights as differences from the copies that neighbours have of them."""
+"""Encoding of weights as differences from the copies that neighbours have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CopyEncoding(WholeEncoding):
-    """One more slot keeps this rank's copy; see ``copies``."""
+    """Sends differences from this rank's copy, which one more slot keeps; see ``copies``."""
 
     slots: tuple[str, ...] = ("weights",)
 
@@ -49,7 +49,7 @@ class CopyEncoding(WholeEncoding):
         return peers.statistics_travelled
 
     def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
-        """See ``contracts.Encoding``. The old copy would take ranks apart again."""
+        """See ``contracts.Encoding``. An outdated copy would drive the ranks apart again."""
         for sent, weight in zip(slots[-1] if slots else (), weights, strict=bool(slots)):
             np.copyto(sent, weight)
 
@@ -59,8 +59,8 @@ class CopyEncoding(WholeEncoding):
 
 
 class _CodedNeighbourPeers(EnginePeers):
-    """Peers whose averages with neighbours a codec compresses. ``sent``: this rank's weights as its
-    neighbours know them.
+    """Peers whose averages with neighbours use a codec. ``sent``: the neighbours' copy of this
+    rank's weights.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class _CodedNeighbourPeers(EnginePeers):
         self._sent = sent
 
     def keys_of(self, weights: Sequence[Array]) -> list[str]:
-        """The keys of the codec's state for these weights."""
+        """Return the keys of the codec's state for these weights."""
         return [f"{CHANGE}{name}" for name in self.context.names_of(weights)]
 
     def average_with(
@@ -94,7 +94,9 @@ class _CodedNeighbourPeers(EnginePeers):
         move_by_differences(arrays, self._sent, received, step)
 
     def _swap_copies(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
-        """By rank, the copies here of the weights of those that send to this one."""
+        """Exchange differences, and return the copies of the weights of the sending ranks, by
+        rank.
+        """
         exchange, names = self.session.neighbours, self.context.names_of(arrays)
         exchange.compare(arrays, names)
         message = self._copies.message(arrays, self._sent, self.keys_of(arrays), len(to))

@@ -12,8 +12,8 @@ def ring(rank: int, size: int, turn: int) -> list[int]:
 
 
 def torus(rank: int, size: int, turn: int) -> list[int]:
-    """Return the four neighbours on a grid whose edges meet, as square as ``size`` allows (a ring,
-    if it is prime).
+    """Return the four neighbours on a torus that is as square as ``size`` allows (a ring if
+    ``size`` is prime).
     """
     columns = next(count for count in range(isqrt(size), 0, -1) if size % count == 0)
     row, column = divmod(rank, columns)
@@ -24,8 +24,8 @@ def torus(rank: int, size: int, turn: int) -> list[int]:
 
 
 def exponential(rank: int, size: int, turn: int) -> list[int]:
-    """Return one rank a turn, 1, 2, 4 ... places on. If the number of ranks is a power of two, all
-    have the mean after one pass.
+    """Return one rank per turn, 1, 2, 4 ... places ahead. If the number of ranks is a power of two,
+    all ranks have the mean after one pass over the turns.
     """
     return [(rank + (1 << turn % max((size - 1).bit_length(), 1))) % size]
 

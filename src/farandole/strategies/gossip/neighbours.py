@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class NeighbourExchange:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: the engine's ranks as numbers
-    in the job; ``spec``: of the strategy, for messages.
+    """Exchanges of one optimizer's weights.
+
+    ``name``: the optimizer's, equal on all ranks. ``ranks``: the engine's ranks as numbers in the
+    job. ``spec``: the strategy's, for messages.
     """
 
     def __init__(self, engine: Engine, name: str, ranks: Sequence[int], spec: str) -> None:
@@ -28,30 +30,30 @@ class NeighbourExchange:
         self._name = name
         self._ranks = ranks
         self._spec = spec
-        self._compared = False  # the ranks' weights
-        self._digested: tuple[Any, Array] | None = None  # the last weights, and their digest
+        self._compared = False  # whether the ranks' weights were compared
+        self._digested: tuple[Any, Array] | None = None  # the last weights and their digest
 
     def swap(
         self, arrays: Sequence[Array], to: Sequence[int], names: Sequence[str]
     ) -> dict[int, list[Array]]:
-        """See ``contracts.Peers.swap``. ``names``: of the arrays."""
+        """See ``contracts.Peers.swap``. ``names``: the names of the arrays."""
         self.compare(arrays, names)
         messages = self.send(joined(arrays), to, arrays, names)
         return {rank: cut(message, arrays) for rank, message in messages.items()}
 
     def compare(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
-        """Raise ValueError on all ranks if one has other weights. The first call is collective;
+        """Raise ValueError on all ranks if their weights differ. The first call is collective;
         later ones do nothing.
         """
-        if not self._compared:  # the sizes of messages tell little
+        if not self._compared:  # equal message sizes prove little
             self._compared = True
             check_same_weights(self._engine, self._name, self._ranks, arrays, names)
 
     def send(
         self, content: Array, to: Sequence[int], arrays: Sequence[Array], names: Sequence[str]
     ) -> dict[int, Array]:
-        """Send ``content`` (uint8), of the weights ``arrays``, to the ranks ``to``; by rank, the
-        messages to this one. Raises ValueError for a message of other weights.
+        """Send ``content`` (uint8) for the weights ``arrays`` to the ranks ``to``. Return the
+        received messages by rank. Raises ValueError for a message of other weights.
         """
         head = self._digest(arrays, names)
         size = head.size + content.size
@@ -89,7 +91,7 @@ class NeighbourExchange:
         return messages
 
     def _digest(self, arrays: Sequence[Array], names: Sequence[str]) -> Array:
-        """Return 8 bytes that tell these weights from others."""
+        """Return 8 bytes that identify the weights' names, shapes and dtypes."""
         key = tuple(names), tuple((array.shape, array.dtype) for array in arrays)
         if self._digested is None or self._digested[0] != key:
             digest = digest_of_text(describe_weights(arrays, names))
@@ -100,7 +102,7 @@ class NeighbourExchange:
 def move_to_mean(
     arrays: Sequence[Array], received: Mapping[int, Sequence[Array]], gamma: float = 1.0
 ) -> None:
-    """Move each array ``gamma`` of the way to the mean of itself and those received."""
+    """Move each array by ``gamma`` of the way to the mean of itself and the received arrays."""
     if gamma != 1.0:
         move_by_differences(arrays, arrays, received, gamma)
         return
@@ -116,8 +118,8 @@ def move_by_differences(
     received: Mapping[int, Sequence[Array]],
     gamma: float,
 ) -> None:
-    """Move each array by ``gamma`` of the way from ``own`` to the mean of that and those
-    received.
+    """Move each array by ``gamma`` of the difference between ``own`` and the mean of ``own`` and
+    the received arrays.
     """
     for place, array in enumerate(arrays):
         differences = (received[rank][place] - own[place] for rank in sorted(received))

@@ -1,5 +1,5 @@
-"""Averages in pairs, in the background: the weights of one optimizer on this rank, and how it finds
-the other ranks.
+"""Averages in pairs, in the background: one optimizer's shared weights on this rank, and the
+addresses of the other ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 class PairAverages:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: the engine's ranks as numbers
-    in the job; ``on_average``: called after each average, on any thread, with its name, begin and
-    end; ``gamma``: how much of the way to their mean two ranks go.
+    """Averages in pairs of one optimizer's weights.
+
+    ``name``: the optimizer's, equal on all ranks. ``ranks``: the engine's ranks as numbers in the
+    job. ``on_average``: called after each average, on any thread, with its name, begin and end.
+    ``gamma``: the share of the way to their mean that two ranks move.
     """
 
     def __init__(
@@ -42,27 +44,28 @@ class PairAverages:
         self._on_average = on_average
         self._gamma = gamma
         self._group: PeerGroup | None = None
-        self._groups = 0  # so far
-        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the group has
-        self._begun: Sequence[Array] = ()  # with what its weights began
+        self._groups = 0  # groups so far
+        self._held: list[tuple[Any, ...]] | None = None  # shape and dtype of the group's arrays
+        self._begun: Sequence[Array] = ()  # the weights with which the group began
         self._addresses: list[str] = []
-        self._joins = -1  # of the engine, when addresses were exchanged
+        self._joins = -1  # the engine's joins when addresses were exchanged
 
     def group(
         self, weights: Sequence[Array], statistics: Sequence[Array], names: Sequence[str]
     ) -> PeerGroup:
-        """What this rank shows; it begins with these. Collective at first, and when a rank that had
-        joined is here for the first time. Raises ValueError on all ranks if they have other
-        weights.
+        """Return the group that shares this rank's weights, initialized with ``weights`` and
+        ``statistics``.
 
-        Where there were others before, those that stay (the same arrays) keep what averages have
-        brought them since the last exchange: partners have gone their part of the way already.
+        Collective at first, and when a rank that had joined is here for the first time. Raises
+        ValueError on all ranks if their weights differ. If weights were added, the old ones (the
+        same arrays) keep the averages since the last exchange, because partners have already moved
+        their share.
         """
         if not self._addresses or ("" in self._addresses and self._joins != self._engine.joins):
             self._meet(weights, names)
         held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
         if self._group is None or held != self._held:  # weights were added
-            # here: other strategies need no sockets
+            # Imported here: other strategies need no sockets.
             from farandole.core.gossip.peer_group import PeerGroup
             from farandole.core.gossip.shared_weights import SharedWeights
 
@@ -94,20 +97,22 @@ class PairAverages:
         group = self.group(anchors, statistics, names)
         group.take([*changes, *statistics])
         group.rest()
-        mean.barrier()  # nobody asks any more
+        mean.barrier()  # no rank starts an average any more
         own = [*(np.zeros_like(change) for change in changes), *statistics]
         group.take(own)
         means = [array.copy() for array in own]
         mean(means)
         count = len(changes)
-        # A rank that has gone on may have averaged with this one meanwhile: its next exchange
-        # counts that.
+        # A rank that is further ahead may have averaged with this one meanwhile: its next exchange
+        # accounts for that.
         group.correct(deltas(means[:count], own[:count]), means[count:])
         for array, value in zip((*changes, *statistics), means, strict=True):
-            np.copyto(array, value)  # the same bits on all ranks: shown weights were rounded
+            np.copyto(array, value)  # equal bits on all ranks: shared weights were rounded
 
     def _ended(self) -> dict[int, Array]:
-        """By the id of what they began with, the weights as they were shown in the end."""
+        """Close the group. Return its final weights by the id of the arrays with which they
+        began.
+        """
         group = self._group
         self.close()
         return (
@@ -117,11 +122,11 @@ class PairAverages:
         )
 
     def other_weights(self) -> None:
-        """Those of the next call are others, maybe of the same shapes."""
+        """Expect other weights, perhaps of the same shapes, in the next call."""
         self._held = None
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop sharing weights."""
         if self._group is not None:
             self._group.close()
             self._group = None

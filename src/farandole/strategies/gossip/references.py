@@ -1,4 +1,4 @@
-"""What ranks of decentralised strategies have in common: nothing, or copies at their neighbours."""
+"""The shared values of decentralised strategies: none, or copies at the neighbours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from farandole.strategies.references import NoReference, SenderReference
 
 
 class NeighbourReference(SenderReference):
-    """A copy of each rank's weights, as far as it has sent them, which its neighbours have."""
+    """A copy of each rank's weights as sent so far, which its neighbours keep."""
 
     sending = "each sends to its neighbours alone"
 
@@ -21,7 +21,7 @@ class NeighbourReference(SenderReference):
 
 
 class PairReference(NoReference):
-    """Nothing: while two ranks average, both change by averages with others."""
+    """No shared values: while two ranks average, averages with others change both."""
 
     def objection(self, strategy: Strategy, codec: Codec) -> str:
         """See ``contracts.SharedReference``."""

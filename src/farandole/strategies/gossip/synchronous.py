@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Gossip:
-    """After every ``every``-th step, a rank's weights become the mean of its own and of those that
-    its neighbours on ``graph`` sent: "ring", "torus", "exponential" or "complete".
+    """Decentralised SGD: after every ``every``-th step, a rank averages its weights with its
+    neighbours' weights on ``graph`` ("ring", "torus", "exponential" or "complete").
 
-    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017; the
-    exponential graph with one neighbour a turn: Assran et al., "Stochastic Gradient Push", 2019.
+    Sources: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017;
+    for the exponential graph with one neighbour per turn, Assran et al., "Stochastic Gradient
+    Push", 2019. A rank sends to as many ranks as it receives from, which preserves the mean over
+    all ranks. Weights differ between ranks, less so with more frequent exchanges.
 
-    A rank sends to as many as it hears, so the mean over all ranks stays. Weights differ between
-    ranks, the less the more often they gossip. ``gamma``: how much of the way to that mean a rank
-    goes, more than 0 and at most 1; None: all of it. With a codec this is CHOCO-SGD (Koloskova et
-    al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
-    Communication", 2019), ``gamma`` its consensus step size, and None what suits the codec; on the
-    exponential graph a rank then sends to all its neighbours in each turn. Raises ValueError for
-    options that make no sense.
+    ``gamma``: the share of the way to that mean that a rank moves, above 0 and up to 1; None: all
+    of it. With a codec, this is CHOCO-SGD (Koloskova et al., "Decentralized Stochastic Optimization
+    and Gossip Algorithms with Compressed Communication", 2019): ``gamma`` is its consensus step
+    size, None the codec's default, and on the exponential graph a rank sends to all its neighbours
+    in each turn. Raises ValueError for invalid options.
     """
 
     name = "gossip"
@@ -46,7 +46,7 @@ class Gossip:
 
     @classmethod
     def parse(cls, argument: str) -> Gossip:
-        """Of ``gossip:ring,every=4``, what stands after the colon."""
+        """Parse the argument of a spec such as ``gossip:ring,every=4``."""
         return parsed(cls, argument, "ring,every=4")
 
     @property

@@ -1,3 +1,3 @@
-"""Ways to keep the weights of ranks together that each step with gradients of their own. One file
-each; see ``contracts.Strategy``.
+"""Strategies that exchange weights between ranks which step with their own gradients, one file
+each. See ``contracts.Strategy``.
 """

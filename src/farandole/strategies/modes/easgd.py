@@ -1,6 +1,4 @@
-"""Elastic averaging: ranks are drawn towards a centre that they make together, and may stray from
-it.
-"""
+"""Elastic averaging: ranks are drawn towards a common centre, and may stray from it."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
 class EASGD:
     """Synchronous elastic averaging SGD (Zhang, Choromanska and LeCun, 2015).
 
-    After every ``every``-th step a rank's weights move by ``beta / ranks`` of their distance to the
-    centre, and the centre by ``beta`` of its distance to the mean. The centre is the same on all
-    ranks; weights are not. Raises ValueError for numbers that make no sense.
+    After every ``every``-th step, a rank's weights move by ``beta / ranks`` of their distance to
+    the centre, and the centre moves by ``beta`` of its distance to the mean. The centre is equal on
+    all ranks; the weights are not. Raises ValueError for invalid numbers.
     """
 
     name = "easgd"
@@ -36,7 +34,7 @@ class EASGD:
 
     @classmethod
     def parse(cls, argument: str) -> EASGD:
-        """Of ``easgd:8,beta=0.5``, what stands after the colon."""
+        """Parse the argument of a spec such as ``easgd:8,beta=0.5``."""
         return parsed(cls, argument, "8,beta=0.5")
 
     @property

@@ -1,9 +1,8 @@
-"""Ranks step by themselves, and average their weights now and then: local SGD, and its outer
-optimizers.
+"""Local SGD and its outer optimizers: ranks step alone and average their weights now and then.
 
-The mean weights of all ranks may be taken as they are (Stich, "Local SGD Converges Fast and
-Communicates Little", 2019), or as the gradient of an outer optimizer: from the weights of the last
-exchange to the mean is one outer step.
+The mean of all ranks' weights replaces them (Stich, "Local SGD Converges Fast and Communicates
+Little", 2019), or serves as the gradient of an outer optimizer: an outer step leads from the
+weights of the last exchange towards the mean.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 NESTEROV, MOMENTUM = "nesterov", "momentum"
-EPOCH = 0  # steps between exchanges: told by ``end_of_epoch``
+EPOCH = 0  # steps between exchanges: ``end_of_epoch`` decides
 
 
 class LocalSGD:
-    """Average the weights after every ``every``-th step, or at the end of each epoch
-    (``every="epoch"``: told by Keras's ``fit``, else by ``end_of_epoch()`` of the optimizer or
-    trainer).
+    """Local SGD: average the weights after every ``every``-th step, or at the end of each epoch.
 
-    ``outer``: the optimizer that takes the way to the mean as its gradient: None (the mean counts),
-    "momentum" or "nesterov", with ``lr`` and ``momentum``. ``warmup``: so many steps in the
-    beginning with an exchange after each (Lin et al., "Don't Use Large Mini-Batches, Use Local
-    SGD", 2020: post-local SGD, if it is half of the training). Raises ValueError for numbers that
-    make no sense.
+    ``every="epoch"``: Keras's ``fit`` reports the end of an epoch; elsewhere the program calls
+    ``end_of_epoch()`` of the optimizer or trainer. ``outer``: the outer optimizer, whose gradient
+    is the change from the last exchange to the mean: None (take the mean), "momentum" or
+    "nesterov", with ``lr`` and ``momentum``. ``warmup``: the number of initial steps with an
+    exchange after each (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local
+    SGD, if it is half of the training). Raises ValueError for invalid numbers.
     """
 
     name = "local_sgd"
@@ -64,12 +62,12 @@ class LocalSGD:
 
     @classmethod
     def parse(cls, argument: str) -> LocalSGD:
-        """Of ``local_sgd:8,warmup=100``, what stands after the colon."""
+        """Parse the argument of a spec such as ``local_sgd:8,warmup=100``."""
         return parsed(cls, argument, "8,warmup=100")
 
     @property
     def spec(self) -> str:
-        """In full: two ranks with other options have another one."""
+        """The complete spec; it differs between ranks with different options."""
         outer = f",outer={self.outer}" if self.outer and type(self) is LocalSGD else ""
         outer += f",lr={self.lr:g},momentum={self.momentum:g}" if self.outer else ""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
@@ -95,8 +93,8 @@ class LocalSGD:
 
 
 class BMUF(LocalSGD):
-    """Blockwise model-update filtering (Chen and Huo, "Scalable Training of Deep Learning Machines
-    by Incremental Block Training", 2016): local SGD with block momentum. The paper takes 1 - 1 /
+    """Blockwise model-update filtering: local SGD with block momentum (Chen and Huo, "Scalable
+    Training of Deep Learning Machines by Incremental Block Training", 2016). The paper uses 1 - 1 /
     ranks for ``momentum``.
     """
 
@@ -114,8 +112,8 @@ class BMUF(LocalSGD):
 
 
 class DiLoCo(LocalSGD):
-    """Outer Nesterov momentum over many inner steps, with the numbers of Douillard et al., "DiLoCo:
-    Distributed Low-Communication Training of Language Models", 2023.
+    """Outer Nesterov momentum over many inner steps, with the defaults of Douillard et al.,
+    "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     """
 
     name = "diloco"

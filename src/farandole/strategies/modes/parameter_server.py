@@ -1,8 +1,7 @@
-"""Ranks push what they have done to a centre on parameter servers, and go on from there: in step,
-or each by itself.
+"""Parameter servers: ranks push their deltas to a centre and continue from it, in step or each on
+its own.
 
-A rank steps with its own optimizer, whatever that is, and pushes the way from the weights of its
-last pull to those that it has now.
+A rank steps with its own optimizer, and pushes the change of its weights since its last pull.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from farandole.strategies.specs import boolean, number, parsed, real, refuse
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_RATES = {"adagrad": 0.01, "adam": 0.001}  # the usual ones; 1 for the others
+_RATES = {"adagrad": 0.01, "adam": 0.001}  # usual learning rates; 1 for the others
 
 
 class ParameterServer:
-    """Synchronous parameter servers: after every ``every``-th step the centre takes the mean of all
-    ranks' ways, and all go on from it. ``backup``: the step does not wait for that many ranks; what
-    they push later for it is dropped (Chen et al., "Revisiting Distributed Synchronous SGD", 2016;
-    servers: Li et al., 2014).
+    """Synchronous parameter servers: after every ``every``-th step, the centre takes the mean of
+    all ranks' deltas, and all ranks continue from it (Li et al., 2014).
 
-    ``optimizer``: what the servers step with, and the way is its gradient: "add" (it is added, as
-    it is), "sgd", "momentum", "adagrad" or "adam", with ``lr`` and ``momentum``. ``staleness``:
-    what this rank has seen. Raises ValueError for options that make no sense.
+    ``backup``: the number of ranks that a step does not wait for; their late pushes are dropped
+    (Chen et al., "Revisiting Distributed Synchronous SGD", 2016). ``optimizer``: the servers'
+    optimizer, whose gradient is the delta: "add" (adds it unchanged), "sgd", "momentum", "adagrad"
+    or "adam", with ``lr`` and ``momentum``. ``staleness``: statistics of this rank. Raises
+    ValueError for invalid options.
     """
 
     name = "ps"
@@ -85,14 +84,14 @@ class ParameterServer:
 
     @classmethod
     def parse(cls, argument: str) -> ParameterServer:
-        """Of ``ps:2,backup=1``, what stands after the colon: the first argument, then others by
-        name.
+        """Parse the argument of a spec such as ``ps:2,backup=1``: the first value, then others by
+        keyword.
         """
         return parsed(cls, argument, "3,every=2,damp=1")
 
     @property
     def rule(self) -> Rule:
-        """Of the servers."""
+        """The rule by which the servers step."""
         return Rule(
             sync=self.sync,
             backup=self.backup,
@@ -105,7 +104,7 @@ class ParameterServer:
 
     @property
     def spec(self) -> str:
-        """In full: two ranks with other options have another one."""
+        """The complete spec; it differs between ranks with different options."""
         steps = (
             ""
             if self.optimizer == "add"
@@ -135,24 +134,24 @@ class ParameterServer:
     def consolidate(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers
     ) -> None:
-        """The centre, with all that ranks have done since their last push."""
+        """Set the weights to the centre after all ranks have pushed their remaining deltas."""
         (anchors,) = slots
         centre = deltas(weights, anchors)
         peers.push(self.rule, anchors, centre, count=False)
-        peers.barrier()  # all have pushed
+        peers.barrier()  # all ranks have pushed
         peers.pull(centre)
         restart_from(weights, anchors, centre)
-        peers.barrier()  # nobody pushes before all have pulled
+        peers.barrier()  # no rank pushes before all have pulled
 
 
 class AsyncParameterServer(ParameterServer):
-    """Asynchronous parameter servers (Dean et al., "Large Scale Distributed Deep Networks", 2012):
-    after every ``every``-th step a rank pushes its way, which the centre takes at once, and goes on
-    from the centre. Nobody waits.
+    """Asynchronous parameter servers: after every ``every``-th step, a rank pushes its delta, which
+    the centre adds at once, and continues from the centre without waiting for other ranks (Dean et
+    al., "Large Scale Distributed Deep Networks", 2012).
 
-    ``damp``: a way counts the less the more the centre has moved since the rank's last pull: it is
-    divided by that number of updates (Zhang et al., "Staleness-aware Async-SGD", 2016). The rest:
-    see ``ParameterServer``.
+    ``damp``: divide a delta by the number of updates of the centre since the rank's last pull
+    (Zhang et al., "Staleness-aware Async-SGD", 2016). For the other arguments, see
+    ``ParameterServer``.
     """
 
     name = "ps_async"
@@ -176,10 +175,11 @@ class AsyncParameterServer(ParameterServer):
 
 
 class SSP(ParameterServer):
-    """Stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale Synchronous
-    Parallel Parameter Server", 2013): asynchronous parameter servers at which a rank waits while it
-    is more than ``bound`` exchanges ahead of the slowest one. The rest: see
-    ``AsyncParameterServer``.
+    """Stale synchronous parallel: asynchronous parameter servers at which a rank waits while it is
+    more than ``bound`` exchanges ahead of the slowest rank (Ho et al., "More Effective Distributed
+    ML via a Stale Synchronous Parallel Parameter Server", 2013).
+
+    For the other arguments, see ``AsyncParameterServer``.
     """
 
     name = "ssp"
