@@ -1,6 +1,6 @@
-"""Groups of ranks whose calls come in one order on all of them, as torch.distributed has them.
+"""Groups of ranks that call collectives in the same order, as in torch.distributed.
 
-No agreement is needed on what to run next: a group is a transport of its own, on which calls run
-one after the other (``calls``), each after a look whether all ranks want the same (``checked``).
-Messages from one rank to another have their own way past them (``messages``).
+No negotiation is needed: each group has its own transport and runs its calls one after the other
+(``calls``), after checking that all ranks make the same call (``checked``). Point-to-point messages
+bypass this queue (``messages``).
 """

@@ -1,4 +1,4 @@
-"""A barrier that names who does not come to it."""
+"""A barrier that names the ranks that do not reach it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.inbox import Transfer, error_text
 from farandole.errors import PeerLostError, StalledError
 
-_TAG = -(1 << 40)  # programs have others
+_TAG = -(1 << 40)  # programs use other tags
 _TEXT = 1 << 10
 
 
 def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> None:
-    """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it
-    names one that did not come, or all of them with ``everybody``. The others hear of that, and of
-    an exception of a signal's handler on 0.
+    """Wait until all members have reached the barrier.
+
+    Raises StalledError after ``seconds``. On member 0 the error names one missing member, or all of
+    them with ``everybody``. Member 0 reports the failure to the other members, and also an
+    exception raised by one of its own signal handlers.
     """
     group.barriers += 1
     tag = _TAG - group.barriers
@@ -35,7 +37,8 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
         text = _missing_text(group, missing, seconds, lost) if missing else ""
         _answer(group, tag, text, notes, unanswered)
-    except BaseException as error:  # a signal's handler has raised: the others would wait in vain
+    # a signal handler raised: without an answer the others would wait until their timeout
+    except BaseException as error:
         _answer(group, tag, f"it left the barrier: {error_text(error)}", notes, unanswered)
         raise
     if lost is not None:
@@ -50,7 +53,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
 def _missing_text(
     group: CollectiveGroup, missing: list[int], seconds: float, lost: BaseException | None
 ) -> str:
-    """``lost``: why nobody waits any longer for one of them."""
+    """Return the error text for missing members. ``lost``: why one of them is known to be lost."""
     who = (
         f"Rank{'s' if len(missing) > 1 else ''}"
         f" {', '.join(str(group.ranks[rank]) for rank in missing)}"
@@ -64,8 +67,8 @@ def _missing_text(
 def _missing(
     group: CollectiveGroup, notes: dict[int, Transfer], seconds: float, everybody: bool
 ) -> list[int]:
-    """The members that have not come when the time is over; the first one, unless ``everybody`` is
-    asked for.
+    """Return the members that have not arrived within ``seconds``: only the first one, unless
+    ``everybody`` is set.
     """
     missing: list[int] = []
     end = time.monotonic() + seconds
@@ -79,7 +82,7 @@ def _missing(
 def _answer(
     group: CollectiveGroup, tag: int, text: str, notes: dict[int, Transfer], unanswered: list[int]
 ) -> None:
-    """Tell these members ``text``, also those that come later, but for those that have gone."""
+    """Send ``text`` to these members, late ones included, except to members that are gone."""
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
     while unanswered:
         note = notes.get(unanswered[-1])
@@ -91,7 +94,7 @@ def _answer(
 
 
 def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
-    """On the members but 0: come, and hear from 0 whether all have."""
+    """Report this member's arrival to member 0 and wait for its verdict. For all members but 0."""
     answer = np.empty(_TEXT, np.uint8)
     group.messages.send(0, tag, np.zeros(1, np.uint8), dtype=0, timeout=math.inf)
     verdict = group.messages.receive(0, tag, answer, dtype=0, timeout=math.inf)

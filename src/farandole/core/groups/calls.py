@@ -1,8 +1,9 @@
-"""Calls of a group, run one after the other: by whoever waits for one, else by a thread.
+"""Calls of a group, run one after the other: on a thread that waits for a call, else on a worker
+thread.
 
-Callbacks of a call run after it, in the order of the calls and one at a time, so that their own
-calls are in one order on all ranks. A callback may wait for a call of its own: that has a depth,
-and each depth has callbacks of its own.
+Callbacks of a call run after it, in the order of the calls and one at a time, so that calls made by
+callbacks are in the same order on all ranks. A callback may wait for a call that it made. Such
+nested calls have a depth, and each depth has its own queue of callbacks.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from farandole.base.log import logger
 from farandole.core.groups.thread_waits import in_calls, signs, waiting_for
 from farandole.errors import WAITS_FOR_ITSELF, RequestError
 
-# seconds for which the holder of calls waits, before the thread runs them all the same
+# seconds to wait for the thread that holds the calls; then the worker thread checks it again
 _HOLD = 0.02
-_PATROL = 1.0  # seconds after calls were left to a holder in which the thread looks by itself
+_PATROL = 1.0  # seconds for which the worker thread keeps polling after calls were left to a holder
 
 
 class Call:
-    """``work`` is to be run in turn. Afterwards ``done`` is true and ``error`` says how it went.
+    """One queued call, which runs ``work``.
 
-    ``last``: what belongs to a call that went well, and has to happen before anybody takes it for
-    done.
+    Afterwards ``done`` is true and ``error`` is the exception that it raised, or None. ``last``
+    runs after a successful call, before the call counts as done.
     """
 
     __slots__ = ("_callbacks", "_event", "depth", "done", "error", "last", "work")
@@ -37,24 +38,25 @@ class Call:
         self.work = work
         self.last = last
         self.done = False
-        self.depth = getattr(_here, "depth", 0)  # the number of callbacks within which it was made
+        # nesting: the number of callbacks inside which it was made
+        self.depth = getattr(_here, "depth", 0)
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """End the call, once, and run its callbacks."""
+        """Mark the call as done, once, and run its callbacks."""
         for callback in self.end():
             callback()
 
     def end(self) -> list[Callable[[], None]]:
-        """End the call, once. The thread that ran it has to run the callbacks returned."""
+        """Mark the call as done, once, and return its callbacks, which the caller must run."""
         if self.last is not None and self.error is None:
             try:
                 self.last()
             except BaseException as error:
                 self.error = error
-        self.last = None  # as work: it may hold large tensors
+        self.last = None  # like work, it may hold large tensors
         with _finishing:
             self.done = True
             event, callbacks = self._event, self._callbacks
@@ -65,8 +67,8 @@ class Call:
         return callbacks
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called when the call is done: now if it is, else by the thread that has
-        run it.
+        """Call ``callback`` when the call is done: immediately if it is, else on the thread that
+        runs the call.
         """
         with _finishing:
             if not self.done:
@@ -75,7 +77,7 @@ class Call:
         callback()
 
     def sleep(self, seconds: float | None = None) -> bool:
-        """Until it is done. False if the time is over first."""
+        """Sleep until the call is done. Return False if ``seconds`` elapse first."""
         with _finishing:
             if self.done:
                 return True
@@ -90,7 +92,7 @@ class Call:
 
 
 _finishing = threading.Lock()
-_here = threading.local()  # depth: the number of callbacks of calls within which this thread is
+_here = threading.local()  # depth: how many callbacks this thread is nested in
 
 
 def _nothing() -> None:
@@ -98,7 +100,7 @@ def _nothing() -> None:
 
 
 class _Callbacks:
-    """Callbacks of one depth, in the order of their calls."""
+    """The callbacks of one depth, in the order of their calls."""
 
     def __init__(self, depth: int) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
@@ -106,8 +108,9 @@ class _Callbacks:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Call them all, unless another thread is at it: then that one does. What one raises comes
-        after the last.
+        """Run all waiting callbacks, unless another thread is running them already.
+
+        The first exception that a callback raises is raised again after the last callback.
         """
         raised: BaseException | None = None
         before = getattr(_here, "depth", 0)
@@ -126,9 +129,10 @@ class _Callbacks:
 
 
 class CallQueue:
-    """The calls of one group, in the order in which they were made. ``behind``: seconds for which
-    who holds them may be in another call, which waits for ranks that are late, before the thread
-    runs them all the same.
+    """The calls of one group, in the order in which they were made.
+
+    ``behind``: seconds for which the holder of the calls may block in another call, waiting for
+    late ranks, before the worker thread runs the held calls itself.
     """
 
     def __init__(self, name: str, *, behind: float = 0.0) -> None:
@@ -136,7 +140,7 @@ class CallQueue:
         self._behind = behind
         self._waiting: deque[Call] = deque()
         self._running = threading.Lock()
-        self._runner = 0  # the thread that runs a call
+        self._runner = 0  # ident of the thread that runs a call; 0: none
         self._callbacks: list[_Callbacks] = [_Callbacks(0)]
         self._news = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
@@ -146,12 +150,14 @@ class CallQueue:
         self._holding = False
         self._hurry = threading.Event()
         self._held = -_PATROL  # when calls were last left to a holder
-        self._patrols = False  # does the thread look by itself?
+        self._patrols = False  # whether the worker thread is polling
         key = id(self)
         _queues[key] = weakref.ref(self, lambda _: _queues.pop(key, None))
 
     def run(self, call: Call) -> None:
-        """Run ``call``, after those before it. On this thread, unless another one is at it."""
+        """Run ``call`` after all earlier ones: on this thread, unless another thread is running
+        calls.
+        """
         if self._runner:
             self._check()
         if not self._waiting and self._running.acquire(blocking=False):
@@ -168,12 +174,13 @@ class CallQueue:
             self.wait(call)
 
     def start(self, call: Call, *, held_by: int = 0) -> None:
-        """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to
-        run all that wait. If it does not, but sleeps, it may wait for them: then a thread of ours
-        runs them. To wake that in each backward took 0.4 ms of a core: so it looks by itself now
-        and then.
+        """Queue ``call`` to run in its turn.
+
+        ``held_by``: the native id of a thread that is about to run all waiting calls. If it sleeps
+        instead, it may be waiting for these calls; then the worker thread runs them. Waking the
+        worker in each backward took 0.4 ms of a core, so it polls for a while instead.
         """
-        # who is about to run them may wait for this one
+        # the holder may itself be waiting for this call
         holder = self._holder = 0 if call.depth else held_by
         self._waiting.append(call)
         if holder:
@@ -186,24 +193,24 @@ class CallQueue:
             self._news.release()
 
     def hurry(self) -> None:
-        """Somebody asks whether a call is done, perhaps until it is: those that wait are left to
-        nobody any longer.
+        """Take the waiting calls from their holder, because a caller polls or waits for one of
+        them.
         """
         if self._holder:
             self._holder = 0
             self._hurry.set()
-            self._news.release()  # the thread may be between two looks
+            self._news.release()  # the worker may be between two polls
 
     def run_all(self) -> None:
-        """Run what waits, on this thread. What a signal brings ends the call, and is raised
-        here.
+        """Run all waiting calls on this thread. An exception from a signal handler ends its call
+        and is raised here.
         """
         while self._run_next():
             pass
 
     def wait(self, call: Call) -> None:
-        """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if
-        no other is at it.
+        """Wait until ``call`` is done, running earlier calls and ``call`` itself on this thread if
+        no other thread runs them.
         """
         while not call.done:
             self._check()
@@ -217,11 +224,11 @@ class CallQueue:
 
     @property
     def busy(self) -> bool:
-        """Is there a call that has not ended?"""
+        """Return whether a call waits or runs."""
         return bool(self._waiting) or self._running.locked()
 
     def close(self) -> None:
-        """The thread ends when all calls have run."""
+        """Close the queue. The worker threads end once all calls have run."""
         self._closed = True
         self._hurry.set()
         with self._starting:
@@ -233,7 +240,9 @@ class CallQueue:
                 thread.join()
 
     def _run_next(self, last: Call | None = None) -> bool:
-        """False if there is none, or ``last`` is done: what comes after it is left to others."""
+        """Run the next call. Return False if there is none or ``last`` is done; later calls are
+        left to other threads.
+        """
         thread = threading.get_ident()
         if thread in in_calls:
             return self._run_first(last)
@@ -252,21 +261,24 @@ class CallQueue:
             _run(call)
             self._runner = 0
             self._end(call)
-        self._callbacks[call.depth].run()  # with no lock held: callbacks may make calls themselves
+        self._callbacks[call.depth].run()  # without the lock: callbacks may make calls
         if call.error is not None and interrupts(call.error):
-            raise call.error  # a signal: it was meant for this thread, whoever waits for the call
+            # a signal handler's exception belongs to this thread, not to the caller
+            raise call.error
         return True
 
     def _end(self, call: Call) -> None:
-        """Called with ``_running`` held, and ``_Callbacks.run`` after it."""
+        """Finish ``call`` and queue its callbacks. Requires ``_running``; the caller then runs
+        ``_Callbacks.run``.
+        """
         callbacks = call.end()
         while len(self._callbacks) <= call.depth:
             self._callbacks.append(_Callbacks(len(self._callbacks)))
         self._callbacks[call.depth].waiting.extend(callbacks)
 
     def _serve_up_to(self, depth: int) -> None:
-        """One thread for each callback that may wait for the call of this depth, and one that runs
-        the call.
+        """Start worker threads up to ``depth``: one for each nested callback that may wait for the
+        call, and one that runs the call.
         """
         with self._starting:
             while len(self._threads) <= depth:
@@ -277,10 +289,11 @@ class CallQueue:
                 thread.start()
 
     def _hold(self) -> Call | None:
-        """Leave calls to who is about to run them, as long as that thread works, however long it
-        does: if calls began at some time, what they call back would come before or after the next
-        call, on each rank otherwise. The last one that is not left to anybody any longer; None if
-        there is none.
+        """Leave the calls to their holder for as long as that thread is working, with no time
+        limit.
+
+        Starting the calls after a fixed time would order their callbacks differently on each rank.
+        Return the last call that the worker must run now; None if there is none.
         """
         self._holding = True
         since: dict[Hashable, float] = {}
@@ -300,7 +313,7 @@ class CallQueue:
         return last
 
     def _last(self) -> Call | None:
-        with contextlib.suppress(IndexError):  # they are run meanwhile
+        with contextlib.suppress(IndexError):  # other threads may empty the queue
             return self._waiting[-1]
         return None
 
@@ -309,35 +322,37 @@ class CallQueue:
             self._await_news(first)
             last = self._hold()
             if last is not None:
-                self._run_quietly(last)  # also those before it, that were to be run by others
+                self._run_quietly(last)  # includes earlier calls that were held by other threads
             if self._closed and not self._waiting:
                 return
 
     def _await_news(self, first: bool) -> None:
-        """The first thread patrols, as long as calls are left to holders now and then."""
+        """Wait for work. The first thread polls while calls are being left to holders."""
         if first:
             self._patrols = True
             found = self._patrol()
             self._patrols = False
-            # who left it there may have seen a patrol
+            # the caller that queued it may have seen a patrol, and then signals no news
             if found or (self._waiting and self._holder):
                 return
         self._news.acquire()
 
     def _patrol(self) -> bool:
-        """Is there news, or a call that waits?"""
+        """Poll for news or a waiting call. Return whether there is one."""
         while time.monotonic() - self._held < _PATROL:
             if self._news.acquire(timeout=_HOLD) or self._waiting:
                 return True
         return False
 
     def _run_quietly(self, last: Call) -> None:
-        """Those up to ``last``. Later ones may be left to somebody again: there is news of each."""
+        """Run the calls up to ``last``, logging what callbacks raise. Later calls may be held
+        again; each brings its own news.
+        """
         while True:
             try:
                 while self._run_next(last):
                     pass
-            # the call has it; those behind it are to run all the same
+            # the call keeps its own error; the calls behind it must run all the same
             except BaseException as error:
                 logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
             else:
@@ -351,10 +366,10 @@ def _run(call: Call) -> None:
         call.error = error
 
 
-_queues: dict[int, weakref.ref[CallQueue]] = {}  # all of this process, by their ids
+_queues: dict[int, weakref.ref[CallQueue]] = {}  # all queues of this process, by id
 
 
 def runs_call(thread: int) -> bool:
-    """Whether a thread (by its ident) runs a call of any queue of this process."""
+    """Return whether a thread (by its ident) runs a call of any queue of this process."""
     queues = [each() for each in list(_queues.values())]
     return any(queue is not None and queue._runner == thread for queue in queues)

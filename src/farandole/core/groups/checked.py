@@ -1,9 +1,9 @@
-"""Collectives that first look whether all ranks ask for the same, and raise MismatchError on all of
+"""Collectives that check first that all ranks make the same call, and raise MismatchError on all of
 them if not.
 
-Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory,
-words are published together with the elements of a small call, which is then done: one wait. Else
-they cost a small message.
+Each call has a hash of everything that ranks must agree on. Ranks that share memory publish it
+together with the elements of a small call, so check and call cost one wait. Other ranks exchange it
+in a small message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farandole.errors import MismatchError
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_TEXT = 1024  # bytes by which a rank says what it asked for
+_TEXT = 1024  # bytes for a rank's description of its call
 _MASK = (1 << 64) - 1
 Describe = Callable[[], str]
 
@@ -30,8 +30,8 @@ Describe = Callable[[], str]
 class CheckedCollectives:
     """The collectives of one group, over a transport that nothing else uses.
 
-    ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe``
-    tells them in words. Arrays of bytes are uint8 and flat. ``name_of`` gives the name of a rank
+    ``wants``: numbers that all ranks must agree on, including the kind of the call; ``describe``
+    returns them as text. Arrays of bytes are uint8 and flat. ``name_of`` returns the name of a rank
     for messages.
     """
 
@@ -46,11 +46,11 @@ class CheckedCollectives:
         if isinstance(transport, PeerMemory):
             self._peer_memory = cast(PeerMemory, transport)
             self._publish_limit = self._peer_memory.publish_limit
-        # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no
-        # more than that: where it is larger, each reduces a part, at the cost of further waits,
-        # which are long where ranks share cores.
+        # Two ranks read each other's whole tensor as fast as halves of it. With more ranks, each
+        # reads at most that much: above this size each rank reduces a part, at the cost of further
+        # waits, which are long where ranks share cores.
         self._reduced = min(self._publish_limit, 2 * self._publish_limit // self.size)
-        self.calls = 0  # that ranks have begun to compare
+        self.calls = 0  # calls that ranks have begun to compare
 
     def allreduce(
         self,
@@ -61,10 +61,10 @@ class CheckedCollectives:
         describe: Describe,
         root: int = -1,
     ) -> None:
-        """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked
-        at; -1: all are.
+        """Reduce the buffers, all of one dtype. ``root``: the only rank whose result is used; -1:
+        all results are.
         """
-        # an average, which may fit where the sum does not
+        # reduce the halves of int64 separately: the average may fit where the sum overflows
         if scale != 1.0 and buffers[0].dtype is DType.INT64:
             pairs = [halves(data) for data, _, _ in buffers]
             apart = [high for high, _ in pairs] + [low for _, low in pairs]
@@ -101,8 +101,10 @@ class CheckedCollectives:
         wants: tuple[int, ...],
         describe: Describe,
     ) -> None:
-        """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
-        if scale != 1.0 and dtype is DType.INT64:  # as above
+        """Reduce and scatter. ``parts``: this rank's input for each rank; ``out``: this rank's
+        reduced part.
+        """
+        if scale != 1.0 and dtype is DType.INT64:  # halves, as in allreduce
             sums = [np.empty_like(out), np.empty_like(out)]
             for some, into in zip(zip(*map(halves, parts), strict=True), sums, strict=True):
                 self.reducescatter(some, into, dtype, op, 1.0, wants, describe)
@@ -134,7 +136,7 @@ class CheckedCollectives:
     def broadcast(
         self, arrays: Sequence[Array], root: int, wants: tuple[int, ...], describe: Describe
     ) -> None:
-        """``root``'s bytes on every rank."""
+        """Copy ``root``'s bytes to every rank."""
         nbytes = sum([len(array) for array in arrays])
         small = nbytes <= self._publish_limit
         places = self._agree(wants, describe, arrays if small and self.rank == root else ())
@@ -150,7 +152,9 @@ class CheckedCollectives:
     def allgather(
         self, send: Array, receives: Sequence[Array], wants: tuple[int, ...], describe: Describe
     ) -> None:
-        """Every rank's bytes into ``receives``, which stand one behind the other or anywhere."""
+        """Gather every rank's bytes into ``receives``, one array per rank; the arrays need not be
+        adjacent.
+        """
         counts = [len(receive) for receive in receives]
         small = max(counts) <= self._publish_limit
         places = self._agree(wants, describe, [send] if small else ())
@@ -172,7 +176,7 @@ class CheckedCollectives:
         wants: tuple[int, ...],
         describe: Describe,
     ) -> None:
-        """``sends[i]`` to rank i, ``receives[i]`` from rank i."""
+        """Send ``sends[i]`` to rank i and receive ``receives[i]`` from rank i."""
         send_counts, receive_counts = (
             [len(part) for part in sends],
             [len(part) for part in receives],
@@ -205,11 +209,13 @@ class CheckedCollectives:
             _copy_parts(into, receives)
 
     def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
-        """Returns when all have come."""
+        """Wait until all ranks have come."""
         self._agree(wants, describe)
 
     def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
-        """By rank: what it sends to each, and what it receives from each."""
+        """Return all ranks' byte counts, shape (rank, 2, peer): sent to each peer and received from
+        each.
+        """
         if places is not None and plan.nbytes <= self._publish_limit:
             found = np.stack([place[: plan.nbytes].view(np.int64) for place in places])
         else:
@@ -221,7 +227,11 @@ class CheckedCollectives:
     def _agree(
         self, wants: tuple[int, ...], describe: Describe, pieces: Sequence[Array] = ()
     ) -> Sequence[Array] | None:
-        """What everybody shows; None where ranks cannot."""
+        """Check that all ranks make the same call.
+
+        Return the published memory of every rank, or None if ranks do not share memory. Raises
+        MismatchError on all ranks if the calls differ.
+        """
         self.calls += 1
         word = hash((self.calls, *wants)) & _MASK
         if self._peer_memory is not None:
@@ -237,7 +247,9 @@ class CheckedCollectives:
         return None
 
     def _raise_mismatch(self, describe: Describe) -> None:
-        """All ranks have seen that they differ. Raises what each of them asked for."""
+        """Raise MismatchError with every rank's call. Collective: all ranks have seen the
+        difference.
+        """
         mine = np.zeros(_TEXT, np.uint8)
         text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
         mine[: len(text)] = np.frombuffer(text, np.uint8)
@@ -260,13 +272,15 @@ class CheckedCollectives:
 
 
 def _joined(parts: Sequence[Array]) -> Array:
-    """The parts as one array: themselves, if they stand one behind the other."""
+    """Return the parts as one array, without a copy if they are adjacent in memory."""
     whole = _contiguous(parts)
     return np.concatenate(parts) if whole is None else whole
 
 
 class _JoinedMemory:
-    """Memory of several arrays, as numpy asks for it; it keeps them."""
+    """The memory of several adjacent arrays as one numpy array interface. It keeps the arrays
+    alive.
+    """
 
     __slots__ = ("__array_interface__", "parts")
 
@@ -277,7 +291,7 @@ class _JoinedMemory:
 
 
 def _contiguous(parts: Sequence[Array]) -> Array | None:
-    """The memory of flat parts that stand one behind the other; None if they do not."""
+    """Return the memory of flat parts as one array; None if the parts are not adjacent."""
     full = [part for part in parts if len(part)]
     if len(full) <= 1:
         return full[0] if full else parts[0]
@@ -287,8 +301,10 @@ def _contiguous(parts: Sequence[Array]) -> Array | None:
 
 
 def _may_be_in_place(part: Array, whole: Array, place: int) -> bool:
-    """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no
-    copy of it between? Not where it overlaps others' parts: results would come where something is
+    """Return whether a collective may move this rank's ``part`` to or from its ``place`` in
+    ``whole`` without a copy between.
+
+    It may not if ``part`` overlaps other ranks' parts: results would overwrite elements that are
     still to be read.
     """
     return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)

@@ -1,4 +1,6 @@
-"""Finds which ranks that are to make a group have departed: the others need not wait for them."""
+"""Detects members of a new group that have already left, so that creation does not wait for
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.inbox import Transfer
 from farandole.errors import PeerLostError
 
-_TAG = -(1 << 41)  # never sent; programs have other tags
+_TAG = -(1 << 41)  # never sent; programs use other tags
 
 
 class DepartureWatch:
-    """``ranks``: the members of the new group, as ``group`` numbers them. Nothing is done before
-    the first ``departed``.
+    """Watch for departed members of a new group.
+
+    ``ranks``: the members of the new group, as numbered in ``group``. Nothing is sent before the
+    first call of ``departed``.
     """
 
     def __init__(self, group: CollectiveGroup, ranks: Sequence[int]) -> None:
@@ -25,8 +29,8 @@ class DepartureWatch:
         self._notes: dict[int, Transfer] = {}
 
     def departed(self) -> list[int]:
-        """The places in ``ranks`` of those that have left ``group``, or died. It is known soon
-        after the first call.
+        """Return the indexes in ``ranks`` of members that have left ``group`` or died. A departure
+        is known shortly after the first call.
         """
         group = self._group
         if not self._notes:
@@ -35,7 +39,8 @@ class DepartureWatch:
                     self._notes[place] = group.messages.receive(
                         rank, _TAG, np.empty(1, np.uint8), dtype=0, timeout=math.inf
                     )
-        # for another reason, which all its members hear of: they may come all the same
+        # The group failed for another reason, reported to all members; they may still join the new
+        # one.
         if group.messages.failed:
             return []
         return [place for place, note in self._notes.items() if self._has_left(place, note)]

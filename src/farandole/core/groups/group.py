@@ -1,4 +1,4 @@
-"""One group: its calls in turn, its messages, its deadlines, and its end."""
+"""One group: its ordered calls, its messages, its timeouts and its shutdown."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from farandole.errors import (
     StalledError,
 )
 
-# seconds after its last call from which a rank may find that others have given up its next one
+# seconds since its last call after which a rank checks whether others have given up the next one
 _LATE = 0.5
-# seconds for which callbacks are left to a thread that waits, in another call, for ranks that are
-# late
+# seconds for which late callbacks are left to a thread that waits for late ranks in another call
 _BEHIND = 60.0
-# seconds in which messages that are still to be sent go on their way when the group ends
+# seconds for pending messages to be sent when the group ends
 _GRACE = 10.0
 _FORKED = (
     "is that of the process which forked this one, and a fork is no member: make the call in the"
@@ -34,9 +33,11 @@ _FORKED = (
 
 
 class Members:
-    """How messages speak of a group's members. A group's parts have it rather than the group, which
-    has them: with no cycle, its memory goes with the last reference, not when Python looks for
-    garbage. ``stacks_of``: see ``CollectiveGroup``.
+    """The names of a group's members for messages.
+
+    The parts of a group refer to this object, not to the group. Without the reference cycle, the
+    group's memory is freed with the last reference instead of by the garbage collector.
+    ``stacks_of``: see ``CollectiveGroup``.
     """
 
     def __init__(self, ranks: Sequence[int], stacks_of: Callable[[Sequence[int]], str]) -> None:
@@ -44,20 +45,20 @@ class Members:
         self._stacks_of = stacks_of
 
     def name_of(self, rank: int) -> str:
-        """A member, for messages."""
+        """Return the name of a member for messages."""
         number = self.ranks[rank]
         return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
 
     def stacks_of(self, ranks: Sequence[int]) -> str:
-        """The stacks of members: lines for messages, empty if they are not known. It may take
+        """Return the stacks of members as lines for messages; empty if unknown. It may take
         seconds.
         """
         return self._stacks_of([self.ranks[rank] for rank in ranks])
 
 
 class _CurrentCall:
-    """The call that runs. ``limit``: seconds for which it may wait; ``stalled``: the error's text,
-    once it has waited for longer.
+    """The running call. ``limit``: its timeout in seconds; ``stalled``: the error text once it has
+    exceeded the timeout.
     """
 
     def __init__(self, what: str, limit: float) -> None:
@@ -67,9 +68,11 @@ class _CurrentCall:
 
 
 class CollectiveGroup:
-    """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``:
-    in seconds, for what does not bring one. The transport is the group's own. ``stacks_of``: the
-    stacks of ranks of the job, as lines. Collective.
+    """This rank's side of a group. Collective.
+
+    ``transport``: used by this group only; ``ranks``: the members, as numbered in the job;
+    ``timeout``: the default in seconds for calls that give none; ``stacks_of``: returns the stacks
+    of job ranks as lines.
     """
 
     def __init__(
@@ -92,12 +95,12 @@ class CollectiveGroup:
         self.collectives = CheckedCollectives(transport, name, self.name_of)
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.stacks_of)
         self.calls = CallQueue(f"farandole-{name}")
-        # callbacks that are to come later than their calls
+        # callbacks that run later than their calls
         self.late_callbacks = CallQueue(f"farandole-{name}-callbacks", behind=_BEHIND)
         self.failure: BaseException | None = None
-        self.barriers = 0  # that name who is missing
+        self.barriers = 0  # the number of monitored barriers
         self._current = _CurrentCall("", timeout)
-        self._ended = time.monotonic()  # the last call
+        self._ended = time.monotonic()  # time of the last call's end
         self._closing = threading.Lock()
         self._closed = self._disowned = False
         transport.report_waits(self._on_wait)
@@ -105,8 +108,11 @@ class CollectiveGroup:
     def run(
         self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0
     ) -> Call:
-        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held_by``:
-        see ``CallQueue.start``; ``what``: its name.
+        """Queue ``work`` to run in its turn, and return its call.
+
+        ``what``: the name of the call; ``wait``: run it before returning; ``held_by``: see
+        ``CallQueue.start``. Raises RequestError if the group was destroyed or this process is a
+        fork.
         """
         call = Call(lambda: self._run(what, work, timeout))
         if self._disowned:
@@ -120,8 +126,8 @@ class CollectiveGroup:
         return call
 
     def abort(self, why: str) -> None:
-        """What waits in this group ends with an error, on all ranks; nothing more can be done in
-        it. Any thread.
+        """End all waiting calls and messages of this group with an error, on all ranks. The group
+        cannot be used afterwards. Thread-safe.
         """
         if self._disowned:
             return
@@ -130,15 +136,15 @@ class CollectiveGroup:
         self.messages.abort(why)
 
     def disown(self) -> None:
-        """This process is a fork of the member, and none itself: it must not touch what both
-        hold.
+        """Make the group unusable in a forked process, which is no member and must not touch the
+        connections of its parent.
         """
         self._closed = self._disowned = True
-        self._closing = threading.Lock()  # a thread of the parent may have held it
+        self._closing = threading.Lock()  # a thread of the parent may have held the lock
         self.messages.disown(RequestError(f"{self.name} {_FORKED}"))
 
     def close(self) -> None:
-        """Leave, when the calls that were made have ended."""
+        """Leave the group once all its calls have ended."""
         with self._closing:
             if self._closed:
                 return
@@ -147,7 +153,8 @@ class CollectiveGroup:
         self.late_callbacks.close()
         self.messages.close(0.0 if self.failure is not None else _GRACE)
         self._transport.close()
-        self._transport.report_waits(_ignore)  # it held this group, which holds it: see ``Members``
+        # breaks the cycle between the transport and this group, see ``Members``
+        self._transport.report_waits(_ignore)
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
@@ -156,11 +163,11 @@ class CollectiveGroup:
         self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
         try:
-            # what others showed before they gave up still stands there
+            # data that others published before they gave up may still be readable
             if time.monotonic() - self._ended >= _LATE:
                 self._transport.board.verify()
             work()
-        except MismatchError:  # seen by all ranks alike
+        except MismatchError:  # every rank raises it
             raise
         except PeerLostError as error:
             self.failure = self._with_job_ranks(error, what)
@@ -170,8 +177,8 @@ class CollectiveGroup:
             self.failure = error
             self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error}")
             raise
-        except BaseException as error:  # a signal, no memory
-            # others may have gone on: from here on they would take old for new
+        except BaseException as error:  # an exception of a signal handler, or no memory
+            # Other ranks may have gone on, and would take this call's data for the next call's.
             if self.collectives.calls != made:
                 self.failure = error
                 self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error_text(error)}")
@@ -180,7 +187,7 @@ class CollectiveGroup:
             self._ended = time.monotonic()
 
     def _with_job_ranks(self, error: PeerLostError, what: str) -> PeerLostError:
-        """The error with the numbers that the ranks have in the job."""
+        """Return the error with the job's number of the lost rank."""
         known = 0 <= error.rank < self.size
         number = self.ranks[error.rank] if known else -1
         if isinstance(error, StalledError) or what in str(error):
@@ -196,7 +203,7 @@ class CollectiveGroup:
             call.stalled = ""
         elif call.stalled:
             raise StalledError(call.stalled, ranks[0] if ranks else -1)
-        # to ask them takes seconds, in which they may come: so the wait goes on until the next look
+        # Querying stacks takes seconds, in which the ranks may come: raise only at the next report.
         else:
             missing = ", ".join(self.name_of(rank) for rank in ranks)
             call.stalled = (
@@ -207,4 +214,4 @@ class CollectiveGroup:
 
 
 def _ignore(ranks: Sequence[int], seconds: float) -> None:
-    """A report of a wait that nobody is interested in."""
+    """Ignore a report of a wait."""

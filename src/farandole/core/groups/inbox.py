@@ -1,4 +1,4 @@
-"""A message on its way, and the incoming messages of one rank."""
+"""A message in transfer, and the incoming messages of one rank."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from farandole.errors import HorovodInternalError
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# tag, bytes, dtype; as long as a cache line, so that what follows is aligned
+# tag, bytes, dtype; padded to a cache line so that the payload is aligned
 HEADER = struct.Struct("<qQq40x")
 
 
 class Transfer(Call):
-    """A message to be sent, or to be received into ``data``. ``peer``: the other rank; None: any.
-    ``source``: the sender, once it is known.
+    """A message to send, or to receive into ``data``. ``peer``: the other rank; None: any rank.
+    ``source``: the sender once known, else -1.
     """
 
     __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
@@ -44,13 +44,13 @@ class Transfer(Call):
         self.timeout = timeout
         self.begin = time.monotonic()
         self.source = -1
-        self.ended = False  # nothing moves any more, and somebody is about to finish it
-        # the part of its header that has not gone; None: it has not begun
+        self.ended = False  # the transfer has ended; ``finish`` is still to be called
+        # the unsent part of the header; None: sending has not begun
         self.head: Array | None = None
 
 
 class StoredMessage(NamedTuple):
-    """A message that came before it was wanted."""
+    """A message that arrived before it was requested."""
 
     tag: int
     dtype: int
@@ -62,15 +62,16 @@ class Inbox:
 
     def __init__(self, overhead: int) -> None:
         self.header = np.empty(HEADER.size + overhead, np.uint8)
-        self.filled = 0  # bytes of the header, then of what it announces
+        self.filled = 0  # bytes received of the header, then of the payload
         self.into: Array | None = None
         self.tag = self.dtype = 0
-        self.message: Transfer | None = None  # whose memory is filled; None: it is stored
+        # the message being filled; None: the payload is stored
+        self.message: Transfer | None = None
         self.stored: deque[StoredMessage] = deque()
 
 
 def error_text(error: BaseException) -> str:
-    """An error, for messages."""
+    """Return the text of an error for messages."""
     return (
         str(error)
         if isinstance(error, HorovodInternalError)

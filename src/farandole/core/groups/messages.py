@@ -1,9 +1,9 @@
-"""Messages from one rank to another, past the collectives of their group.
+"""Point-to-point messages, independent of the group's collectives.
 
-A message has a tag; of one sender and tag, messages arrive in the order in which they were sent.
-Who waits for a message moves what there is to move, of all messages; while nobody waits, a thread
-does. What came for nobody waits in its stream, unless a message behind it is wanted: then it is put
-aside.
+Each message has a tag; messages with the same sender and tag arrive in order. A thread that waits
+for one message moves all messages; while no thread waits, a background thread does. A message that
+was not requested yet stays in its stream. If a later one in the same stream is requested, it is
+stored.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from farandole.errors import HorovodInternalError, MismatchError, PeerLostError,
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# bytes of a message that go with its header: two writes, and reads of each, would take longer
+# payloads up to this size in bytes are sent with the header: two writes and reads take longer
 _JOINED = 8 << 10
-_LOOK = 0.05  # seconds between two looks at peers and deadlines
-_GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
-_LOOKS = 6  # in vain, before the thread sleeps until it is called
-_HANDOVER = 5e-3  # seconds in which the thread yields
+_LOOK = 0.05  # seconds between two checks of peers and timeouts
+_GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two polls of the thread: first, longest
+_LOOKS = 6  # idle polls before the thread sleeps until it is woken
+_HANDOVER = 5e-3  # seconds for the thread to yield to a waiting one
 
 
 class Messages:
-    """All messages of one rank in a group. Any thread."""
+    """All messages of one rank in a group. Thread-safe."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Messages:
         self._outbox: dict[int, deque[Transfer]] = {}
         self._inboxes = [Inbox(streams.overhead) for _ in range(streams.size)]
         self._wanted: list[Transfer] = []
-        self._ended: deque[Transfer] = deque()  # to be finished, once nothing is locked
+        self._ended: deque[Transfer] = deque()  # to be finished once no lock is held
         self._failure: BaseException | None = None
         self._news = threading.Event()
-        self._looked = 0.0  # at peers and deadlines
-        self._waiting: list[Transfer] = []  # whose waiters drive, or are about to
-        self._serving = False  # does the thread drive?
+        self._looked = 0.0  # time of the last check of peers and timeouts
+        self._waiting: list[Transfer] = []  # messages whose waiters drive, or are about to
+        self._serving = False  # whether the background thread drives
         self._thread: threading.Thread | None = None
         self._closed = self._aborted = False
 
     def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Transfer:
-        """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in
-        seconds.
+        """Start sending ``data`` (uint8) to ``dst``. ``data`` must not change until the message is
+        done. ``timeout``: in seconds.
         """
         message = Transfer(dst, tag, data, dtype, timeout)
         return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
@@ -74,14 +74,14 @@ class Messages:
         timeout: float,
         last: Callable[[], None] | None = None,
     ) -> Transfer:
-        """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is
-        done.
+        """Start receiving into ``data`` from ``src``; None: from any rank. ``last`` runs before the
+        message is done, for example to copy ``data``. ``timeout``: in seconds.
         """
         message = Transfer(src, tag, data, dtype, timeout, last)
         return self._begin(message, lambda: self._want(message))
 
     def wait(self, message: Transfer, seconds: float | None = None) -> bool:
-        """Until it is done. False if the time is over first."""
+        """Wait until ``message`` is done. Return False if ``seconds`` elapse first."""
         end = None if seconds is None else time.monotonic() + seconds
         while not message.done:
             left = None if end is None else end - time.monotonic()
@@ -95,8 +95,8 @@ class Messages:
         return True
 
     def _drive_for(self, message: Transfer, end: float | None) -> bool:
-        """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if
-        somebody else drives.
+        """Call ``_drive`` for a caller that waits for ``message``; the background thread yields to
+        it. Return False if another thread drives.
         """
         self._waiting.append(message)
         try:
@@ -116,14 +116,16 @@ class Messages:
             self._finish_ended()
 
     def _take_over(self) -> bool:
-        """From the thread, if it drives: it yields to who waits."""
+        """Take over from the background thread, if it drives. Return whether this thread drives
+        now.
+        """
         if not self._serving:
             return False
         self._streams.wake()
         return self._driving.acquire(timeout=_HANDOVER)
 
     def cancel(self, message: Transfer) -> None:
-        """Nobody waits for it any more."""
+        """Give up ``message``."""
         with self._changing:
             if not message.ended:
                 message.error = HorovodInternalError("it was given up")
@@ -132,7 +134,7 @@ class Messages:
 
     @property
     def failed(self) -> bool:
-        """Was it aborted here, or has it failed for all peers?"""
+        """Return whether messages were aborted here, or have failed for all peers."""
         return self._aborted or self._failure is not None
 
     def abort(self, why: str) -> None:
@@ -141,10 +143,8 @@ class Messages:
         self._streams.wake()
 
     def disown(self, error: BaseException) -> None:
-        """This process is a fork: nothing is sent or received here, and whoever tries hears
-        ``error``.
-        """
-        # threads of the parent may have held them
+        """Disable messages in a forked process: every later call fails with ``error``."""
+        # threads of the parent may have held the locks
         self._changing = threading.Lock()
         self._driving = threading.Lock()
         self._outbox = {}
@@ -152,7 +152,7 @@ class Messages:
         self._failure = error
 
     def close(self, seconds: float) -> None:
-        """When what is to be sent has gone, or these seconds are over."""
+        """Close once pending messages have been sent, or after ``seconds``."""
         end = time.monotonic() + seconds
         for queue in list(self._outbox.values()):
             for message in list(queue):
@@ -175,14 +175,14 @@ class Messages:
             else:
                 try:
                     enqueue()
-                except MismatchError as error:  # with one that was put aside
+                except MismatchError as error:  # it does not match a stored message
                     self._fail_here(error)
                     message.error = message.error or error
                     self._end(message)
         self._finish_ended()
         if message.done:
             return message
-        if self._driving.acquire(blocking=False):  # it may be done at once
+        if self._driving.acquire(blocking=False):  # the message may complete at once
             try:
                 self._step()
             finally:
@@ -194,7 +194,7 @@ class Messages:
         return message
 
     def _call_thread(self) -> None:
-        """Have it move what nobody waits for."""
+        """Wake the background thread if messages are pending and no thread waits."""
         if not self._is_needed():
             return
         if self._thread is None:
@@ -204,13 +204,14 @@ class Messages:
                         target=self._serve, name="farandole-messages", daemon=True
                     )
                     self._thread.start()
-        if not self._news.is_set():  # else it is awake
+        if not self._news.is_set():  # else the thread is awake
             self._news.set()
 
     def _serve(self) -> None:
-        """Move what nobody waits for. Waking this thread costs a waiter more than a small message
-        does: so it looks by itself for a while, and sleeps until it is called only after some looks
-        in vain.
+        """Move messages while no thread waits for them.
+
+        Waking this thread costs a waiter more than a small message does. So it polls for a while,
+        and sleeps only after several idle polls.
         """
         looks = 0
         while not self._closed:
@@ -236,9 +237,11 @@ class Messages:
         return bool(self._wanted) or any(self._outbox.values())
 
     def _drive(self, message: Transfer | None, end: float | None) -> None:
-        """Move messages until ``message`` or any other has ended, or none is left, or the time is
-        over; without ``message`` also until somebody waits for one. Called with ``_driving`` held,
-        and ``_finish_ended`` after it.
+        """Move messages until ``message`` or another one has ended, none is pending, or ``end`` has
+        passed.
+
+        Without ``message``, also stop as soon as a thread waits for one. Requires ``_driving``; the
+        caller then calls ``_finish_ended``.
         """
         while self._pending() and not (self._closed or self._ended):
             if self._waiting if message is None else message.ended:
@@ -260,13 +263,13 @@ class Messages:
                 return
 
     def _end(self, message: Transfer) -> None:
-        """Called with ``_changing`` held."""
+        """Mark ``message`` as ended. Requires ``_changing``."""
         message.ended = True
         self._ended.append(message)
 
     def _finish_ended(self) -> None:
-        """Finish what has ended. With no lock held: those who hear of it may send and receive, and
-        wait for it.
+        """Finish the ended messages. No lock may be held: their callbacks may send, receive and
+        wait.
         """
         while True:
             try:
@@ -280,7 +283,7 @@ class Messages:
             return self._sources(), [dst for dst, queue in self._outbox.items() if queue]
 
     def _sources(self) -> list[int]:
-        """From whom messages are wanted."""
+        """Return the ranks from which messages are wanted."""
         if len(self._wanted) == 1 and self._wanted[0].peer is not None:
             return [self._wanted[0].peer]
         return [src for src in range(len(self._inboxes)) if self._is_wanted(src)]
@@ -293,7 +296,7 @@ class Messages:
         )
 
     def _step(self) -> bool:
-        """Move what can be moved now. Was there anything?"""
+        """Send and receive without waiting. Return whether any bytes moved."""
         with self._changing:
             try:
                 moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
@@ -301,7 +304,7 @@ class Messages:
             except HorovodInternalError as error:
                 self._fail_here(error)
                 moved = [True]
-            # a signal, no memory: bytes may have gone, or come, that are not counted
+            # an exception of a signal handler, or no memory: the count of moved bytes may be wrong
             except BaseException as error:
                 why = (
                     "a message broke off half-way, so this group can send and receive no more:"
@@ -371,7 +374,7 @@ class Messages:
     def _end_receiving(self, src: int, inbox: Inbox) -> None:
         message, into = inbox.message, inbox.into
         assert into is not None
-        if message is None:  # somebody may have come for it meanwhile
+        if message is None:  # it may have been requested meanwhile
             message = self._matching(src, inbox.tag)
             if message is None:
                 inbox.stored.append(StoredMessage(inbox.tag, inbox.dtype, into))
@@ -418,7 +421,7 @@ class Messages:
         raise message.error
 
     def _look(self, now: float) -> None:
-        """End what waits in vain: its time is over, or its peer has gone."""
+        """End messages whose timeout has passed or whose peer is gone."""
         stalled: list[tuple[Transfer, StalledError]] = []
         with self._changing:
             for message in self._all():
@@ -433,8 +436,8 @@ class Messages:
             self._stall(stalled)
 
     def _stall(self, stalled: list[tuple[Transfer, StalledError]]) -> None:
-        """End these, and the group. The peer of one is asked where it stands: with no lock held,
-        for it takes seconds; whoever drives waits meanwhile.
+        """End stalled messages, and the group, with the stack of one peer in the error. No lock may
+        be held: the query takes seconds, while the driving thread waits.
         """
         message, error = stalled[0]
         if message.peer is not None:
@@ -445,7 +448,7 @@ class Messages:
             if not self._closed:
                 self._streams.abort(str(error))
             for message, why in stalled:
-                if not message.ended:  # it was not given up meanwhile
+                if not message.ended:  # it was not cancelled meanwhile
                     message.error = why
                     self._end(message)
 
@@ -487,12 +490,12 @@ class Messages:
         )
 
     def _fail_here(self, error: BaseException) -> None:
-        """As ``_fail_all``; the others hear of it."""
+        """Call ``_fail_all`` and report the error to the other ranks."""
         self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
         self._fail_all(error)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Called with ``_changing`` held: nothing is sent or received any more."""
+        """Fail all messages; none is sent or received afterwards. Requires ``_changing``."""
         self._failure = self._failure or error
         for message in self._all():
             message.error = message.error or error
