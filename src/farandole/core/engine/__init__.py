@@ -1,4 +1,4 @@
-"""Agreement: which collectives run, in which order, on all ranks."""
+"""Agreement of all ranks on which collectives run, and in which order."""
 
 from __future__ import annotations
 

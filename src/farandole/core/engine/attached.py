@@ -1,10 +1,10 @@
-"""Small tensors travel with the message by which a rank asks for them: one exchange among the
-ranks, not two.
+"""Small tensors that travel with the message that requests them: one exchange among the ranks
+instead of two.
 
-A rank attaches its elements when everything that it asks for is small and known by number. If all
-ranks posted the same in a round, everybody has the elements of all, and computes the result by
-itself, in rank order. Otherwise what came is forgotten, and the transport does it when the ranks
-agree. All see the same messages, so all decide alike.
+A rank attaches the elements when all its requests are small and have signature numbers. If all
+ranks post the same requests in a round, each rank has all elements and computes the results itself,
+in rank order. Otherwise the elements are discarded, and the transport runs the collectives once the
+ranks agree. All ranks see the same messages, so all take the same decision.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from farandole.core.kernels import quiet, reducer
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# bytes of one rank: from there on copies, and tags on a network, cost more than a second exchange
+# bytes per rank; above this, copies and network latency cost more than a second exchange
 MOST = 8 << 10
 TOGETHER = 64 << 10  # bytes of all ranks
-# more ranks pass messages on, equal ones as one (``core/transports/tcp/overlay``); these all differ
+# More ranks use an overlay that relays equal messages as one (``core/transports/tcp/overlay``);
+# messages with elements all differ.
 CROWD = 32
 
 _NEVER = 1 << 62
@@ -39,13 +40,13 @@ _Place = tuple[Any, int, int]  # dtype, number of elements, offset in the messag
 
 
 def room(size: int) -> int:
-    """How many bytes each of ``size`` ranks may attach."""
+    """Return how many bytes each of ``size`` ranks may attach."""
     return min(MOST, TOGETHER // size) if 1 < size <= CROWD else 0
 
 
 def weight(request: Request) -> int:
-    """The bytes of ``request`` that would travel; for what has to go over the transport, more than
-    there is room.
+    """Return the bytes to attach for ``request``; more than the room if it has to run on the
+    transport.
     """
     if request.device != HOST or not (request.kind in _MOVES or reduces_as_is(request)):
         return _NEVER
@@ -53,8 +54,8 @@ def weight(request: Request) -> int:
 
 
 def prepared(decision: Sequence[Placed], batch: Sequence[Request], size: int) -> list[Placed]:
-    """``decision`` on what ranks ask for when all of them post ``batch``, ready for elements that
-    come with it.
+    """Return ``decision`` with runners for attached elements, for rounds in which all ranks post
+    ``batch``.
     """
     weights = [weight(request) for request in batch]
     if sum(weights) > room(size):
@@ -73,7 +74,9 @@ def prepared(decision: Sequence[Placed], batch: Sequence[Request], size: int) ->
 
 
 def _runner(unit: Unit, places: Sequence[_Place], size: int) -> Run:
-    """How ``unit`` is run, whose members have their elements at ``places``."""
+    """Return a function that runs ``unit`` on the attached elements of its members at
+    ``places``.
+    """
     if unit.kind is Kind.ALLREDUCE:
         op, scale = reduction(unit.requests[0], size, size)
         return partial(_allreduce, places, reducer(op, unit.requests[0].dtype, scale))
@@ -81,7 +84,7 @@ def _runner(unit: Unit, places: Sequence[_Place], size: int) -> Run:
         return partial(_allgather, places, unit.parts)
     if unit.kind is Kind.BROADCAST:
         return partial(_broadcast, places, [request.root for request in unit.requests])
-    # all have come to a barrier: they posted
+    # posting is arriving at a barrier
     return lambda messages, buffers: [None] * len(buffers)
 
 

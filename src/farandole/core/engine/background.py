@@ -10,12 +10,14 @@ from farandole.base import threads
 
 
 class BackgroundThread:
-    """``parked``: it sleeps until it is woken. ``cycle``: seconds that it lets requests gather."""
+    """The background thread. ``parked``: it sleeps until it is woken. ``cycle``: seconds for which
+    it lets requests accumulate.
+    """
 
     def __init__(self, cycle: float) -> None:
         self.cycle = cycle
         self.parked = True
-        # a signal's handler that raises leaves a queue whole, and no semaphore
+        # a queue remains consistent if a signal handler raises inside, a semaphore does not
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self.wake_up = self._wakeups.put
         self.sleep = self._wakeups.get

@@ -1,7 +1,7 @@
-"""Signatures that all ranks have seen, by number. Pure: its content follows from the messages
+"""Signatures that all ranks have seen, by number. Pure: the content follows from the messages
 alone.
 
-When it is full it starts anew, on all ranks in the same round.
+A full cache is cleared, on all ranks in the same round.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class SignatureCache:
         self.generation = 0
         self._numbers: dict[Request, int] = {}
         self._requests: list[Request] = []
-        self._weights: list[int] = []  # bytes that travel with a message (``attached``)
+        self._weights: list[int] = []  # bytes to attach to a message (``attached``)
 
     def number(self, request: Request) -> int | None:
-        """The number under which ``request`` can be sent, if it has one."""
+        """Return the number of ``request``, or None if it has none."""
         return self._numbers.get(request)
 
     def request(self, number: int) -> Request:
         return self._requests[number]
 
     def learn(self, requests: list[Request]) -> None:
-        """Give a number to each new request, in order (all ranks call this with the same
-        requests).
+        """Give a number to each new request, in order. All ranks call this with the same
+        requests.
         """
         for request in requests:
             if request in self._numbers or not self.capacity:
@@ -48,8 +48,11 @@ class SignatureCache:
             self._weights.append(attached.weight(request))
 
     def encode(self, batch: list[Item], room: int = -1) -> bytes:
-        """The message that asks for ``batch``, which gets the order that its requests have there;
-        with its elements, if they are no more than ``room`` bytes.
+        """Return the message that requests ``batch``, and sort ``batch`` into the order of the
+        message.
+
+        The elements are attached if all requests have numbers and the elements take at most
+        ``room`` bytes.
         """
         known: list[tuple[int, int]] = []
         new = []
@@ -63,7 +66,7 @@ class SignatureCache:
             else:
                 known.append((found, entry.serial))
                 weight += weights[found]
-        if known and new:  # known ones are decoded first
+        if known and new:  # requests with numbers are decoded first
             batch.sort(key=lambda item: number(item.entry.request) is None)
         elements = None
         if weight <= room and not new:
@@ -73,7 +76,7 @@ class SignatureCache:
         return wire.encode(known, new, elements=elements)
 
     def named(self, message: wire.Post) -> list[Named]:
-        """What a rank asked for."""
+        """Return the names and requests in a rank's message."""
         requests = self._requests
         pairs = [(requests[number], serial) for number, serial in message.known] + message.new
         return [

@@ -1,4 +1,4 @@
-"""Mistakes in a request by itself, found before anybody else hears of it. Texts are Horovod's."""
+"""Checks of a single request, before it is posted to the other ranks. The texts are Horovod's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(request: Request, size: int) -> None:
-    """Raise RequestError if no rank could run this."""
+    """Raise RequestError if no rank could run this request."""
     kind = request.kind
     if kind is Kind.ALLREDUCE:
         _check_op(request)
@@ -45,7 +45,7 @@ def check(request: Request, size: int) -> None:
 
 
 def refused(refusal: Refusal, text: str) -> HorovodInternalError:
-    """The error of what ranks have agreed not to run."""
+    """Return the error for collectives that the ranks have agreed not to run."""
     return JoinedError(text) if refusal is Refusal.JOINED else MismatchError(text)
 
 
@@ -83,7 +83,7 @@ def _check_rows(request: Request) -> None:
 
 
 def no_rows(kind: Kind, name: str) -> str:
-    """The message about a single number where rows are needed."""
+    """Return the error text for a scalar where rows are needed."""
     label = "the tensor" if ".noname" in name else name
     return (
         f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a"
@@ -121,8 +121,9 @@ def _check_splits(request: Request, size: int) -> None:
 
 
 def unused(entries: Sequence[Entry], names: Container[str]) -> set[str]:
-    """The names of those without a serial number. Raises RequestError for one that is among
-    ``names``, or twice.
+    """Return the names of the entries without a serial number.
+
+    Raises RequestError for a name that is in ``names`` or occurs twice.
     """
     found: set[str] = set()
     for entry in entries:

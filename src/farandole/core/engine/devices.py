@@ -1,8 +1,8 @@
-"""Transports for memory that is not the host's.
+"""Transports for device memory.
 
-A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that
-one agrees over the host, and falls back on it. An engine makes one when it first meets memory of
-that device.
+A framework registers for a device a factory that wraps an engine's transport in a DeviceTransport,
+which agrees over the host transport and falls back on it. An engine calls the factory when it first
+meets memory of that device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _factories: dict[str, Factory] = {}
 
 
 def register(device: str, factory: Factory) -> None:
-    """``factory(host, settings, lost)`` makes the transport for collectives on ``device``.
+    """Register the ``factory`` of transports for ``device``: ``factory(host, settings, lost)``.
 
-    It calls ``lost`` when it finds out by itself that a peer has gone, before it gives up what runs
-    on the device.
+    The transport calls ``lost`` when it detects that a peer is gone, before it aborts the
+    operations on the device.
     """
     _factories[device] = factory
 
@@ -44,23 +44,25 @@ class Devices:
         self._made: dict[str, DeviceTransport] = {}
 
     def record_event(self, device: str) -> Any:
-        """See DeviceTransport."""
+        """Record an event on the device, see DeviceTransport."""
         return self._of(device).record_event()
 
     def run(
         self, device: str, events: Sequence[Any], work: Callable[[DeviceTransport], T]
     ) -> tuple[T, Callable[[], None]]:
-        """See DeviceTransport."""
+        """Run ``work`` on the device's transport, see DeviceTransport."""
         transport = self._of(device)
         return transport.run(events, lambda: work(transport))
 
     def abort(self, why: str) -> None:
-        """Give up the collectives on devices of this rank."""
+        """Abort this rank's collectives on devices."""
         for transport in list(self._made.values()):
             transport.abort(why)
 
     def close(self) -> None:
-        """Let devices finish (unless given up), and leave."""
+        """Close the device transports. Each finishes its operations first, unless it was
+        aborted.
+        """
         for transport in self._made.values():
             transport.close()
 

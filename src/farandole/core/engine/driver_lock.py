@@ -1,8 +1,8 @@
-"""The lock of the thread that runs the rounds. It is never lost.
+"""The lock of the thread that runs the rounds, safe against exceptions of signal handlers.
 
-A signal's handler may raise in the main thread behind each call, and at the beginning of each
-function of Python. So one call both takes the lock and notes it, and the thread that took it calls
-``release`` itself, first thing.
+A signal handler may raise in the main thread after each call, and at the start of each Python
+function. Therefore one call both takes the lock and records it, and the owner calls ``release``
+directly, first of all.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 
 from farandole.errors import WAITS_FOR_ITSELF, RequestError
 
-_AT_ONCE = (False,)  # how a lock is acquired without waiting
+_AT_ONCE = (False,)  # arguments of a non-blocking acquire
 
 
 class DriverLock:
-    """``lock`` waits in a ``with`` statement, which loses nothing either. ``owner``: the thread
-    that has taken it, which resets it before the release.
+    """The driver's lock. ``lock`` may be used in a ``with`` statement, which is as safe. ``owner``:
+    the ident of the thread that called ``take``, which resets it before the release.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,9 @@ class DriverLock:
         self._acquire = self.lock.acquire
 
     def take(self, held: list[bool]) -> bool:
-        """Take the lock if it is free. ``held``, an empty list, has True in it then, also if this
-        raises.
+        """Take the lock if it is free, and return whether it was.
+
+        ``held``: an empty list, to which the result is appended even if a signal handler raises.
         """
         held += map(self._acquire, _AT_ONCE)
         if held[0]:
@@ -35,6 +36,6 @@ class DriverLock:
         return held[0]
 
     def check(self) -> None:
-        """Raise RequestError if this thread has it already, and would wait for itself."""
+        """Raise RequestError if this thread has the lock, and would wait for itself."""
         if self.owner == threading.get_ident():
             raise RequestError(WAITS_FOR_ITSELF)

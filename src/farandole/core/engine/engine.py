@@ -1,10 +1,12 @@
-"""The engine: named collectives, submitted in any order on each rank, run in one order on all.
+"""The engine: named collectives, submitted in any order on each rank, run in the same order on all.
 
-In a round all ranks post what they ask for, decide alike what runs now (``rounds``), and run it. A
-rank posts when it has something new, or when it waits for something and another rank has posted.
+In each round all ranks post their requests, take the same decision on what runs now (``rounds``),
+and run it. A rank posts when it has new requests, or when it waits for a collective and another
+rank has posted.
 
-The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does,
-so a synchronous collective needs no other thread. The background thread drives while nobody waits.
+The waiting thread drives: a thread that waits for its handle runs rounds itself unless another one
+does, so a synchronous collective needs no second thread. The background thread drives while no
+thread waits.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.job.config import Settings
 
 _ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
-_TICK = 0.5  # seconds between two looks at waiting collectives
-# seconds until a rank objects to waiting for another kind of collective than the others
+_TICK = 0.5  # seconds between two checks of waiting collectives
+# seconds until a rank objects to waiting for another kind of collective than the other ranks
 _PATIENCE = 1.0
-_GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
+_GATHER_CYCLES = 5  # cycles for which the background thread lets requests accumulate at most
 
 
 class Engine:
@@ -57,17 +59,20 @@ class Engine:
         observers: Sequence[Observer] = (),
         names: Sequence[int] = (),
     ) -> None:
-        """``names``: what messages and errors call the ranks, if not by their numbers here."""
+        """Create the engine. ``names``: the numbers of the ranks in messages and errors; default:
+        0, 1, 2, ...
+        """
         self.transport = transport
         self.rank = transport.rank
         self.size = transport.size
         self.observers = Subscribers(observers)
         self.numbers = SequenceNumbers()
         self.round_listeners: list[Callable[[], None]] = []  # called after each round
-        self.participants: WeakSet[Participant] = WeakSet()  # in synchronization at a step's end
-        # the bytes per bucket that a strategy aims at now, if it can change them
+        # in the synchronization at a step's end
+        self.participants: WeakSet[Participant] = WeakSet()
+        # the bucket size in bytes that a strategy targets now, if it can change it
         self.bucketed: int | None = None
-        self.failures: list[BaseException] = []  # the program was given them
+        self.failures: list[BaseException] = []  # raised in the program already
         self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
         # guards the queue, the names in use and the state of the background thread
         self._mutex = threading.Lock()
@@ -84,7 +89,7 @@ class Engine:
             self._outbox.names,
             mean_of_present=settings.join_mean_of_present,
         )
-        self._idle = False  # waits for others' posts
+        self._idle = False  # while waiting for other ranks' posts
         self._ended: HorovodInternalError | None = None
         self._closing = False
         self.observers.report_parts_of(transport)
@@ -100,19 +105,24 @@ class Engine:
         soon: bool = False,
         on_done: Callable[[], None] | None = None,
     ) -> Handle:
-        """Queue collectives, and return at once. The memory must stay untouched until the handle is
+        """Queue collectives and return at once. Their memory must not change until the handle is
         done.
 
-        ``soon``: the caller will wait for the handle at once, so the background thread need not be
-        woken. ``on_done``: see ``Handle.when_done``; called for one handle after the other in the
-        order in which they are done.
+        ``soon``: the caller waits for the handle next, so the background thread need not be woken.
+        ``on_done``: see ``Handle.when_done``; called for one handle at a time, in the order in
+        which they are done.
 
-        Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``);
-        ALLGATHER: (flat array of the dtype's storage type, every rank's first dimension); ALLTOALL:
-        (flat array, rows received from each rank); REDUCESCATTER: flat array with this rank's rows;
-        JOIN: the rank that joined last; ALLOCATE: the memory. Raises RequestError for requests that
-        are wrong by themselves or have a name that is in use, HorovodInternalError when the engine
-        has ended; nothing is queued then.
+        Results by kind:
+
+        - ALLREDUCE, BROADCAST, BARRIER: None (the result is in ``buffer.out``).
+        - ALLGATHER: (flat array of the dtype's storage type, every rank's first dimension).
+        - ALLTOALL: (flat array, rows received from each rank).
+        - REDUCESCATTER: flat array with this rank's rows.
+        - JOIN: the rank that joined last.
+        - ALLOCATE: the memory.
+
+        Raises RequestError for requests that are invalid or use a name that is in use, and
+        HorovodInternalError when the engine has ended. Nothing is queued then.
         """
         handle = self._enqueue(entries, on_done)
         if self._background.parked:
@@ -123,21 +133,20 @@ class Engine:
         return handle
 
     def run(self, entries: Sequence[Entry]) -> list[Any]:
-        """Like ``submit(entries).wait()``, without waking another thread when the engine is
-        idle.
-        """
+        """Run ``submit(entries).wait()``, without waking another thread if the engine is idle."""
         repeated = self._repeat(entries[0]) if len(entries) == 1 else None
         return (repeated or self._enqueue(entries)).wait()
 
     def drive(self, wait: Wait) -> None:
-        """Run rounds until ``wait`` is done, or have it sleep if another thread does."""
+        """Run rounds until ``wait`` is done, or let it sleep if another thread drives."""
         if not wait.done():
             self._drive(wait)
 
     def allocate(self, nbytes: int, name: str = "") -> Any:
-        """Memory that is reduced where it stands (uint8). Collective: the same size on all ranks.
+        """Return shared memory (uint8) that is reduced in place. Collective: the same size on all
+        ranks.
 
-        The ranks agree by ``name``; without one, calls must come in the same order on all of them.
+        The ranks agree by ``name``; without one, calls must come in the same order on all ranks.
         """
         name = f"allocate.{name or self.numbers.next_allocation()}"
         none = np.empty(0, dtype=np.uint8)
@@ -145,8 +154,8 @@ class Engine:
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
 
     def shutdown(self) -> None:
-        """Leave. Collectives in flight fail, on this rank and, when they ask for more, on the
-        others.
+        """Leave the job. Collectives in flight fail on this rank, and on the other ranks at their next
+        request.
         """
         with self._mutex:
             if self._closing:
@@ -160,17 +169,17 @@ class Engine:
 
     @property
     def sizes(self) -> Sizes:
-        """Those in force, on all ranks since the same round."""
+        """The current sizes, changed on all ranks in the same round."""
         return self._rounds.sizes
 
     @property
     def joins(self) -> int:
-        """How many joins of all ranks have ended."""
+        """The number of completed joins."""
         return self._runner.joins
 
     @property
     def ended(self) -> bool:
-        """Has it failed, or another rank left?"""
+        """True if the engine has failed or another rank has left."""
         return self._ended is not None
 
     def abort(self, why: str) -> None:
@@ -182,15 +191,17 @@ class Engine:
     # For observers.
 
     def missing(self) -> dict[str, tuple[int, ...]]:
-        """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
+        """See ``Negotiation.missing``. Call it only in an observer's ``waiting``."""
         return self._rounds.missing()
 
     def cross_waits(self, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
-        """See ``Negotiation.cross_waits``. To be asked in one of ``round_listeners``."""
+        """See ``Negotiation.cross_waits``. Call it only in one of ``round_listeners``."""
         return self._rounds.cross_waits(waits, unused)
 
     def propose(self, sizes: Sizes) -> None:
-        """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
+        """Propose ``sizes``, which change on all ranks in the same round. Only rank 0's proposals
+        count.
+        """
         self._notes.propose(sizes)
 
     # Submission.
@@ -210,9 +221,9 @@ class Engine:
                 and request.dtype is not DType.BOOL
                 and not request.codec
             )
-            if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
+            if not plain or request.op is ReduceOp.ADASUM:  # a plain allreduce is always valid
                 check(request, self.size)
-            if request.device != HOST and event is None:  # one behind all of them
+            if request.device != HOST and event is None:  # one event after all of them
                 event = self._runner.devices.record_event(request.device)
         items = [Item(entry, handle, place, now, event) for place, entry in enumerate(entries)]
         outbox = self._outbox
@@ -220,9 +231,9 @@ class Engine:
             self._raise_if_ended()
             if self._closing:
                 raise ShutDownError
-            # and no call before the next: a handler may raise behind it
+            # No call between these two statements: a signal handler may raise after a call.
             outbox.names |= unused(entries, outbox.names)
-            outbox.queue.extend(items)  # at one go: a group is posted in one round
+            outbox.queue.extend(items)  # in one step: a group is posted in one round
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -233,14 +244,14 @@ class Engine:
     # Driving.
 
     def _drive(self, handle: Wait) -> None:
-        """Run rounds until ``handle`` is done, unless another thread already does."""
+        """Run rounds until ``handle`` is done, unless another thread drives."""
         held: list[bool] = []
         try:
             if not self._driver.take(held):
                 self._driver.check()
-                if self._background.parked:  # a driver that is about to leave, perhaps
+                if self._background.parked:  # the driver may be about to leave
                     self._wake()
-                # one that waits for others, and has not seen this handle's collective
+                # the driver waits for other ranks, and has not seen this handle's collective
                 elif not self._outbox.posted:
                     self.transport.board.wake()
                 handle.sleep()
@@ -254,7 +265,7 @@ class Engine:
                 self._leave_rest()
 
     def _leave_rest(self) -> None:
-        """This thread has driven: the background thread takes over the rest."""
+        """Leave the remaining work to the background thread."""
         outbox = self._outbox
         if (outbox.queue or self._rounds.waiting or outbox.posted) and self._background.parked:
             self._wake()
@@ -282,8 +293,8 @@ class Engine:
                         background.wake_up(None)
 
     def _gather(self) -> None:
-        """Let a program that submits many tensors finish that, and drive itself if it waits for
-        them.
+        """Wait while the program submits many tensors; it may drive the rounds itself when it waits
+        for them.
         """
         cycle, queue = self._background.cycle, self._outbox.queue
         queued, until = -1, monotonic() + _GATHER_CYCLES * cycle
@@ -292,11 +303,11 @@ class Engine:
             sleep(cycle)
 
     def _round(self, *, spin: bool) -> None:
-        """Take the current round one step further; waits for at most a tick."""
+        """Advance the current round by one step. Waits for at most a tick."""
         self._guarded(self._advance, spin)
 
     def _guarded(self, step: Callable[[Any], None], argument: Any) -> None:
-        """Take a step. If it fails, all collectives under way fail."""
+        """Run a step. If it fails, all collectives in flight fail."""
         try:
             step(argument)
         except PeerLostError as error:
@@ -306,7 +317,7 @@ class Engine:
         except BaseException as error:
             interrupted, idle = interrupts(error), self._idle
             self._idle = False
-            if not (interrupted and idle):  # broke off half-way: ranks are out of step
+            if not (interrupted and idle):  # stopped half-way: the ranks are out of step
                 what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
                 rank = self._rounds.called[self.rank]
@@ -333,8 +344,8 @@ class Engine:
         self._settle(messages)
 
     def _wait(self, spin: bool) -> None:
-        """For other ranks. Whoever is interrupted here leaves the round to the others of this
-        process.
+        """Wait for other ranks. After an interruption here, another thread can continue the
+        round.
         """
         self._idle = True
         self.transport.board.wait(_TICK, spin=spin)
@@ -355,8 +366,10 @@ class Engine:
         outbox.objection = b""
 
     def _repeat(self, entry: Entry) -> Handle | None:
-        """A round for ``entry`` alone, in few steps, if all ranks have had one before. None:
-        nothing was done.
+        """Start a round for ``entry`` alone on the fast path, if all ranks have had such a round
+        before.
+
+        Return None, with nothing done, if the fast path does not apply.
         """
         held: list[bool] = []
         try:
@@ -376,7 +389,9 @@ class Engine:
         return handle
 
     def _take_alone(self, item: Item) -> bool:
-        """Queue ``item`` for the next round, unless there is other work, or a note or observer."""
+        """Queue ``item`` for the next round. Return False if there is other work, a note or an
+        observer.
+        """
         entry, outbox = item.entry, self._outbox
         with self._mutex:
             busy = outbox.queue or outbox.batch or outbox.posted or self._notes.attached
@@ -388,8 +403,8 @@ class Engine:
         return True
 
     def _ask(self, repeat: Repeat) -> None:
-        """Post what is queued first. When others are late, or ask for more, its round goes on like
-        any other.
+        """Post the first queued item. If other ranks are late or request more, the round goes on
+        normally.
         """
         board, outbox = self.transport.board, self._outbox
         item = outbox.queue.popleft()
@@ -416,7 +431,7 @@ class Engine:
             listener()
 
     def _settle(self, messages: Sequence[bytes]) -> None:
-        """All have posted: decide, and run the decision."""
+        """Decide a round that all ranks have posted, and run the decision."""
         batch = self._outbox.batch
         self._outbox.batch = []
         decision = self._rounds.decide(messages, batch)
@@ -428,7 +443,7 @@ class Engine:
                     observer.agreed(decision.responses)
             if self.observers.settled:
                 self._report(decision)
-            # used if it raises
+            # the value is used if the loop raises
             for done, (unit, positions, here) in enumerate(placed):  # noqa: B007
                 self._runner.run(
                     unit,
@@ -436,7 +451,7 @@ class Engine:
                     messages,
                     here if came else None,
                 )
-        except BaseException:  # these fail with the rest
+        except BaseException:  # the remaining units fail with the rest
             left = (items[position] for after in placed[done:] for position in after.positions)
             self._rounds.waiting.update((item.entry.name, item) for item in left)
             raise
@@ -457,8 +472,8 @@ class Engine:
             observer.settled(asked, decision.since or [()] * self.size, agreed, failed)
 
     def _stand_in(self, name: str, request: Request) -> Item:
-        """This rank has joined: it takes part in others' collectives, with data that changes
-        nothing.
+        """Return an item with which this rank, which has joined, contributes neutral data to a
+        collective.
         """
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
@@ -491,14 +506,16 @@ class Engine:
         return type(error)(f"{error} (rank {rank} was waiting for {listed(names)})", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:
-        """Take no more: a device transport has found that a peer is gone."""
+        """Refuse further collectives, because a device transport has detected that a peer is
+        gone.
+        """
         with self._mutex:
             if self._ended is None:
                 self._ended = error
 
     def _fail_all(self, error: HorovodInternalError) -> None:
         with self._mutex:
-            self._ended = error  # before anything that an aborted collective leaves can be seen
+            self._ended = error  # before any partial result of an aborted collective is visible
         if not isinstance(error, ShutDownError):
             self._runner.devices.abort(str(error))
         outbox = self._outbox
@@ -512,8 +529,10 @@ class Engine:
             item.handle.fail(error)
 
     def _leave(self) -> None:
-        """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
+        """Announce that this rank leaves, if it is its turn to post, without waiting for other
+        ranks.
+        """
         if self._ended is None and not self._outbox.posted and self.size > 1:
-            with contextlib.suppress(HorovodInternalError):  # the others are gone already
+            with contextlib.suppress(HorovodInternalError):  # the other ranks are gone already
                 self.transport.board.post(wire.encode([], [], shutdown=True))
         self._fail_all(ShutDownError())

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# Allgather: one entry, everybody's first dimension. Alltoall: per rank, how many rows it sends to
-# each.
+# Allgather: one tuple, the first dimension on every rank. Alltoall: for each rank, the rows that it
+# sends to each.
 Parts = Sequence[tuple[int, ...]]
 
 
 def execute(
     unit: Unit, entries: Sequence[Entry], transport: Transport, divisor: int = 0
 ) -> list[Any]:
-    """The results of the unit's collectives, as ``Engine.submit`` describes them.
+    """Run a unit and return the results of its collectives, as described in ``Engine.submit``.
 
-    ``divisor``: by what an average is divided, when that is not the number of ranks.
+    ``divisor``: the divisor of an average, if it is not the number of ranks.
     """
     buffers = [entry.buffer for entry in entries]
     if unit.kind is Kind.ALLREDUCE:
@@ -64,7 +64,9 @@ def execute(
 
 
 def reduces_as_is(request: Request) -> bool:
-    """Is this an allreduce that the transport does by one reduction of the elements as they are?"""
+    """Return whether this is an allreduce that needs exactly one reduction, of unmodified
+    elements.
+    """
     return (
         request.kind is Kind.ALLREDUCE
         and request.op is not ReduceOp.ADASUM
@@ -83,8 +85,9 @@ def _average_int64(
     divisor: int,
     add_up: Callable[[list[Any]], list[Any]],
 ) -> None:
-    """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are
-    added up apart.
+    """Average int64, adding up the upper and lower 32 bits separately.
+
+    The sum of the whole numbers could overflow 64 bits where the average fits.
     """
     pairs = [halves(buffer.data) for buffer in buffers]
     sums = add_up([high for high, _ in pairs] + [low for _, low in pairs])
@@ -101,8 +104,8 @@ def _add_up(transport: Transport, arrays: list[Any]) -> list[Any]:
 def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:
     """Fold average, prescale and postscale into one factor, applied once to the result.
 
-    ``present``: how many ranks have data; ``divisor``: by what an average is divided. Integers were
-    prescaled before.
+    ``present``: the number of ranks with data; ``divisor``: the divisor of an average. Integers are
+    prescaled before the reduction.
     """
     op, pre, post = (
         request.op,
@@ -113,7 +116,7 @@ def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, f
         return ReduceOp.SUM, pre * post / divisor if (pre, post) != (1.0, 1.0) else 1.0 / divisor
     if op is ReduceOp.PRODUCT:
         return op, float(pre**present) * post
-    if pre < 0 and op in (ReduceOp.MIN, ReduceOp.MAX):  # a negative factor turns the order round
+    if pre < 0 and op in (ReduceOp.MIN, ReduceOp.MAX):  # a negative factor reverses the order
         return (ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN), pre * post
     return op, pre * post
 
@@ -125,8 +128,10 @@ def _prescales_first(request: Request) -> bool:
 def _summand(
     request: Request, data: Array, transport: Transport, out: Array | None = None
 ) -> Array:
-    """The operand of the reduction: ``data``, but integers with a prescale are scaled and truncated
-    first, into ``out`` or new memory. Horovod's programs count on it to the last digit.
+    """Return the operand of the reduction: ``data``, or for integers with a prescale, ``data``
+    scaled and truncated into ``out`` or new memory.
+
+    Programs written for Horovod rely on this rounding to the last digit.
     """
     if not _prescales_first(request):
         return data
@@ -136,7 +141,7 @@ def _summand(
 
 
 def _scale_into(out: Array, values: Array, factor: float, transport: Transport) -> None:
-    """Integers, in the host's memory or a device's."""
+    """Scale integers in the memory of the host or of a device."""
     if isinstance(out, np.ndarray):
         scale_into(out, values, factor)
     else:
@@ -185,9 +190,9 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
 
 
 def nothing(request: Request) -> Buffer:
-    """The operand of a rank without data: it changes no result."""
+    """Return the operand of a rank without data: the neutral element of the reduction."""
     dtype = request.dtype
-    # what is computed in the end, after a negative factor has turned the order round
+    # the effective operation: a negative factor swaps minimum and maximum
     op, _ = reduction(request, 1, 1)
     count = 1
     for length in request.shape:
@@ -236,13 +241,13 @@ def _alltoall(request: Request, buffer: Buffer, splits: Parts, transport: Transp
 
 
 def _empty(transport: Transport, count: int, dtype: DType) -> Any:
-    """Memory for a result, where the transport wants it."""
+    """Return memory for a result, allocated by the transport if it has its own."""
     make = getattr(transport, "empty", None)
     return np.empty(count, dtype=dtype.storage) if make is None else make(count, dtype)
 
 
 def _bytes(array: Array) -> Array:
-    """Host memory as bytes; device transports do that for themselves."""
+    """Return host memory as bytes; device transports convert it themselves."""
     return array.view(np.uint8) if isinstance(array, np.ndarray) else array
 
 
@@ -260,7 +265,7 @@ _RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {
 def _allreduce_by_codec(
     unit: Unit, entries: Sequence[Entry], scale: float, transport: Transport
 ) -> None:
-    """Reduce the unit's tensors by the codec that all ranks have asked for."""
+    """Reduce the unit's tensors with the codec that all ranks requested."""
     spec = unit.requests[0].codec
     codec = entries[0].codec or _without_state(spec)
     codec.allreduce([_part(entry) for entry in entries], scale, transport)
@@ -273,8 +278,9 @@ def _part(entry: Entry) -> Part:
 
 @lru_cache(maxsize=16)
 def _without_state(spec: str) -> Codec:
-    """Return the codec of a rank that has joined, and may never have seen it. Raises SettingsError
-    if it is not registered.
+    """Return the codec on a rank that has joined, and may never have seen it.
+
+    Raises SettingsError if the codec is not registered.
     """
     made: Codec = registry.make("codec", spec)
     return made

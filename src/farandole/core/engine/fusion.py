@@ -1,4 +1,4 @@
-"""Which of the agreed collectives run as one? Pure."""
+"""Fusion of agreed collectives into units. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 from farandole.base.types import Buffer, Kind, Refusal, Request, Response
 
-# The results of a unit, as ``execute`` gives them, from the messages of all ranks and this rank's
-# memory.
+# Computes the results of a unit, as returned by ``execute``, from the messages of all ranks and
+# this rank's memory.
 Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
 
 
 class Unit(NamedTuple):
-    """Collectives that run together. ``requests`` are this rank's own, or another's where this rank
-    has joined; the rest is as in Response.
+    """Collectives that run together.
+
+    ``requests`` are this rank's own, or another rank's where this rank has joined. The other fields
+    are as in Response.
     """
 
     kind: Kind
@@ -27,8 +29,8 @@ class Unit(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A unit that may be remembered: which items of the round's batch it is made of. ``here``: how
-    it is run on elements that come with the messages (``attached``).
+    """A unit that can be remembered: it refers to its items by their positions in the round's
+    batch. ``here``: runs it on elements attached to the messages (``attached``).
     """
 
     unit: Unit
@@ -39,12 +41,12 @@ class Placed(NamedTuple):
 def plan(
     responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int
 ) -> list[Unit]:
-    """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
+    """Fuse allreduces of the same dtype, operation and scale up to ``threshold`` bytes.
 
     A tensor that does not fit leaves room for later, smaller ones; a group of any size stays
-    together. What has a codec is fused with members of its own group alone, or what is left out
-    would hang on what else is on its way. The order among units follows the first member of each,
-    so it is the same on all ranks.
+    together. Tensors with a codec are fused within their group only: otherwise the codec's choices
+    would depend on other collectives in flight. Units are ordered by their first members, so the
+    order is the same on all ranks.
     """
     units: list[Unit] = []
     # attributes that must agree -> (position, bytes so far)
@@ -89,7 +91,7 @@ def plan(
 def _alike(
     names: tuple[str, ...], requests: tuple[Request, ...]
 ) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
-    """A group may mix types, operations and scales; one reduction cannot."""
+    """Split a group by dtype, operation and scale, so that each part is one reduction."""
     first = _terms(requests[0])
     if all(_terms(request) == first for request in requests):
         return [(names, requests)]
@@ -103,7 +105,7 @@ def _alike(
 
 
 def _by_device(unit: Unit) -> list[Unit]:
-    """A unit runs on one device; a group may have members on several."""
+    """Split a unit by device: a group may have members on several."""
     devices = dict.fromkeys(request.device for request in unit.requests)
     if len(devices) == 1:
         return [unit]

@@ -1,4 +1,4 @@
-"""A submitter's handle: done yet? wait for it; its results."""
+"""A submitter's handle: the state and the results of its collectives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from farandole.errors import HorovodInternalError
 
 
 class Entry(NamedTuple):
-    """One collective to run: the request, and its memory.
+    """One collective to run: the request and its memory.
 
-    ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their
-    requests (and with them everything that is remembered about them) stay the same from call to
-    call. ``codec``: what ``request.codec`` names, with this rank's state; ``key``: under what it
-    keeps that (empty: the request's name); ``given``: see ``contracts.Part``.
+    ``serial`` distinguishes collectives of the same request. Unnamed ones are numbered, so that
+    their requests, and all decisions remembered for them, stay the same from call to call.
+    ``codec``: the codec named in ``request.codec``, with this rank's state; ``key``: the key of
+    that state (empty: the request's name); ``given``: see ``contracts.Part``.
     """
 
     request: Request
@@ -29,12 +29,12 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name under which the ranks agree."""
+        """The name by which the ranks agree."""
         return f"{self.request.name}.{self.serial}" if self.serial else self.request.name
 
 
 class Wait(Protocol):
-    """What a thread waits for."""
+    """An event that a thread waits for."""
 
     def done(self) -> bool: ...
     def sleep(self) -> None:
@@ -42,8 +42,8 @@ class Wait(Protocol):
 
 
 class Handle:
-    """The outcome of one ``submit``: a result per entry, in order (see ``Engine.submit``), or an
-    error.
+    """The outcome of one ``submit``: a result for each entry, in order (see ``Engine.submit``), or
+    an error.
     """
 
     __slots__ = ("_afters", "_done", "_drive", "_error", "_left", "_results", "_waiters", "waited")
@@ -51,24 +51,27 @@ class Handle:
     def __init__(self, count: int, drive: Callable[[Handle], None]) -> None:
         self._results: list[Any] = [None] * count
         self._left = count
-        self.waited = False  # by a thread that cannot go on
+        self.waited = False  # a thread is blocked on it
         self._done = count == 0
         self._error: HorovodInternalError | None = None
         self._drive = drive
         self._waiters: list[Callable[[], object]] = []
-        self._afters: tuple[Callable[[], None], ...] = ()  # actions of a waiting thread for devices
+        # device actions that each waiting thread runs
+        self._afters: tuple[Callable[[], None], ...] = ()
 
     def done(self) -> bool:
-        """True when the results are there, or the error."""
+        """Return True when the results or the error are available."""
         return self._done
 
     @property
     def error(self) -> HorovodInternalError | None:
-        """What ``wait`` will raise; None if it is not known yet, or all went well."""
+        """The error that ``wait`` will raise; None if there is none, or none yet."""
         return self._error if self._done else None
 
     def wait(self) -> list[Any]:
-        """The results. Blocks; raises the collective's error (HorovodInternalError)."""
+        """Wait for the results and return them. Raises the collective's error
+        (HorovodInternalError).
+        """
         if not self._done:
             self.waited = True
             self._drive(self)
@@ -79,25 +82,25 @@ class Handle:
         return self._results
 
     def sleep(self) -> None:
-        """Wait for another thread to finish this."""
-        waiter = threading.Lock()  # released in one step, also where a signal's handler raises
+        """Wait for another thread to finish this handle."""
+        waiter = threading.Lock()  # released in one step, even if a signal handler raises
         waiter.acquire()
         self._waiters.append(waiter.release)
         if not self._done:
             waiter.acquire()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when this is done, once, by whichever thread finishes it (by this
-        one if it is done).
+        """Call ``call`` once when this handle is done, on the thread that finishes it; immediately
+        if it is done.
 
-        It must be quick and raise nothing: the rounds of all collectives wait for it.
+        ``call`` must be quick and must not raise: the rounds of all collectives wait for it.
         """
         self._waiters.append(call)
         if self._done:
             self._notify()
 
     def finish(self, index: int, result: Any, after: Callable[[], None] | None = None) -> None:
-        """``after``: to be called by every thread that waits, when it has waited."""
+        """Store a result. ``after`` is called by each waiting thread after its wait."""
         self._results[index] = result
         if after is not None and after not in self._afters:
             self._afters += (after,)
@@ -106,13 +109,13 @@ class Handle:
             self._complete()
 
     def fail(self, error: HorovodInternalError) -> None:
-        """The first error is the one that is raised; the handle is done when all entries are
-        accounted for.
+        """Record the failure of an entry. The first error is the one raised; the handle is done
+        when all entries have finished or failed.
         """
         if self._error is None:
             self._error = error
         self._left -= 1
-        # less: a signal's handler raised between the last ``finish`` and ``_complete``
+        # negative if a signal handler raised between the last ``finish`` and ``_complete``
         if self._left <= 0:
             self._complete()
 
@@ -125,16 +128,16 @@ class Handle:
         while self._waiters:
             try:
                 call = self._waiters.pop()
-            except IndexError:  # another thread is here, too, and took the last one
+            except IndexError:  # another thread took the last one
                 return
             call()
 
 
 class Item(NamedTuple):
-    """An entry on its way through the engine."""
+    """An entry in the engine."""
 
     entry: Entry
     handle: Handle
-    place: int  # among the results of the handle
+    place: int  # index in the results of the handle
     since: float
-    event: Any = None  # where a device was when this was submitted
+    event: Any = None  # the device's position at submission

@@ -1,4 +1,4 @@
-"""The messages about ranks that ask for different things under one name. Texts are Horovod's."""
+"""Error texts for ranks that make different requests under one name. The texts are Horovod's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from farandole.base.types import Kind, ReduceOp, Request
 from farandole.core.engine.check import no_rows
 
-_SHOWN = 8  # ranks that are named
+_SHOWN = 8  # most ranks to list
 _UNNAMED = (
     "(The calls have no name, so they met by their number: ranks that make different calls, or in"
     " another order, mix them up. Give them names.)"
@@ -15,9 +15,10 @@ _UNNAMED = (
 
 
 def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
-    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts
-    are Horovod's, and which ranks these are. ``row``: by rank; None has joined. ``names``: what the
-    message calls the ranks.
+    """Return why all ranks' requests for one name cannot run together; empty if they can.
+
+    The text is Horovod's, and names the ranks. ``row``: the requests by rank; None for a joined
+    rank. ``names``: the numbers of the ranks in the message.
     """
     called = names or range(len(row))
     (one, first), *others = [
@@ -51,7 +52,7 @@ def _gathers(kind: Kind) -> bool:
 
 
 def _difference(first: Request, other: Request) -> str:
-    """The first difference of ``other``, in the order in which Horovod looks; empty if none."""
+    """Return the first difference of ``other``, in the order of Horovod's checks; empty if none."""
     return (
         _kind_difference(first, other)
         or _reduction_difference(first, other)
@@ -104,7 +105,7 @@ def _root_difference(first: Request, other: Request) -> str:
         return ""
     if first.kind is Kind.BROADCAST:
         return _root_mismatch("BROADCAST", first, other)
-    if first.kind is Kind.ALLTOALL:  # a gather, with a root, is one of them
+    if first.kind is Kind.ALLTOALL:  # a gather is an alltoall with a root
         if first.root == -1:
             return _operation_mismatch("ALLTOALL", "GATHER")
         if other.root == -1:
@@ -161,8 +162,8 @@ def _shape_difference(first: Request, other: Request) -> str:
 
 
 def kind_mismatch(given: str, verbs: Sequence[str]) -> str:
-    """The message about ranks that call different functions under one name, or as one of their
-    unnamed calls.
+    """Return the error text for ranks that call different functions under one name, or as their
+    unnamed calls with one number.
     """
     one, two = (verb.upper() for verb in verbs[:2])
     cure = (
@@ -174,7 +175,7 @@ def kind_mismatch(given: str, verbs: Sequence[str]) -> str:
 
 
 def group_mismatch(group: str, sizes: Mapping[int, int]) -> str:
-    """The message about a group with so many members on each rank."""
+    """Return the error text for a group whose number of members differs by rank."""
     ranks_of: dict[int, list[str]] = {}
     for rank, size in sorted(sizes.items()):
         ranks_of.setdefault(size, []).append(str(rank))
@@ -190,8 +191,9 @@ def group_mismatch(group: str, sizes: Mapping[int, int]) -> str:
 
 
 def codec_mismatch(row: Sequence[Request | None], names: Sequence[int]) -> str:
-    """The message about ranks that compress one tensor in different ways. ``row``: by rank; None
-    has joined.
+    """Return the error text for ranks that compress one tensor with different codecs.
+
+    ``row``: the requests by rank; None for a joined rank.
     """
     ranks_of: dict[str, list[str]] = {}
     for rank, request in zip(names, row, strict=True):

@@ -1,9 +1,9 @@
-"""What may run now? A pure function of the requests of every rank so far.
+"""Decides what may run now: a pure function of all ranks' requests so far.
 
-Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``; since
-all see the same, all decide the same. There is no coordinator. A collective is ready when all ranks
-have asked for it under one name (for a group: when all members are ready); the order in which the
-last rank completes names is the order of execution.
+Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``. All
+ranks see the same messages, so all take the same decisions, without a coordinator. A collective is
+ready when all ranks have requested it under one name; a group, when all its members are ready.
+Collectives run in the order in which the last rank requests them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from farandole.core.engine.mismatch import (
     mismatch,
 )
 
-Named = tuple[str, Request]  # the name may carry a serial number that the request does not
+Named = tuple[str, Request]  # the name may include a serial number, the request does not
 
 
 JOIN = "join"
 _NOT_WITH_JOIN = {
     Kind.ALLGATHER: (
         "Allgather is not supported with Join at this time. "
-        # Horovod names an argument that it does not have
+        # Horovod's text; the argument does not exist there either
         "Specify sparse_as_dense=True if using DistributedOptimizer"
     ),
     Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
@@ -37,24 +37,26 @@ _NOT_WITH_JOIN = {
 
 
 class Negotiation:
-    """The state of agreement among ``size`` ranks, which messages call ``names``."""
+    """The state of agreement among ``size`` ranks. ``names``: their numbers in messages."""
 
     def __init__(self, size: int, names: Sequence[int] = ()) -> None:
         self.size = size
         self._names = names or range(size)
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
-        # given name -> ranks that wait under it (``conflicts``)
+        # given name -> ranks that object to waiting under it (``conflicts``)
         self._objected: dict[str, set[int]] = {}
-        self._joined: list[int] = []  # in the order in which they joined
+        self._joined: list[int] = []  # in the order of their joins
 
     @property
     def idle(self) -> bool:
-        """True when nobody waits for anybody."""
+        """True when no rank waits for another."""
         return not self._asked
 
     def missing(self) -> dict[str, tuple[int, ...]]:
-        """For each name that some ranks asked for: the ranks that have not, and will have to."""
+        """Return, for each requested name, the ranks that have not requested it and have not
+        joined.
+        """
         return {
             name: tuple(
                 rank
@@ -65,8 +67,9 @@ class Negotiation:
         }
 
     def cross_waits(self, rank: int, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
-        """Return the names of ``unused`` that ``rank`` has not asked for, while a rank has that is
-        missing in one of ``waits``, the names that ``rank`` waits for: neither would ever come.
+        """Return the names of ``unused`` that ``rank`` has not requested although another rank has,
+        which in turn is missing in one of ``waits``, the names that ``rank`` waits for. This is a
+        deadlock.
         """
         missing = self.missing()
         away = {other for name in waits for other in missing.get(name, ())}
@@ -78,8 +81,8 @@ class Negotiation:
         ]
 
     def conflicts(self) -> dict[str, list[str]]:
-        """Names that the program gave, under which every rank asks for something, but not all for
-        the same kind of collective; and what they ask for.
+        """Return names given by the program under which every rank requests a collective, but not
+        all the same kind, with these collectives' full names.
         """
         names_of: dict[str, list[str]] = {}
         for name, row in self._asked.items():
@@ -93,8 +96,8 @@ class Negotiation:
         }
 
     def objections(self, rank: int, stuck: Iterable[str]) -> list[str]:
-        """The conflicts that ``rank`` is in, whose program waits for ``stuck``, and has not
-        objected to yet.
+        """Return the conflicts of ``rank``, whose program waits for ``stuck``, to which it has not
+        objected yet.
         """
         waits = set(stuck)
         return [
@@ -106,8 +109,8 @@ class Negotiation:
     def step(
         self, messages: Sequence[Sequence[Named]], objections: Sequence[Sequence[str]] = ()
     ) -> list[Response]:
-        """Take in each rank's requests of this round, and its objections; return the units that all
-        ranks run now, in order.
+        """Process all ranks' requests and objections of a round. Return the units that all ranks
+        run now, in order.
         """
         touched: dict[str, None] = {}
         joined = len(self._joined)
@@ -117,13 +120,13 @@ class Negotiation:
                 if row is None:
                     row = self._asked[name] = [None] * self.size
                 row[rank] = request
-                touched.pop(name, None)  # the order is that in which the last rank asks
+                touched.pop(name, None)  # ordered by each name's last request
                 touched[name] = None
                 if request.kind is Kind.JOIN:
                     self._joined.append(rank)
-        if len(self._joined) > joined:  # nobody waits for them any more
+        if len(self._joined) > joined:  # collectives may be complete without the ranks that joined
             touched = dict.fromkeys([*touched, *self._asked])
-            touched[JOIN] = touched.pop(JOIN)  # units that can still run with some ranks come first
+            touched[JOIN] = touched.pop(JOIN)  # after units that can still run with some ranks
         broken = self._torn_groups(touched)
         released = [
             response
@@ -137,7 +140,9 @@ class Negotiation:
         return broken + released + (self._hopeless() if self._objected else [])
 
     def _hopeless(self) -> list[Response]:
-        """Conflicts in which every rank waits, and so cannot ask for what the others wait for."""
+        """Fail conflicts in which all ranks wait: none can make the call that another one waits
+        for.
+        """
         conflicts = self.conflicts()
         self._objected = {
             given: ranks for given, ranks in self._objected.items() if given in conflicts
@@ -161,8 +166,10 @@ class Negotiation:
         )
 
     def _torn_groups(self, touched: Iterable[str]) -> list[Response]:
-        """Groups to which ranks gave different numbers of tensors: members' names carry the number,
-        so they would wait for each other for ever. They fail once every rank has come with its own.
+        """Fail groups to which ranks gave different numbers of tensors, once every rank has
+        requested its own.
+
+        The members' names include that number, so the ranks would wait for each other forever.
         """
         fresh = dict.fromkeys(
             group_of(name, request)
@@ -193,8 +200,8 @@ class Negotiation:
         )
 
     def _release(self, name: str) -> list[Response]:
-        """The answer for a name that is complete; for the last member of a group: for the whole
-        group.
+        """Return the response for a complete name; for the last member of a group, the response for
+        the group.
         """
         requests = [request for request in self._asked[name] if request is not None]
         first = requests[0]
@@ -211,7 +218,7 @@ class Negotiation:
         return self._release_group(self._groups.pop(group))
 
     def _release_group(self, members: list[str]) -> list[Response]:
-        """If one member fails, all do."""
+        """Return the response for a whole group. If one member fails, all do."""
         answers = [self._answer(name) for name in sorted(members, key=_member_order)]
         names = tuple(name for answer in answers for name in answer.names)
         requests = tuple(request for answer in answers for request in answer.requests)
@@ -224,8 +231,8 @@ class Negotiation:
         ]
 
     def _broken(self, groups: set[str], error: str) -> Response:
-        """Ranks disagree about who belongs together: all that any rank counts in fails, or it would
-        wait for ever.
+        """Fail all members of groups about whose members the ranks disagree; they would wait
+        forever.
         """
         names = [
             name
@@ -265,8 +272,8 @@ class Negotiation:
 
 
 def group_of(name: str, request: Request) -> str:
-    """Return the group of a member that is called ``name``: the serial number at its end
-    distinguishes unnamed groups.
+    """Return the group of a member with the full name ``name``, whose serial number distinguishes
+    unnamed groups.
     """
     return request.group + name[len(request.name) :]
 
@@ -284,8 +291,8 @@ _VERBS = {
 
 
 def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
-    """The function that the program called, and the name that it gave, or the number of its unnamed
-    call; empty for what the program did not call itself.
+    """Return the function that the program called and the name that it gave, or the number of its
+    unnamed call. The name is empty if the program did not make the call itself.
     """
     verb, _, given = (request.group or request.name).partition(".")
     if verb not in _VERBS:
@@ -296,11 +303,13 @@ def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Members are called <base>_<i>of<n>: by number where they are, else by name."""
+    """Return the sort key of a group's member: members are named <base>_<i>of<n>, else sorted by
+    name.
+    """
     tail = name.rpartition("_")[2].partition("of")[0]
     return (int(tail) if tail.isdigit() else 0, name)
 
 
 def splits_of(request: Request, size: int) -> Sequence[int]:
-    """How many rows of this rank's tensor go to each rank."""
+    """Return how many rows of this rank's tensor go to each rank."""
     return request.splits or [request.shape[0] // size] * size

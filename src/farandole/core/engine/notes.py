@@ -1,4 +1,4 @@
-"""The notes that this rank attaches to its messages: facts that are not agreed upon."""
+"""Notes that this rank attaches to its messages: facts that need no agreement."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from farandole.core.engine.subscribers import Subscribers
 
 
 class Notes:
-    """``attached``: the next message has a note. ``mutex``: the engine's."""
+    """The notes of one engine. ``attached``: the next message has a note. ``mutex``: the
+    engine's.
+    """
 
     def __init__(self, observers: Subscribers, mutex: threading.Lock) -> None:
         self.attached = bool(observers.settled)
         self._observers = observers
         self._mutex = mutex
-        self._proposed: Sizes | None = None  # not in force yet
+        self._proposed: Sizes | None = None  # not sent yet
 
     def propose(self, sizes: Sizes) -> None:
         """Send ``sizes`` with the next message."""
@@ -27,7 +29,7 @@ class Notes:
             self.attached = True
 
     def next(self, batch: Sequence[Item]) -> wire.Note:
-        """Return the note of a message that asks for ``batch``."""
+        """Return the note for a message that requests ``batch``."""
         with self._mutex:
             sizes = self._proposed
             self._proposed = None

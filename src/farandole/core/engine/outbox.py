@@ -8,11 +8,13 @@ from farandole.core.engine.handle import Item
 
 
 class Outbox:
-    """``queue``: submitted, and not posted. ``batch``: posted in the open round, if ``posted``.
-    ``names``: in use, also by collectives that wait from earlier rounds. ``objection``: the message
-    to post when there is no request.
+    """Requests on their way into a round.
 
-    The engine's mutex guards the queue and the names. The thread that drives has the rest.
+    ``queue``: submitted, but not posted. ``batch``: posted in the current round, if ``posted``.
+    ``names``: names in use, including collectives waiting from earlier rounds. ``objection``: the
+    message to post if there is no request.
+
+    The engine's mutex guards the queue and the names; the driving thread owns the rest.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class Outbox:
         self.objection = b""
 
     def clear(self) -> None:
-        """Forget all requests: they have failed."""
+        """Remove all requests, which have failed."""
         self.batch.clear()
         self.queue.clear()
         self.names.clear()

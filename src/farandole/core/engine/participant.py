@@ -1,4 +1,6 @@
-"""Objects that take part in a step's synchronization on an engine: distributed optimizers."""
+"""Objects that take part in an engine's synchronization at the end of a step: distributed
+optimizers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from typing import Any, Protocol
 
 
 class Participant(Protocol):
-    """``ballot``: the name of the collective by which the ranks announce what they have. ``lock``:
-    held from the announcement until it is settled. ``due``: gradients wait for that; ``backward``:
-    the number of the backward pass that computed them. ``process_set_id``: all ranks settle
-    process sets in this order. ``engine``: the present one of the process set.
+    """A participant in the synchronization.
+
+    ``ballot``: the name of the collective in which ranks announce their gradients. ``lock``: held
+    from the announcement until it is settled. ``due``: whether gradients wait for it. ``backward``:
+    the number of the backward pass that computed them. ``process_set_id``: all ranks settle process
+    sets in this order. ``engine``: the current one of the process set.
     """
 
     backward: int
@@ -28,16 +32,18 @@ class Participant(Protocol):
     def engine(self) -> Any: ...
 
     def can_announce_none(self) -> bool:
-        """Get ready to announce that there is nothing here. False if that would be wrong, or if
-        another thread is busy with this participant.
+        """Prepare to announce that this rank has no gradients. Return False if it has some, or if
+        another thread is using this participant.
         """
 
     def announce(
         self, on_done: Callable[[], None] | None = None, *, none_here: bool = False
     ) -> None:
-        """Announce what this rank has, and return at once; ``on_done`` is called, by any thread,
-        when all ranks have. ``none_here``: nothing was computed, and more may come.
+        """Announce this rank's gradients and return at once.
+
+        ``on_done`` is called, on any thread, when all ranks have announced. ``none_here``: this
+        rank computed none, and more may come.
         """
 
     def settle(self) -> None:
-        """Wait for all announcements, and bring in what any rank has. Collective."""
+        """Wait for all announcements and reduce the gradients of all ranks. Collective."""

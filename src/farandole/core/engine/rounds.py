@@ -1,9 +1,10 @@
-"""What the ranks say in a round, and what they decide by it. Pure: messages in, units out.
+"""Messages and decisions of rounds. Pure: messages in, units out.
 
-A round: every rank posts its new requests; when all have posted, every rank reads all and decides
-alike what runs now (``negotiation``), and what runs as one (``fusion``). If all ranks posted the
-same signatures and nobody waits from before, the decision is remembered: the same step after step
-(an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
+In a round every rank posts its new requests. When all have posted, every rank reads all messages
+and takes the same decision on the collectives to run (``negotiation``) and their fusion
+(``fusion``). If all ranks post the same signatures and none waits from an earlier round, the
+decision is remembered. A repeated step, such as an optimizer's buckets, then costs one exchange of
+a few bytes and no negotiation.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from farandole.core.observe.stall.names import listed
 from farandole.errors import ShutDownError
 from farandole.job.config import Settings
 
-_REMEMBERED = 1024  # decisions kept
+_REMEMBERED = 1024  # decisions to keep
 
 
 class RoundDecision(NamedTuple):
-    """What all ranks run now, in this order. The positions of a unit point into ``items``.
+    """The units that all ranks run now, in order.
 
-    ``attached``: everything that is needed came with the messages. ``responses``: those that are
-    new. ``asked``: what each rank asked for; None: all of them for ``items``. ``since``: per rank,
-    since when each of its requests waits, if its message has a note.
+    The positions in a unit are indexes into ``items``. ``attached``: all elements came with the
+    messages. ``responses``: the new ones. ``asked``: each rank's requests; None: every rank
+    requested ``items``. ``since``: for each rank, since when its requests wait, if the message has
+    a note.
     """
 
     placed: Sequence[Placed]
@@ -42,7 +44,7 @@ class RoundDecision(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """What all ranks have asked for before, and nothing else in that round: its number, and the
+    """A single request that all ranks have made alone in a round before: its number and the
     decision.
     """
 
@@ -51,17 +53,18 @@ class Repeat(NamedTuple):
     here: Run | None
 
     def message(self, entry: Entry) -> bytes:
-        """The message that asks for it again."""
+        """Return the message that requests it again."""
         elements = entry.buffer.data.tobytes() if self.here is not None else None
         return wire.alone(self.number, entry.serial, elements)
 
 
 class Rounds:
-    """The rounds of one rank: what it asks for, what it waits for, and what was decided before.
+    """The rounds of one rank: its requests, its waiting collectives and the remembered decisions.
 
-    ``sizes``: those in force, on all ranks since the same round. ``waiting``: what this rank asked
-    for in earlier rounds and is not agreed yet, by name. ``called``: what messages call the ranks:
-    ``names``, or 0, 1, 2, ... ``stand_in``: makes what takes part for a rank that has joined.
+    ``sizes``: the current sizes, changed on all ranks in the same round. ``waiting``: this rank's
+    requests of earlier rounds that are not agreed yet, by name. ``called``: the numbers of the
+    ranks in messages: ``names``, or 0, 1, 2, ... ``stand_in``: makes the items of a rank that has
+    joined.
     """
 
     def __init__(
@@ -82,28 +85,29 @@ class Rounds:
         self._cache = SignatureCache(settings.cache_capacity)
         self._room = attached.room(size)
         self._decisions: dict[bytes, list[Placed]] = {}
-        self._repeats: dict[Request, Repeat] = {}  # those of a single request
-        self._decided_in = 0  # the cache generation that the decisions belong to
+        self._repeats: dict[Request, Repeat] = {}  # for single requests
+        self._decided_in = 0  # the cache generation of the decisions
 
     def message(self, batch: list[Item], note: wire.Note | None = None) -> bytes:
-        """The message that asks for ``batch``, which gets the order that its requests have
-        there.
+        """Return the message that requests ``batch``, and sort ``batch`` into the order of the
+        message.
         """
         if note is None:
             return self._cache.encode(batch, self._room)
         return wire.with_note(self._cache.encode(batch), note)
 
     def repeat(self, request: Request) -> Repeat | None:
-        """How ``request`` is asked for alone, without a note, if that was decided before, and
-        nobody waits for anything. If all ranks ask for it again (``wire.in_step``), that is the
-        decision.
+        """Return the remembered round that requests ``request`` alone, without a note.
+
+        None if there is none, or if any rank waits for a collective. If all ranks make this request
+        again (``wire.in_step``), the remembered decision holds.
         """
         if self._decided_in != self._cache.generation or not self._negotiation.idle:
             return None
         return self._repeats.get(request)
 
     def objection(self, stuck: Sequence[str]) -> bytes:
-        """The message of a rank that waits in vain under the names ``stuck``."""
+        """Return the message of a rank that waits in vain under the names ``stuck``."""
         return wire.objection(self._negotiation.objections(self._rank, stuck) if stuck else ())
 
     def missing(self) -> dict[str, tuple[int, ...]]:
@@ -115,9 +119,9 @@ class Rounds:
         return self._negotiation.cross_waits(self._rank, waits, unused)
 
     def decide(self, messages: Sequence[bytes], batch: list[Item]) -> RoundDecision:
-        """All ranks have posted ``messages``, this one to ask for ``batch``.
+        """Decide a round in which all ranks posted ``messages`` and this rank requested ``batch``.
 
-        Raises ShutDownError if a rank has left; this rank waits for ``batch``, too, then.
+        Raises ShutDownError if a rank has left; ``batch`` is waiting, too, then.
         """
         if self._decided_in != self._cache.generation:
             self._forget()
@@ -139,8 +143,8 @@ class Rounds:
         return found._replace(placed=made, attached=came, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
-        """What this rank, which posted ``batch``, waited for when the one that messages call
-        ``rank`` left; empty if there is nothing to say.
+        """Return a sentence with the collectives that this rank, having posted ``batch``, waited
+        for when ``rank`` (its number in messages) left; empty if there are none.
         """
         names = self.names(batch)
         mine = self.called[self._rank]
@@ -149,7 +153,9 @@ class Rounds:
         return f"(Rank {rank} shut down or ended while rank {mine} waited for {listed(names)}.)"
 
     def names(self, batch: Sequence[Item]) -> list[str]:
-        """Of all that this rank, which posted ``batch``, waits for."""
+        """Return the names of all collectives that this rank, having posted ``batch``, waits
+        for.
+        """
         return [*self.waiting, *(item.entry.name for item in batch)]
 
     def _remember(self, key: bytes, made: list[Placed], batch: Sequence[Item]) -> None:
@@ -165,7 +171,10 @@ class Rounds:
         self._repeats.clear()
 
     def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
-        """The requests of all ranks, if they are the same; and the earlier decision about them."""
+        """Return the signatures of all ranks' messages and the remembered decision.
+
+        The signatures are None if the messages differ, the decision if there is none.
+        """
         first = messages[0]
         if not first or not self._negotiation.idle or not wire.in_step(messages):
             return None, None
@@ -173,8 +182,8 @@ class Rounds:
         return key, self._decisions.get(key) if key else None
 
     def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
-        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank
-        0.
+        """Return the messages without notes, and since when each rank's requests wait. Adopts rank
+        0's sizes.
         """
         pairs = [wire.without_note(message) for message in messages]
         sizes = pairs[0][1].sizes
@@ -186,7 +195,9 @@ class Rounds:
     def _negotiate(
         self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
     ) -> RoundDecision:
-        """``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the
+        """Decide a round by negotiation.
+
+        ``in_step``: all ranks posted the same and none was waiting. If everything runs now, the
         items are the batch.
         """
         decoded = [wire.decode(message) for message in messages]

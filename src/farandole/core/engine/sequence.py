@@ -1,4 +1,4 @@
-"""Sequence numbers for what users leave unnamed."""
+"""Sequence numbers for objects that users leave unnamed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-_TURN = 40  # a turn has 2**40 numbers
+_TURN = 40  # each turn has 2**40 numbers
 
 
 class Recorder(Protocol):
-    """Keeps where the program makes its calls."""
+    """Records where the program makes its calls."""
 
     def add(self, number: int) -> None: ...
     def restart(self) -> None: ...
@@ -21,8 +21,10 @@ R = TypeVar("R", bound=Recorder)
 
 
 class SequenceNumbers:
-    """1, 2, 3 ...: the same on all ranks that make the same calls in the same order. One for each
-    engine, so they start from 1 again, on all ranks, after ``init()``. Any thread.
+    """Numbers 1, 2, 3, ...: the same on all ranks that make the same calls in the same order.
+
+    Each engine has its own, so numbers start from 1 again, on all ranks, after ``init()``.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -37,16 +39,18 @@ class SequenceNumbers:
         return next(self._calls)
 
     def next_call(self) -> int:
-        """``next``, for what the program itself calls, and ranks contribute to alike."""
+        """Return the next number for a call of the program itself, made by all ranks."""
         number = next(self._calls)
         if self._recorder is not None:
             self._recorder.add(number)
         return number
 
     def next_optimizer(self) -> int:
-        """The same on all ranks that make, or begin with, their optimizers in the same order. A
-        join does not change it: a rank that had no data before begins with the optimizer that
-        others have used.
+        """Return the next optimizer's number, the same on all ranks that create or first use their
+        optimizers in the same order.
+
+        A join does not change it: a rank that had no data before starts with the optimizer that the
+        other ranks have used.
         """
         return next(self._optimizers)
 
@@ -54,8 +58,8 @@ class SequenceNumbers:
         return next(self._allocations)
 
     def restart(self) -> None:
-        """All ranks are at the same place again, after different numbers of calls: go on with
-        numbers not used yet.
+        """Continue with unused numbers, when all ranks are at the same point again after different
+        numbers of calls.
         """
         with self._lock:
             self._turn += 1
@@ -64,7 +68,9 @@ class SequenceNumbers:
                 self._recorder.restart()
 
     def recorded(self, make: Callable[[], R]) -> R:
-        """Have ``make()`` record calls from now on; return the present recorder if there is one."""
+        """Record calls with ``make()`` from now on, and return the recorder. An existing recorder
+        is kept.
+        """
         with self._lock:
             if self._recorder is None:
                 self._recorder = make()

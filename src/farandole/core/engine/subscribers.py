@@ -8,10 +8,8 @@ from farandole.base.contracts import Observer, Transport
 
 
 class Subscribers:
-    """The observers of one engine, by event; an event that nobody hears costs a look at an empty
-    list.
-
-    ``running``: ``started`` and ``finished``.
+    """The observers of one engine, by event. An event without observers costs the test of an empty
+    list. ``running``: observers of ``started`` and ``finished``.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -22,13 +20,13 @@ class Subscribers:
         self._set((*self.all, observer))
 
     def remove(self, observer: Observer) -> None:
-        """Raises ValueError if it is not among them."""
+        """Remove an observer. Raises ValueError if it does not observe this engine."""
         if observer not in self.all:
             raise ValueError(f"{observer!r} does not observe this engine")
         self._set(tuple(other for other in self.all if other is not observer))
 
     def report_parts_of(self, transport: Transport) -> None:
-        """Report the parts of the transport's collectives, if an observer listens."""
+        """Report the steps inside the transport's collectives, if an observer listens."""
         if self.part:
             transport.report_parts(self._notify_part)
 

@@ -1,4 +1,4 @@
-"""Running the units that the ranks have agreed on."""
+"""Runs the units that the ranks have agreed on."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from farandole.errors import RequestError
 
 
 class UnitRunner:
-    """Runs units on one transport, or on a device. ``joins``: how many of all ranks have ended.
-    ``names``: in use; those of a unit are free again when it runs. ``mean_of_present``: averages
-    count only the ranks that have not joined.
+    """Runs units on one transport, or on a device.
+
+    ``joins``: the number of completed joins. ``names``: names in use; those in a unit are released
+    when it runs. ``mean_of_present``: averages count only the ranks that have not joined.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class UnitRunner:
     def run(
         self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None
     ) -> None:
-        """Run a unit, and finish the handles of its ``items``. ``here``: computes the results from
-        ``messages``, if all elements came with them.
+        """Run a unit and finish the handles of its ``items``. ``here``: computes the results from
+        ``messages``, if these have all elements.
         """
         entries = [item.entry for item in items]
         for item in items:
@@ -55,7 +56,7 @@ class UnitRunner:
             return
         observers = self._observers.running
         if observers:
-            # a remembered unit's may carry old serial numbers
+            # a remembered unit may have old serial numbers
             names = [item.entry.name for item in items]
             nbytes = sum(entry.buffer.data.nbytes for entry in entries)
             for observer in observers:
@@ -74,7 +75,7 @@ class UnitRunner:
                 results, after = self.devices.run(
                     device, events, lambda it: execute(unit, entries, it, divisor)
                 )
-            except RequestError as error:  # by all ranks alike
+            except RequestError as error:  # every rank raises it
                 for item in items:
                     item.handle.fail(error)
                 return

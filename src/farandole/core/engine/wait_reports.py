@@ -14,8 +14,8 @@ from farandole.errors import StalledError
 
 
 class WaitReports:
-    """The reports of one engine. ``running``: the collectives that have begun, and may wait for
-    other ranks inside the transport.
+    """The reports of one engine. ``running``: the started collectives, which may wait for other
+    ranks inside the transport.
     """
 
     def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:
@@ -28,20 +28,23 @@ class WaitReports:
             transport.report_waits(self._held_up)
 
     def due(self, now: float, interval: float) -> bool:
-        """Whether the last report is ``interval`` seconds ago; the next one is counted from now."""
+        """Return whether the last report is at least ``interval`` seconds ago, and if so, restart
+        the interval.
+        """
         if now - self._last < interval:
             return False
         self._last = now
         return True
 
     def report(self, batch: Sequence[Item], now: float) -> None:
-        """Report the collectives that are posted, as ``batch``, or not agreed yet. Raises
-        StalledError if an observer ends the job.
+        """Report the collectives that are posted (``batch``) or not agreed yet.
+
+        Raises StalledError if an observer ends the job.
         """
         items = [
             (item.entry.name, item)
             for item in (*self._rounds.waiting.values(), *batch)
-            if item.entry.request.kind is not Kind.JOIN  # a rank that joins means to wait
+            if item.entry.request.kind is not Kind.JOIN  # a rank that joins waits on purpose
         ]
         if not items or not self._observers.waiting:
             return

@@ -1,18 +1,17 @@
-"""A rank's post in a round: signatures it shares with the others as numbers, new ones in full.
+"""The message of a rank in a round: known signatures as numbers, new ones in full.
 
 A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8
 bytes each), and then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures
-without a number. An empty message means: nothing new.
+without a number. An empty message has no requests.
 
 An objection is a message without requests: flags, and JSON, a list of names
 (``Negotiation.conflicts``).
 
-A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4
-bytes) at the very end: new sizes (8 bytes each; -1: none), then since when each request waits (8
-bytes each).
+A note may follow: facts that need no agreement. It comes last, with its length (4 bytes) at the
+very end: new sizes (8 bytes each; -1: none), then since when each request waits (8 bytes each).
 
-Elements may be attached to a message of numbers alone that has no note (``attached``): from the
-next multiple of 8 on, those of one request after the other.
+Elements may be attached to a message of numbers alone that has no note (``attached``). They start
+at the next multiple of 8, one request after the other.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def encode(
     shutdown: bool = False,
     elements: bytes | None = None,
 ) -> bytes:
-    """``elements``: to be attached, of requests that are all known."""
+    """Encode a message. ``elements``: the elements of the requests, all of which must be known."""
     if len(known) == 1 and not new and not shutdown:
         return alone(*known[0], elements)
     head = _HEAD.pack(SHUTDOWN if shutdown else 0 if elements is None else ATTACHED, len(known))
@@ -64,19 +63,21 @@ def encode(
 
 
 def alone(number: int, serial: int, elements: bytes | None) -> bytes:
-    """``encode`` of one known request, by far the most frequent: a synchronous collective."""
+    """Encode one known request, the most frequent message: a synchronous collective."""
     if elements is not None:
         return _ONE_ATTACHED.pack(ATTACHED, 1, number, serial) + elements
     return _ONE.pack(0, 1, number, serial)
 
 
 def objection(names: Sequence[str]) -> bytes:
-    """The message that objects to them; nothing new without any."""
+    """Return the message that objects to waiting under ``names``; an empty message without any."""
     return _HEAD.pack(OBJECTION, 0) + json.dumps(names).encode() if names else b""
 
 
 class Note(NamedTuple):
-    """``sizes``: proposed from this round on; only rank 0's count."""
+    """A note. ``sizes``: proposed from this round on; only rank 0's count. ``since``: the times of
+    the requests.
+    """
 
     sizes: Sizes | None
     since: list[float]
@@ -88,12 +89,12 @@ def with_note(message: bytes, note: Note) -> bytes:
 
 
 def noted(message: bytes) -> bool:
-    """Does a note hang on this message?"""
+    """Return whether a message has a note."""
     return bool(message) and bool(message[0] & NOTED)
 
 
 def without_note(message: bytes) -> tuple[bytes, Note]:
-    """The message alone, also without elements; and its note."""
+    """Return a message without its note and elements, and its note."""
     if not noted(message):
         return (_without_elements(message) if has_elements(message) else message), Note(None, [])
     (length,) = _LENGTH.unpack_from(message, len(message) - _LENGTH.size)
@@ -110,17 +111,19 @@ def _without_elements(message: bytes) -> bytes:
 
 
 def elements_at(count: int) -> int:
-    """Where elements begin in a message with so many numbers."""
+    """Return the offset of attached elements in a message with ``count`` numbers."""
     return (_HEAD.size + 12 * count + 7) & ~7
 
 
 def in_step(messages: Sequence[bytes]) -> bool:
-    """Do all ranks ask for the same, with the same serial numbers? What is attached may differ."""
+    """Return whether all ranks post the same requests and serial numbers. Attached elements may
+    differ.
+    """
     first = messages[0]
     if first[:1] != _ATTACHED:
         return messages.count(first) == len(messages)
     head = first[: elements_at(_HEAD.unpack_from(first)[1])]
-    # a generator takes longer than these
+    # a list is faster here than a generator
     return all([message.startswith(head) for message in messages])  # noqa: C419
 
 
@@ -129,8 +132,8 @@ def has_elements(message: bytes) -> bool:
 
 
 def signatures(message: bytes) -> bytes | None:
-    """The signature numbers, if there is nothing else in the message but elements: the case of
-    repeated steps.
+    """Return the signature numbers if the message has nothing else but elements, as in repeated
+    steps.
     """
     flags, count = _HEAD.unpack_from(message)
     end = _HEAD.size + 4 * count
