@@ -154,8 +154,8 @@ class Engine:
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
 
     def shutdown(self) -> None:
-        """Leave the job. Collectives in flight fail on this rank, and on the other ranks at their next
-        request.
+        """Leave the job. Collectives in flight fail on this rank, and on the other ranks when they
+        post their next requests.
         """
         with self._mutex:
             if self._closing:

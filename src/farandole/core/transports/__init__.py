@@ -1,3 +1,3 @@
-"""Wires: carriers of bytes between ranks. One file each: a Transport, or a Link for
+"""Transports between ranks. One module each, with a Transport, or a Link for
 ``collectives.over``.
 """

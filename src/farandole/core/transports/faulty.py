@@ -1,12 +1,13 @@
-"""A wire on which things go wrong, when and where a test says so:
+"""A transport with planned faults, for tests:
 
     faults = Faults()
     faults.at(rank=1, step=3).kill()
     faults.at(rank=0, step=2).delay(0.5)
     wire = faults.over(wire)
 
-A step is one collective (on a Link: one ``sendrecv``) of this rank, counted from 1; those of the
-wire's splits count too, and ranks are those of the wire that was wrapped. The board is left alone.
+A step is one collective of this rank (on a Link: one ``sendrecv``), counted from 1. Collectives on
+splits of the wire count too, and ranks are numbered as in the wrapped wire. The board has no
+faults.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """The planned faults. Give them (or a copy) to every rank."""
+    """The planned faults. Every rank needs the same plan, or a copy."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[int, int], list[Callable[[], bool]]] = {}
 
     def at(self, *, rank: int, step: int) -> Fault:
-        """The moment just before ``rank`` does its ``step``-th collective; several faults happen in
-        order.
+        """Return the moment just before the ``step``-th collective of ``rank``. Several faults
+        happen in order. Raises ValueError for a step below 1.
         """
         if step < 1:
             raise ValueError(f"step={step}: steps are counted from 1")
         return Fault(self._planned.setdefault((rank, step), []))
 
     def happen(self, rank: int, step: int) -> bool:
-        """Apply the faults planned for this moment; False if the collective is not to be done at
-        all.
+        """Apply the faults planned for this moment. Return False if the collective must be
+        skipped.
         """
         goes_on = True
         for fault in self._planned.get((rank, step), ()):
@@ -52,7 +53,7 @@ class Faults:
     @overload
     def over(self, wire: Link) -> Link: ...
     def over(self, wire: Any) -> Any:
-        """``wire`` with these faults."""
+        """Return ``wire`` with these faults."""
         return _wrap(wire, _Steps(self, wire.rank))
 
 
@@ -63,7 +64,7 @@ class Fault:
         self._planned = planned
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """The process of this rank dies of a signal."""
+        """Kill the process of this rank with a signal."""
 
         def fault() -> bool:
             os.kill(os.getpid(), number)
@@ -72,7 +73,7 @@ class Fault:
         self._planned.append(fault)
 
     def raise_(self, error: BaseException) -> None:
-        """The call raises ``error``."""
+        """Raise ``error`` in the call."""
 
         def fault() -> bool:
             raise error
@@ -80,7 +81,7 @@ class Fault:
         self._planned.append(fault)
 
     def delay(self, seconds: float) -> None:
-        """The rank comes late."""
+        """Delay the rank by ``seconds``."""
 
         def fault() -> bool:
             time.sleep(seconds)
@@ -89,8 +90,8 @@ class Fault:
         self._planned.append(fault)
 
     def drop(self) -> None:
-        """The rank does nothing, as if it had forgotten: the call returns and the others wait for
-        it (Transport); its messages are lost on the way (Link).
+        """Skip the collective. On a Transport the call returns while the other ranks wait for this
+        one; on a Link the messages are lost.
         """
         self._planned.append(lambda: False)
 
@@ -113,7 +114,7 @@ def _wrap(wire: Any, steps: _Steps) -> Any:
 
 
 class _Faulty:
-    """The methods that the wrappers of both kinds pass on."""
+    """The methods that both kinds of wrappers forward."""
 
     def __init__(self, wire: Any, steps: _Steps) -> None:
         self._wire = wire

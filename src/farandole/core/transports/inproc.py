@@ -1,9 +1,9 @@
-"""The wire between threads of one process: the double of every other wire, for tests and for trying
-things out.
+"""A transport between threads of one process: a double of the other transports, for tests and
+experiments.
 
-A send of up to ``ahead`` bytes is copied and does not wait; a longer one waits for its receive, as
-a network's does when its buffers are full. ``World(size, ahead=0)`` is the strictest wire there is:
-every send waits for its receive.
+A send of up to ``ahead`` bytes is copied and does not wait. A longer one waits for its receive,
+like a network with full buffers. ``World(size, ahead=0)`` is the strictest transport: every send
+waits for its receive.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class World:
-    """The shared state of the ranks of one wire. ``link(rank)`` is one rank's end of it."""
+    """The shared state of the ranks. ``link(rank)`` is one rank's end."""
 
     def __init__(self, size: int, ahead: int = 1 << 20, names: Sequence[int] = ()) -> None:
         self.size = size
-        self.names = names or range(size)  # what errors call the ranks
+        self.names = names or range(size)  # the ranks' numbers in errors
         self.ahead = ahead
         self.lock = threading.Lock()
-        # per rank: something came for it
+        # per rank: notified when a message arrives for it
         self.arrived = [threading.Condition(self.lock) for _ in range(size)]
         self.boards = [_Board(self, rank) for rank in range(size)]
         self.mail: dict[tuple[int, int], deque[_Message]] = {}
@@ -39,11 +39,11 @@ class World:
         self.subworlds: dict[tuple[int, tuple[int, ...]], World] = {}
 
     def link(self, rank: int) -> InprocLink:
-        """The end of ``rank``; take each once."""
+        """Return the end of ``rank``. Call it once for each rank."""
         return InprocLink(self, rank)
 
     def abort(self, why: str, who: int) -> None:
-        """Wake everybody; the first reason is the one that counts."""
+        """Wake all ranks with an error. The first reason is kept."""
         with self.lock:
             if not self.why:
                 self.why = why or "the wire was aborted"
@@ -65,8 +65,8 @@ class World:
             board.changed.notify_all()
 
     def check(self, needed: Sequence[int]) -> None:
-        """Raise if the wire was aborted or one of the ranks ``needed`` has left. With the lock
-        held.
+        """Raise PeerLostError if the wire was aborted or one of the ranks ``needed`` has left.
+        Requires the lock.
         """
         if self.why:
             raise PeerLostError(self.why, self.who)
@@ -77,9 +77,7 @@ class World:
 
 
 class _Message:
-    """Bytes on their way: a copy, or the sender's own memory, in which case he waits for
-    ``taken``.
-    """
+    """Bytes in transfer: a copy, or the memory of the sender, which then waits for ``taken``."""
 
     def __init__(self, data: Array, *, waits: bool) -> None:
         self.data = data
@@ -100,7 +98,7 @@ class InprocLink:
         self._children: list[InprocLink] = []
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
-        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``. None or an empty array
         skips that half.
         """
         sent = self._post(send, dst) if send is not None and len(send) else None
@@ -110,7 +108,9 @@ class InprocLink:
             self._wait_for_room(sent, dst)
 
     def _wait_for_room(self, sent: _Message, dst: int) -> None:
-        """Until ``sent`` is taken, or earlier messages are and it may be left behind as a copy."""
+        """Wait until ``sent`` is received, or until it fits within ``ahead`` and can remain as a
+        copy.
+        """
         world = self._world
         with world.lock:
             box = world.mail[self.rank, dst]
@@ -160,7 +160,7 @@ class InprocLink:
                 world.arrived[src].notify_all()
 
     def split(self, ranks: Sequence[int]) -> InprocLink | None:
-        """A link among ``ranks``, in that order; None on a rank that is not among them."""
+        """Return a link among ``ranks``, in that order; None on a rank that is not among them."""
         self._splits += 1
         if self.rank not in ranks:
             return None
@@ -176,10 +176,10 @@ class InprocLink:
         return child
 
     def report_waits(self, report: Report) -> None:
-        """Nothing to report: threads of one process stop together."""
+        """Ignore the request: threads of one process stop together."""
 
     def abort(self, why: str) -> None:
-        """Wake every rank that waits, here and in the splits of this wire."""
+        """Wake every waiting rank, on this wire and its splits."""
         self._world.abort(why, self._world.names[self.rank])
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class InprocLink:
 
 
 class _Board:
-    """One rank's view of the notice board; ``messages[i]``: posts of rank i that this rank has not
+    """One rank's view of the notice board. ``messages[i]``: posts of rank i that this rank has not
     collected.
     """
 
@@ -226,8 +226,8 @@ class _Board:
             return [box.popleft() for box in self.messages]
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        """Threads of one process share a lock, so polling would only keep the others from working:
-        no spinning.
+        """Wait for news without spinning: threads share the interpreter lock, so polling would
+        delay the others.
         """
         deadline = time.monotonic() + seconds
         with self._world.lock:

@@ -1,9 +1,9 @@
-"""Shared memory between the ranks of one host: the fastest wire, and nothing left behind.
+"""Shared memory between the ranks of one host: the fastest transport, which leaves no files behind.
 
-Ranks meet on abstract Unix sockets named by the job's secret (``rendezvous``), hand each other
-anonymous memory (``memory``), and from then on talk through flags in it (``segment``, ``futex``,
-``board``). Ordinary tensors go through small slots (``pipeline``), allocated ones are reduced in
-place (``registered``).
+Ranks connect through abstract Unix sockets whose names derive from the job's secret
+(``rendezvous``), and pass each other anonymous memory (``memory``). Afterwards they communicate
+through flags in it (``segment``, ``futex``, ``board``). Ordinary tensors go through small slots
+(``pipeline``), allocated ones are reduced in place (``registered``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The notice board in shared memory. Long messages are posted page by page."""
+"""The notice board in shared memory. Long messages are posted in pages."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from farandole.core.transports.shm import futex
 from farandole.core.transports.shm.segment import NOTICE, NOTICE_HEADER, NOTICES, POSTED, Segment
 
 _ROOM = NOTICE - NOTICE_HEADER
-_POSTED = POSTED // 8  # of the words
+_POSTED = POSTED // 8  # index in words
 
 
 class ShmBoard:
-    """See ``contracts.Board``. A page is overwritten two rounds later, when everybody has surely
-    read it: a rank posts page k+2 only after collecting page k+1, which its peers posted only after
+    """See ``contracts.Board``. A page may be overwritten two rounds later, when all ranks have read
+    it: a rank posts page k+2 only after collecting page k+1, which its peers posted only after
     collecting page k.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._page = 1  # the page that is being posted or awaited
-        # pages still to post; None: nothing posted in this round
+        self._page = 1  # the page being posted or awaited
+        # pages still to post; None: none posted in this round
         self._rest: list[bytes] | None = None
         self._flags = [segment.words[peer] for peer in segment.others]
         self._views = list(zip(segment.words, segment.chars, strict=True))
@@ -57,7 +57,7 @@ class ShmBoard:
 
     def wait(self, seconds: float, *, spin: bool) -> None:
         segment, page, flags = self._segment, self._page, self._flags
-        # before posting, one peer is news; after it, the last one is
+        # before posting, wait for any peer; afterwards, for all peers
         enough = any if self._rest is None else all
 
         def news() -> bool:
@@ -87,7 +87,7 @@ class ShmBoard:
         self._segment.wake_others()
 
     def _read(self) -> bool:
-        """Take in everybody's current page; True if anybody has more to come."""
+        """Read all ranks' current pages. Return True if any rank has more pages."""
         collected, more = self._collected, 0
         start = NOTICES + (self._page & 1) * NOTICE
         at, first = start // 8, start + NOTICE_HEADER

@@ -1,8 +1,8 @@
-"""Sleeping on a word of shared memory, and the fence that makes it safe.
+"""Sleeping on a word of shared memory, and the memory fence that makes it safe.
 
-Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). It is reached
-through ctypes, so no compiler is needed. On a processor whose number for it is not known here,
-waiting is short sleeps.
+Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). The system call
+is made through ctypes, so no compiler is needed. On processors whose number for it is not listed
+here, waiting falls back to short sleeps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class _TimeSpec(ctypes.Structure):
 
 if platform.machine() in _SYSCALL:
     _NUMBER = ctypes.c_long(_SYSCALL[platform.machine()])
-    _sleep = ctypes.CDLL(None).syscall  # releases the GIL: others of this process run on
-    _wake = ctypes.PyDLL(None).syscall  # keeps it: waking takes about a microsecond
+    _sleep = ctypes.CDLL(None).syscall  # releases the GIL: other threads go on
+    _wake = ctypes.PyDLL(None).syscall  # keeps the GIL: waking takes about a microsecond
 
     def sleep_while(address: int, value: int, seconds: float) -> None:
-        """Sleep while the 32-bit word at ``address`` holds ``value``, until woken, for at most
-        ``seconds``.
+        """Sleep while the 32-bit word at ``address`` holds ``value``, until woken or for
+        ``seconds`` at most.
         """
         whole = int(seconds)
         limit = _TimeSpec(whole, int((seconds - whole) * 1e9))
@@ -67,11 +67,11 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """A full memory fence: stores before it are seen before loads and stores after it take place.
+    """A full memory fence: earlier stores are visible before later loads and stores take place.
 
     Taking and releasing an uncontended lock is an atomic read-modify-write, a full barrier on x86.
     Where stores may be reordered (Arm), release-then-acquire of two locks gives the order; that
-    path was not run on such a machine.
+    path has not been run on such a machine.
     """
     with _lock:
         pass
@@ -80,8 +80,8 @@ def fence() -> None:
 if _ORDERED_STORES:
 
     def publish_fence() -> None:
-        """Between writing data and the flag that announces it: nothing to do where stores keep
-        their order.
+        """Separate the data from the flag that announces it. A no-op where stores keep their
+        order.
         """
 
 else:

@@ -1,6 +1,4 @@
-"""Memory that several processes map: anonymous (memfd), so a killed process leaves nothing
-behind.
-"""
+"""Memory mapped by several processes: anonymous (memfd), so a killed process leaves none behind."""
 
 from __future__ import annotations
 
@@ -15,11 +13,15 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 PAGE = mmap.PAGESIZE
-NAME = "farandole"  # as it stands in /proc/self/maps
+NAME = "farandole"  # as shown in /proc/self/maps
 
 
 def create(nbytes: int) -> int:
-    """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
+    """Return a file descriptor of new shared memory.
+
+    It has no name, so it is freed with its last user. Raises OSError, with a hint, if memory is
+    limited or memfd is forbidden.
+    """
     try:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     except OSError as error:
@@ -44,10 +46,10 @@ def create(nbytes: int) -> int:
 
 
 def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
-    """Map ``fd`` (and close it): the bytes as a memoryview, for flags, and as a uint8 array, for
-    data.
+    """Map ``fd`` and close it. Return the bytes as a memoryview, for flags, and as a uint8 array,
+    for data.
 
-    The mapping lives as long as either is referred to.
+    The mapping lasts as long as either is referenced. Raises OSError if it is not possible.
     """
     size = round_up(nbytes)
     try:
@@ -64,7 +66,7 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
 
 
 def _address_space_hint() -> str:
-    import resource  # here: a plain job needs it for nothing
+    import resource  # imported here: a normal job does not need it
 
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     limited = (

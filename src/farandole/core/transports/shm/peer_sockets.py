@@ -1,4 +1,4 @@
-"""The sockets between the ranks of a host, which carry memory and show departed ranks."""
+"""The sockets between the ranks of a host, which pass memory and reveal departed ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PeerSockets:
             self._poll.register(fd, select.POLLIN | select.POLLHUP)
 
     def ready(self) -> list[int]:
-        """Peers whose sockets have ended, or can be read. Does not wait."""
+        """Return the peers whose sockets are closed or readable. Does not wait."""
         return [self._rank_of_fd[fd] for fd, _ in self._poll.poll(0)]
 
     def hung_up(self, peer: int) -> bool:
-        """Whether the other end of the socket is closed."""
+        """Return whether the other end of the socket is closed."""
         try:
             return self.by_rank[peer].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

@@ -1,11 +1,11 @@
 """The copying path: reduce ordinary tensors through small slots that stay in the processor's cache.
 
-The elements are dealt out in steps; in each step every rank owns one chunk. A rank copies the
-chunks that others own into its slots (stage "given"), reduces the chunk that it owns from
-everybody's slots (stage "reduced"), and copies the others' results out. Stages of successive steps
-overlap, with three sets of slots, so that ranks seldom wait for each other, and a large tensor
-streams through memory once: read once, written once. This is reduce-scatter followed by all-gather
-(Rabenseifner 2004; Patarasuk & Yuan 2009), chunk by chunk.
+The elements are divided into steps; in each step every rank owns one chunk. A rank copies the
+chunks of other owners into its slots (stage "given"), reduces its own chunk from all ranks' slots
+(stage "reduced"), and copies the other results out. With three sets of slots, stages of successive
+steps overlap, so ranks seldom wait for each other, and a large tensor passes through memory once:
+read once, written once. This is reduce-scatter followed by all-gather (Rabenseifner 2004; Patarasuk
+& Yuan 2009), chunk by chunk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 Range = tuple[int, int]
-Piece = tuple["Array", int, int]  # where it begins and ends in its range
+Piece = tuple["Array", int, int]  # array, begin and end in its range
 Cuts = Sequence[Sequence[Sequence[Piece]]]  # by step and owner
 SETS = 3
-_PACK_BELOW = 16 << 10  # bytes: pieces smaller than this are gathered before they are reduced
+_PACK_BELOW = 16 << 10  # bytes: smaller pieces are gathered before the reduction
 
 
 class StagingSlots:
-    """The staging room of every rank, divided into slots of one chunk: for each set and, of this
-    rank, ``given`` (by owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by
-    owner). Arrays of one storage type.
+    """The staging memory of all ranks, divided into slots of one chunk, as arrays of one storage
+    type.
+
+    For each set of slots: ``given``, this rank's slots by owner; ``taken``, the other ranks' slots
+    with pieces for this rank; ``reduced``, the results by owner.
     """
 
     def __init__(self, segment: Segment, chunk: int, storage: str) -> None:
@@ -54,12 +56,12 @@ class StagingSlots:
 
 
 def staging(size: int, chunk: int) -> int:
-    """Bytes of staging room that each of ``size`` ranks needs."""
+    """Return the bytes of staging memory that each of ``size`` ranks needs."""
     return SETS * (size + 1) * chunk
 
 
 def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
-    """Several arrays, seen as one long one: the parts of them that lie in each range."""
+    """Cut several arrays, regarded as one long array, into the pieces in each range."""
     starts = [0, *accumulate(map(len, arrays))]
 
     def parts(start: int, stop: int) -> list[Piece]:
@@ -80,10 +82,10 @@ def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
 
 
 def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
-    """``total`` elements in steps, in each of which every rank owns neighbouring ones.
+    """Divide ``total`` elements into steps. In each step every rank owns adjacent elements.
 
-    As few steps as fit, all of one length: a short last step would cost as many waits as a long
-    one.
+    There are as few steps as possible, all of the same length: a short last step would cost as many
+    waits as a long one.
     """
     steps = -(-total // (size * chunk))
     share = min(chunk, memory.round_up(-(-total // (size * steps)), 64))
@@ -94,9 +96,8 @@ def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
 
 
 class PipelinedReduction:
-    """One reduction in the making. ``source`` and ``target``: by step and owner. ``direct``: in
-    each step this rank has one piece, apart from all sources, and it is reduced where it is to
-    stand.
+    """One reduction. ``source`` and ``target``: by step and owner. ``direct``: this rank has one
+    piece in each step, which does not overlap any source, and is reduced directly into its target.
     """
 
     def __init__(
@@ -116,24 +117,23 @@ class PipelinedReduction:
         self.source = source
         self.target = target
         self.small = _PACK_BELOW // dtype.itemsize
-        # Plain floats are scaled while they are copied out, which costs nothing; the others where
-        # they are summed.
+        # Plain floats are scaled at no cost while they are copied out; other types during the sum.
         late = dtype.is_float and not dtype.is_half and not direct
         self.reducer = reducer(op, dtype, 1.0 if late else scale)
         self.scale = scale if late else 1.0
         self.direct = direct
 
     def run(self) -> None:
-        """Given 0, given 1, reduced 0, given 2, reduced 1, taken 0, given 3, reduced 2, taken 1,
-        ...
+        """Run the stages in this order: given 0, given 1, reduced 0, given 2, reduced 1, taken 0,
+        given 3, reduced 2, taken 1, ...
 
-        What this rank owns it takes at once, from its cache. A set of slots is used again three
-        steps later: by then its step is taken on this rank, hence reduced on all.
+        A rank copies out its own chunk at once, from its cache. A set of slots is used again three
+        steps later: by then this rank has copied out its step, so all ranks have reduced it.
         """
         segment, steps = self.segment, len(self.source)
         before = segment.published
         self._give(0)
-        given = before + 1  # the announcement by which a rank has given the current step
+        given = before + 1  # the count at which a rank has given the current step
         for step in range(steps):
             if step + 1 < steps:
                 self._give(step + 1)
@@ -145,7 +145,7 @@ class PipelinedReduction:
         self._take_others(steps - 1, before + 2 * steps)
 
     def _give(self, step: int) -> None:
-        """Copy the pieces of others into this rank's slots."""
+        """Copy the pieces of other owners into this rank's slots."""
         slots, source = self.slots.given[step % SETS], self.source[step]
         for owner in self.segment.others:
             slot = slots[owner]
@@ -191,7 +191,7 @@ class PipelinedReduction:
 def allreduce(
     segment: Segment, slots: StagingSlots, buffers: Sequence[Buffer], op: ReduceOp, scale: float
 ) -> None:
-    """All buffers, as one, on all ranks."""
+    """Reduce all buffers, as one array, on all ranks."""
     ranges = deal(sum(len(buffer.data) for buffer in buffers), segment.size, slots.elements)
     source = cut([buffer.data for buffer in buffers], ranges)
     in_place = all(buffer.out is buffer.data for buffer in buffers)
@@ -207,7 +207,7 @@ def reducescatter(
     op: ReduceOp,
     scale: float,
 ) -> None:
-    """Each rank's part of the reduced buffer. Counts are elements per rank."""
+    """Leave each rank its part of the reduced buffer. Counts are elements per rank."""
     chunk, me = slots.elements, segment.rank
     marks = list(pairwise([0, *accumulate(counts)]))
     firsts = range(0, max(1, *counts), chunk)

@@ -1,5 +1,5 @@
-"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced, or read, where
-it stands.
+"""The in-place path: every rank maps the memory from ``allocate``, so tensors there are reduced and
+read without copies.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from farandole.core.transports.shm.segment import Segment
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# in the control page: where the tensors of the current collective stand, as a hash; or 0
+# offset in the control page: a hash of the places of the current collective's tensors; 0: none
 PLACE = 7 * 64
 _MASK = (1 << 64) - 1
-_CHUNK = 256 << 10  # of every rank: they stay in the second-level cache while they are reduced
+_CHUNK = 256 << 10  # bytes per rank; the chunks stay in the L2 cache during the reduction
 
 
 class RegisteredBuffer(NamedTuple):
-    """Memory from ``allocate``. ``maps``: by rank, its buffer as this process maps it."""
+    """Memory from ``allocate``. ``maps``: each rank's buffer as mapped by this process, by rank."""
 
     address: int
     nbytes: int
@@ -47,8 +47,10 @@ class RegisteredBuffers:
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
-        """Reduce in place if every rank's tensors stand at the same places of registered buffers;
+        """Reduce in place if every rank's tensors are at the same places of registered buffers;
         else do nothing.
+
+        Return whether the tensors were reduced.
         """
         if not self._registered:
             return False
@@ -61,14 +63,15 @@ class RegisteredBuffers:
             for buffer, place in zip(buffers, places, strict=True):
                 if place is not None:
                     self._reduce(buffer, *place, op, scale)
-        segment.publish()  # everything is reduced; and the next collective may overwrite the mark
+        segment.publish()  # the reduction is complete; the next collective may overwrite the mark
         segment.await_all(segment.published)
         return alike
 
     def peer_views(self, array: Array) -> list[Array] | None:
-        """By rank, the registered memory from where ``array`` begins, if every rank's begins at the
-        same place; else None. Collective; returns when all ranks have come, and they end the
-        collective together.
+        """Return each rank's registered memory from the place of ``array`` on, by rank.
+
+        None if the ranks' arrays are not at the same place. Collective: returns when all ranks have
+        come. The ranks must end the collective together.
         """
         place = self._place(array) if self._registered else None
         if not self._agree([place]) or place is None:
@@ -77,7 +80,7 @@ class RegisteredBuffers:
         return [mapped[offset:] for mapped in self._registered[index].maps]
 
     def _agree(self, places: Sequence[tuple[int, int] | None]) -> bool:
-        """Are all these tensors at the same registered places on every rank?"""
+        """Return whether all these tensors are at the same registered places on every rank."""
         segment = self._segment
         mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
         segment.words[segment.rank][PLACE // 8] = mark
@@ -88,7 +91,9 @@ class RegisteredBuffers:
         )
 
     def _place(self, array: Array) -> tuple[int, int] | None:
-        """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
+        """Return the index of the registered buffer with the tensor, and the offset there; None for
+        ordinary memory.
+        """
         address = array.ctypes.data
         for index, (start, nbytes, _) in enumerate(self._registered):
             if start <= address and address + array.nbytes <= start + nbytes:
@@ -108,8 +113,9 @@ class RegisteredBuffers:
 def reduce_shares(
     segment: Segment, maps: Sequence[Array], op: ReduceOp, dtype: DType, scale: float
 ) -> None:
-    """Each rank reduces its share of everybody's arrays, chunk by chunk while it is in cache, into
-    all of them: its own first.
+    """Reduce this rank's share of all ranks' arrays into all of them.
+
+    It works in chunks that stay in the cache, and writes its own array first.
     """
     me, count = segment.rank, len(maps[0])
     share = memory.round_up(-(-count // segment.size), 64)

@@ -1,8 +1,9 @@
-"""How ranks of one host find each other: abstract Unix sockets named by the job's secret.
+"""Discovery of the ranks of one host, through abstract Unix sockets whose names derive from the
+job's secret.
 
-"Same host" means exactly this: the socket could be reached and memory could be handed over it. The
-connections stay open for the life of the transport; a peer that dies closes them, which is how its
-death is noticed.
+"Same host" means exactly this: the socket could be reached and memory could be passed over it. The
+connections stay open for the life of the transport; a peer that dies closes them, which reveals its
+death.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ from farandole.errors import (
 from farandole.net.handshake import Newcomers, authenticate, derive
 
 _RANK = struct.Struct("<I")
-_WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
+_WELCOME = b"+"  # the peer is registered: once all ranks have dialled, each knows all others
 _ANSWER_SECONDS = 5.0
-# for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+# for a rank whose socket exists, but hangs up (a stranger may be using it up)
 _LOOK_SECONDS = 10.0
-_PENDING = 64  # connections, beyond those of the ranks, that may be in a handshake at one time
+_PENDING = 64  # connections in a handshake at one time, in addition to the ranks' own
 
 
 def address(secret: str, scope: str, rank: int) -> str:
-    """The abstract socket name of ``rank``; only who knows the secret can compute it."""
+    """Return the abstract socket name of ``rank``. It cannot be computed without the secret."""
     return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
 
 
 class ShmRendezvous:
-    """Opens this rank's listener, then connects to every lower rank and accepts every higher
-    one.
-    """
+    """Opens this rank's listener, connects to every lower rank and accepts every higher one."""
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()
     ) -> None:
-        """``names``: what messages call the ranks, if not by their numbers here."""
+        """Open the listener. ``names``: the numbers of the ranks in messages; default: 0, 1, 2,
+        ...
+        """
         self.rank = rank
         self.size = size
         self.secret = secret
         self.scope = scope
         self.names = names or range(size)
         self.peers: dict[int, socket.socket] = {}
-        self.trouble: dict[int, str] = {}  # why a rank was not reached
+        self.trouble: dict[int, str] = {}  # why a rank could not be reached
         self._changed = threading.Condition()
         self._newcomers = Newcomers(
             f"rank {self.names[rank]}'s socket for shared memory", logger, size + _PENDING
@@ -71,21 +72,23 @@ class ShmRendezvous:
         threads.start(self._acceptor)
 
     def found(self) -> dict[int, socket.socket]:
-        """The ranks met so far. A rank that has been welcomed by this one is among them."""
+        """Return the sockets of the ranks met so far, which include all ranks that this one has
+        welcomed.
+        """
         with self._changed:
             return dict(self.peers)
 
     def dial_lower_ranks(self) -> None:
-        """Connect to the lower ranks that are on this host, now that every rank's listener is known
-        to be open.
+        """Connect to the lower ranks on this host. Call it once every rank's listener is known to
+        be open.
         """
         for peer in range(self.rank):
             with contextlib.suppress(RendezvousError):
                 self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
 
     def gather(self, timeout: float) -> dict[int, socket.socket]:
-        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in
-        time.
+        """Return the sockets to all other ranks. Raises RendezvousError with the missing ranks
+        after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -106,7 +109,7 @@ class ShmRendezvous:
         return dict(self.peers)
 
     def close(self) -> None:
-        """Shut the listener. Connections that were made stay open."""
+        """Close the listener. Existing connections stay open."""
         self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -135,7 +138,7 @@ class ShmRendezvous:
                 absent = not timeout and isinstance(error, ConnectionRefusedError)
                 if absent or time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None
-                time.sleep(pause)  # the peer is not there yet
+                time.sleep(pause)  # the peer has not started yet
                 pause = min(pause * 1.5, 0.02)
 
     def _introduce(self, sock: socket.socket, peer: int) -> None:
@@ -152,7 +155,7 @@ class ShmRendezvous:
     def _admit(
         self, peer: int, sock: socket.socket, welcome: Callable[[bytes], None] | None = None
     ) -> None:
-        with self._changed:  # nobody may use the socket before the answer is sent
+        with self._changed:  # the socket must not be used before the answer is sent
             if welcome is not None:
                 welcome(_WELCOME)
             self.peers[peer] = sock
@@ -179,7 +182,9 @@ def hand_over(sock: socket.socket, fd: int) -> None:
 
 
 def receive(sock: socket.socket, peer: int, timeout: float) -> int:
-    """Receive a file descriptor from ``peer``, as messages call it."""
+    """Receive a file descriptor. ``peer``: the sender's number in messages. Raises PeerLostError if
+    none comes within ``timeout`` seconds.
+    """
     sock.settimeout(timeout)
     flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
     try:

@@ -1,8 +1,8 @@
-"""One shared segment per rank: flags, a notice board, and staging room. Every rank maps all of
+"""One shared segment per rank: flags, a notice board and staging memory. Every rank maps all of
 them.
 
-Rules that make it safe without locks: a word is written by one rank only (its owner), counters only
-grow, and data is written before the counter that announces it.
+Three rules make it safe without locks: each word has one writer, counters only grow, and data is
+written before the counter that announces it.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from farandole.core.transports.shm import futex, memory, rendezvous
 from farandole.core.transports.shm.peer_sockets import PeerSockets
 from farandole.errors import PeerLostError
 
-# The control page: byte offsets, a cache line (64 bytes) apart.
+# The control page: byte offsets, one cache line (64 bytes) each.
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
-PUBLISHED = 8 * 64  # two words: see ``ShmTransport.publish``; the line before is ``registered``'s
+PUBLISHED = 8 * 64  # two words, see ``ShmTransport.publish``; ``registered`` uses the line before
 REASON, REASON_MAX = 1024, 2048
 NOTICES = memory.PAGE  # two notices: length, more-to-come, text
-# a message with the elements that may come with it (``core/engine/attached``) fits
+# large enough for a message with attached elements (``core/engine/attached``)
 NOTICE = 16 << 10
 NOTICE_HEADER = 16
-SMALLS = NOTICES + 2 * NOTICE  # two places for tensors that are exchanged whole
+SMALLS = NOTICES + 2 * NOTICE  # two areas for tensors that are exchanged whole
 SMALL = 256 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8
-# Waiting: poll; then poll and let others run; then sleep. Sleeping at once would be worse than it
-# looks: a rank that is woken tends to be put on the core of the one that wakes it, and two ranks
-# that take turns on one core never look to the scheduler as if they needed two.
-# of about 50 ns; not where ranks outnumber cores: there polling steals the core of who is waited
-# for
+# Waiting: poll; then poll and yield; then sleep. Sleeping at once has a hidden cost: a woken rank
+# tends to run on the core of the rank that woke it, and two ranks that alternate on one core never
+# seem to the scheduler to need two. Each spin takes about 50 ns. Where ranks outnumber cores there
+# is no spinning: it would take the core from the awaited rank.
 _SPINS = 400
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
-_CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
+_CHECK_SECONDS = 0.02  # how often a sleeping rank checks that its peers are alive
 _LONGEST_SLEEP = 0.05
 _REPORT_SECONDS = 0.5
 
 
 class Segment:
-    """The segments of all ranks of one host, seen from one of them."""
+    """The segments of all ranks of one host, as seen by one of them."""
 
     def __init__(
         self,
@@ -60,8 +59,10 @@ class Segment:
         parent: Segment | None = None,
         names: Sequence[int] = (),
     ) -> None:
-        """``parent``: the segment that this is a part of; when that one is aborted, so is this.
-        ``names``: what messages and errors call the ranks.
+        """Create this rank's segment and map the others. Collective.
+
+        ``parent``: the segment that this one was split from; aborting it aborts this one.
+        ``names``: the numbers of the ranks in messages and errors.
         """
         self.parent = parent
         self.names = names or range(size)
@@ -84,8 +85,10 @@ class Segment:
         self.report: Report | None = None
 
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
-        """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order.
-        Collective.
+        """Allocate ``nbytes`` on every rank, and return all ranks' memory, mapped here: (bytes,
+        uint8 array) in rank order. Collective.
+
+        Raises PeerLostError if a rank goes away meanwhile.
         """
         with self._handing:
             mine = memory.create(nbytes)
@@ -104,11 +107,11 @@ class Segment:
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
-    # Progress: one counter per rank; the meaning of each value follows from the sequence of
-    # collectives, alike on all.
+    # Progress: one counter per rank. The meaning of its values follows from the sequence of
+    # collectives, which is the same on all ranks.
 
     def publish(self) -> None:
-        """Announce that this rank's next stage is done."""
+        """Announce that this rank has finished its next stage."""
         futex.publish_fence()
         self._published += 1
         self.words[self.rank][_AT] = self._published
@@ -141,12 +144,12 @@ class Segment:
         peer: int = -1,
         stage: int = 0,
     ) -> bool:
-        """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are
-        over.
+        """Poll briefly, then sleep on this rank's bell, until ``condition()`` holds or ``seconds``
+        elapse. Return whether it holds.
 
-        Raises PeerLostError when a peer is gone or the segment was aborted; also, if ``peer`` is
-        given, when time is up: the wait inside a collective, until ``peer`` has come to ``stage``,
-        which is reported (``report_waits``).
+        With ``peer``, this is a wait inside a collective until ``peer`` reaches ``stage``; it is
+        reported (``report_waits``). Raises PeerLostError when a peer is gone or the segment was
+        aborted, and with ``peer`` also after ``seconds``.
         """
         began = reported = time.monotonic()
         deadline = began + seconds
@@ -171,7 +174,7 @@ class Segment:
                 try:
                     self._check(now)
                 except PeerLostError:
-                    if condition():  # it did its part before it left
+                    if condition():  # the peer did its part before it left
                         return True
                     raise
                 if peer >= 0 and now - reported >= _REPORT_SECONDS and self.report is not None:
@@ -205,8 +208,8 @@ class Segment:
             self._wake(peer)
 
     def wake_self(self) -> None:
-        """Wake the thread of this rank that waits; counted, so that a call between two waits is not
-        lost.
+        """Wake the waiting thread of this rank. The call is counted, so one between two waits is
+        not lost.
         """
         self.wakes += 1
         self._wake(self.rank)
@@ -232,7 +235,7 @@ class Segment:
             peer for peer in gone if self.sockets.hung_up(peer) and not self.words[peer][LEFT // 8]
         ]
         if gone:
-            self.check_abort()  # who left meanwhile may have said why
+            self.check_abort()  # a rank that left meanwhile may have given the reason
         for peer in died:
             raise dead(self.names[peer])
         for peer in gone:
@@ -240,8 +243,8 @@ class Segment:
                 raise left(self.names[peer])
 
     def check_alive(self) -> None:
-        """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order.
-        Any thread.
+        """Raise PeerLostError if the segment was aborted or a peer died; a peer that left in order
+        is no error. Thread-safe.
         """
         self.check_abort()
         for peer in self.others:
@@ -253,7 +256,7 @@ class Segment:
                 raise dead(self.names[peer])
 
     def check_abort(self) -> None:
-        """Raise PeerLostError if this segment or the one that it is a part of was aborted."""
+        """Raise PeerLostError if this segment or one of its parents was aborted."""
         for peer in self._aborted_by():
             raise PeerLostError(self._reason(peer), self.names[peer])
         if self.parent is not None:
@@ -263,7 +266,7 @@ class Segment:
         return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]
 
     def gone(self, peer: int) -> PeerLostError | None:
-        """Why nothing more comes from ``peer``."""
+        """Return the error if ``peer`` is gone; None if it is connected."""
         if not self.sockets.hung_up(peer):
             return None
         if self.words[peer][LEFT // 8]:
@@ -287,9 +290,7 @@ class Segment:
             self._wake(peer)
 
     def close(self) -> None:
-        """Leave in order: peers that need this rank later learn that it left, rather than that it
-        died.
-        """
+        """Leave in order: peers that need this rank later report that it left, not that it died."""
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
         for peer in self.others:

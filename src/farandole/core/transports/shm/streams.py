@@ -1,10 +1,9 @@
-"""Streams of bytes between the ranks of a host: a ring in shared memory for each pair and
-direction.
+"""Byte streams between the ranks of a host: a ring in shared memory for each pair and direction.
 
-The ring to another rank is in the sender's memory. Of the counters, that of the bytes written is
-the sender's, and that of the bytes read the receiver's; both only grow. The third, the sender's, is
-the number of the byte at the begin of the ring: an empty ring is filled from its begin, so that
-small messages stay in the same few pages, in cache.
+The ring to another rank is in the sender's memory, with three counters. The sender counts the bytes
+written, the receiver the bytes read; both only grow. The third, also the sender's, is the number of
+the first byte in the ring: an empty ring is refilled from its begin, so small messages stay in the
+same few pages, in cache.
 """
 
 from __future__ import annotations
@@ -20,24 +19,22 @@ from farandole.errors import PeerLostError
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# bytes: of a ring at most and at least; of all rings of a rank
+# bytes: largest and smallest ring; all rings of a rank
 RING, SMALLEST, BUDGET = 4 << 20, 64 << 10, 16 << 20
-# bytes that are copied before the other end is told: both copy at the same time, in cache
+# bytes to copy before notifying the other end: both then copy at the same time, in cache
 CHUNK = 512 << 10
-_CHUNKS = 4  # in a ring at least: with fewer, one end often waits for the other
+_CHUNKS = 4  # least number in a ring: with fewer, the ends often wait for each other
 _LINE = 64  # bytes for the counters of a pair: written, read, first
 
 
 class _Control(Segment):
-    """The flags and bells of the streams. A peer that has gone interests only those that wait for
-    it.
-    """
+    """The flags and bells of the streams. A lost peer is an error only for waits that need it."""
 
     def check(self) -> None:
         self.check_abort()
 
     def leave(self) -> None:
-        """Say that this rank leaves in order, before the sockets are closed."""
+        """Announce that this rank leaves in order, before its sockets are closed."""
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
 
@@ -45,7 +42,7 @@ class _Control(Segment):
 class ShmStreams:
     """See ``contracts.ByteStreams``."""
 
-    overhead = 0  # nobody but the job can write to this memory
+    overhead = 0  # no other process than the ranks can write to this memory
 
     def __init__(self, segment: Segment) -> None:
         self.rank = segment.rank
@@ -122,7 +119,7 @@ class ShmStreams:
         going = [(control.words[dst], self._lines[dst]) for dst in targets]
 
         def ready() -> bool:
-            for theirs, line in coming:  # loops: this is called again and again
+            for theirs, line in coming:  # plain loops, for speed: this is called repeatedly
                 if theirs[me] != mine[line]:
                     return True
             for theirs, line in going:
@@ -138,15 +135,15 @@ class ShmStreams:
 
     def gone(self, peer: int) -> PeerLostError | None:
         control = self._control
-        lost = control.gone(peer)  # first: afterwards it sends nothing more
+        lost = control.gone(peer)  # first: a lost peer sends nothing more
         if (
             control.words[peer][self._lines[self.rank]]
             != control.words[self.rank][self._lines[peer] + 1]
         ):
-            return None  # what it sent before is still there
+            return None  # earlier bytes can still be read
         try:
             if lost is not None:
-                control.check_abort()  # it may have said why
+                control.check_abort()  # the peer may have given the reason
         except PeerLostError as error:
             return error
         return lost
@@ -155,5 +152,5 @@ class ShmStreams:
         self._control.abort(why)
 
     def close(self) -> None:
-        """The sockets are the transport's."""
+        """Leave the streams. The sockets belong to the transport and stay open."""
         self._control.leave()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
-# Bytes of slots per rank. Measured on 2 cores with 2 MiB of second-level cache each: what is under
-# way should fit into it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with
-# four ranks on two cores it hardly matters.
+# Bytes of slots per rank. Measured on 2 cores with 2 MiB of L2 cache each: the data in flight
+# should fit into it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with four
+# ranks on two cores the size hardly matters.
 _LARGEST_CHUNK, _SMALLEST_CHUNK = 256 << 10, 64 << 10
 _BUDGET = 18 * _LARGEST_CHUNK
 
@@ -44,12 +44,12 @@ def connect(
     parent: Segment | None = None,
     names: Sequence[int] = (),
 ) -> ShmTransport:
-    """The transport of ``rank`` among ``size`` ranks of this host. Collective.
+    """Return the transport of ``rank`` among ``size`` ranks of this host. Collective.
 
-    ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError
-    naming the ranks that did not come within ``timeout`` seconds. ``patience``: seconds to wait for
-    a rank inside a collective; ``names``: what messages and errors call the ranks, if not by their
-    numbers here.
+    ``scope`` distinguishes the transports of one job; all ranks give the same. ``patience``:
+    seconds to wait for a rank inside a collective. ``names``: the numbers of the ranks in messages
+    and errors; default: 0, 1, 2, ... Raises RendezvousError with the missing ranks after
+    ``timeout`` seconds.
     """
     peers = ShmRendezvous(rank, size, secret, scope, names).gather(timeout) if size > 1 else {}
     return join(rank, size, secret, scope, peers, patience=patience, parent=parent, names=names)
@@ -66,7 +66,7 @@ def join(
     parent: Segment | None = None,
     names: Sequence[int] = (),
 ) -> ShmTransport:
-    """The transport over sockets that a ``ShmRendezvous`` has made: one to every other rank.
+    """Return the transport over sockets from a ``ShmRendezvous``, one to every other rank.
     Collective.
     """
     chunk = _BUDGET // pipeline.staging(size, 1) // 4096 * 4096
@@ -83,7 +83,7 @@ def join(
             names=names,
         )
         return ShmTransport(segment, chunk, scope, secret)
-    # whoever keeps it keeps all that is named here: the others would wait in vain
+    # a stored traceback would keep the sockets open, and the other ranks would wait in vain
     except BaseException:
         for sock in peers.values():
             sock.close()
@@ -93,10 +93,10 @@ def join(
 class ShmTransport:
     """See ``contracts.Transport``.
 
-    Staging room is divided anew by every collective. Moves begin and end with all ranks together.
-    Reductions do not end so: a slow rank may still be copying its last results out; the next
-    reduction overwrites them only after that rank has announced its first stage. The small exchange
-    alternates between two places of its own.
+    Each collective divides the staging memory for itself. Moves begin and end with all ranks
+    together. Reductions do not end so: a slow rank may still be copying its last results out, but
+    the next reduction overwrites them only after that rank has announced its first stage. The small
+    exchange alternates between two areas of its own.
     """
 
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
@@ -111,8 +111,8 @@ class ShmTransport:
         self._slots: dict[str, pipeline.StagingSlots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
-        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is
-        # soon too much.
+        # Two ranks read each other's whole tensor as fast as halves of it; more ranks would soon
+        # read too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._registered = RegisteredBuffers(segment)
         self._splits = 0
@@ -143,7 +143,9 @@ class ShmTransport:
                 pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
 
     def by_hosts(self, whole: Array, dtype: DType, between: object) -> None:
-        """See ``collectives.hierarchical``: there is one host, and so nothing between."""
+        """Reduce ``whole``, see ``collectives.hierarchical``. On a single host nothing runs between
+        hosts.
+        """
         self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)
 
     def reducescatter(
@@ -160,14 +162,15 @@ class ShmTransport:
     def _exchange(
         self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float
     ) -> None:
-        """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
+        """Reduce with a single wait: every rank publishes its elements and reduces all ranks'
+        elements, in rank order.
+        """
         if not elements:
             return
         places = self._small_places(dtype.storage)[self._turn]
         self._turn ^= 1
         mine = places[self.rank]
-        # A power of two only shifts exponents: it may as well be applied on the way in, where it
-        # costs nothing.
+        # A power of two only shifts exponents, so it can be applied at no cost while copying in.
         early = (
             scale != 1.0
             and op is ReduceOp.SUM
@@ -240,8 +243,8 @@ class ShmTransport:
     # Moves.
 
     def broadcast(self, data: Array, root: int) -> None:
-        """The root writes piece after piece into its staging room, half of it at a time; the others
-        copy it out.
+        """Broadcast in pieces of half the staging memory: the root writes them, the other ranks
+        copy them out.
         """
         if self.size == 1 or not len(data):
             return
@@ -255,7 +258,7 @@ class ShmTransport:
             room = segment.bytes[root][first : first + len(piece)]
             if self.rank == root:
                 if turn >= 2:
-                    # the half is free: everybody has read its content
+                    # the half is free: all ranks have read it
                     segment.await_all(base + turn - 1)
                 room[:] = piece
                 segment.publish()
@@ -269,7 +272,7 @@ class ShmTransport:
         firsts = [sum(counts[:rank]) for rank in range(self.size)]
         mine = firsts[self.rank]
         place = receive[mine : mine + counts[self.rank]]
-        apart = place.ctypes.data != send.ctypes.data  # else it stands there already
+        apart = place.ctypes.data != send.ctypes.data  # else it is in place already
         if self.size == 1:
             if apart:
                 place[:] = send
@@ -290,7 +293,7 @@ class ShmTransport:
             piece = send[start : start + half]
             segment.bytes[self.rank][first : first + len(piece)] = piece
             segment.publish()
-            if apart:  # only now: the piece is in cache, and others copy theirs meanwhile
+            if apart:  # now, as the piece is in cache and other ranks copy theirs meanwhile
                 place[start : start + half] = piece
             for peer in segment.others:
                 length = min(half, counts[peer] - start)
@@ -332,7 +335,7 @@ class ShmTransport:
                     piece[:] = segment.bytes[peer][first : first + len(piece)]
 
     def _largest(self, value: int) -> int:
-        """The largest of everybody's values."""
+        """Return the largest of all ranks' values."""
         import numpy as np
 
         largest = np.array([value], dtype=np.int64)
@@ -368,7 +371,7 @@ class ShmTransport:
         self._segment.report = report
 
     def report_parts(self, report: Parts | None) -> None:
-        """There are none: one segment does everything."""
+        """Ignore the request: there are no parts, one segment does everything."""
 
     def abort(self, why: str) -> None:
         self._segment.abort(why)

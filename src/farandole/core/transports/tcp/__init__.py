@@ -1,10 +1,10 @@
-"""The wire between hosts: authenticated TCP connections, one for data between any two ranks (as
-many as --tcp-streams says), one for the board between neighbours in its ``overlay``.
+"""The transport between hosts: authenticated TCP connections.
 
-``rendezvous`` finds the others through the store and makes the connections; ``link`` moves data
-over the former (by ``stripes``, where they are several), ``board`` posts notices, the reason of an
-abort and the goodbye over the latter. A connection of the board is idle most of the time, so its
-end is how ranks learn of another's death, whomever they wait for.
+Any two ranks have ``--tcp-streams`` connections for data; neighbours in the ``overlay`` have one
+for the board. ``rendezvous`` finds the other ranks through the store and connects them. ``link``
+moves data over the data connections (over several with ``stripes``). ``board`` carries notices, the
+reason of an abort, and the goodbye. A board connection is idle most of the time, so its end reveals
+the death of a rank to all others, whichever rank they are waiting for.
 """
 
 from farandole.base.contracts import End

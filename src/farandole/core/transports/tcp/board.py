@@ -1,13 +1,13 @@
 """The notice board over one connection per neighbour, which also carries the reason of an abort and
 the goodbye.
 
-Few ranks are all neighbours; many are those of a tree (``overlay``), and pass on what they hear.
-Nothing here blocks except ``wait``: what a neighbour does not take at once waits in its outbox, and
-goes on its way whenever the board (or the link, which minds the board while it waits for data)
-looks at the connections. A round is collected only when its messages are out, so a rank may leave
-the board alone after ``collect``. A rank of a tree whose program computes has a thread that passes
-on, now and then: a round cannot end without that rank, but the others hear who is missing, and why
-the wire was aborted.
+Up to ``overlay.DIRECT`` ranks are all neighbours; more form a tree (``overlay``) and forward the
+messages. Only ``wait`` blocks. Bytes that a neighbour does not accept at once stay in its outbox;
+they are sent whenever the board, or the link while it waits for data, checks the connections. A
+round is collected only once its messages are sent, so a rank may ignore the board after
+``collect``. A rank of a tree whose program is computing has a thread that forwards messages from
+time to time: a round cannot end without that rank, but the others learn which ranks are missing,
+and why the wire was aborted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from farandole.net import liveness
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
 
 _POST, _ABORT = b"p", b"a"  # the first byte of a frame
-_LIMIT = 1 << 32  # bytes of a frame
-_READ = 1 << 18  # bytes of one system call
-_SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
+_LIMIT = 1 << 32  # most bytes of a frame
+_READ = 1 << 18  # most bytes of one system call
+_SPIN = 200e-6  # seconds for which a reader polls for a message before it sleeps
 _UNREACHABLE = (
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
@@ -40,15 +40,15 @@ _UNREACHABLE = (
     errno.ENETDOWN,
     errno.EHOSTDOWN,
 )
-_FAREWELL = 1.0  # seconds that a peer has to take our last words
+_FAREWELL = 1.0  # seconds that a peer has to receive the last messages
 
 
 class TcpBoard:
-    """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do
-    not block.
+    """One rank's board.
 
-    ``parent``: the board of the wire that this one was split from; when that one is lost, so is
-    this one. ``names``: what messages and errors call the ranks.
+    ``sessions``: by rank, None where there is no connection; their sockets are non-blocking.
+    ``parent``: the board of the wire that this one was split from; losing it loses this one, too.
+    ``names``: the numbers of the ranks in messages and errors.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class TcpBoard:
         self.name = self.names[place.rank]
         self._overlay = place
         self._parent = parent
-        self.lost: PeerLostError | WireError | None = None  # set once, for good
-        # the link's data connections, and with whom they are
+        self.lost: PeerLostError | WireError | None = None  # set once, permanently
+        # the link's data connections, with their peers
         self.data: Sequence[tuple[int, socket.socket]] = ()
-        self.connections = select.epoll()  # readable when a peer said something
-        # readable for good once the wire is lost
+        self.connections = select.epoll()  # readable when a peer sent something
+        # readable permanently once the wire is lost
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rounds = BoardRounds(place.rank, place.size)
-        self._gone: dict[int, None] = {}  # ranks that left in good order, the first one first
+        self._gone: dict[int, None] = {}  # ranks that left in order, the first one first
         self._news = False
         self._closed = False
         self._lock = threading.RLock()
@@ -93,7 +93,8 @@ class TcpBoard:
             f"farandole-relay-{self.rank}",
         )
         for first in list(self._peers.values()):
-            # what came together with the handshake is in the stream: the connection tells no more
+            # bytes that came with the handshake are buffered in the stream, where epoll does not
+            # see them
             self._read(first)
         self._forwarder.start(self._pump_and_wake)
 
@@ -159,18 +160,19 @@ class TcpBoard:
 
     def verify(self) -> None:
         if self.pump():
-            self.wake()  # the thread that waits sees nothing on the connections any more
+            self.wake()  # the connections may show the waiting thread no event any more
         if not self._closed:
             self.check()
 
     def check(self) -> None:
-        """Raise if the wire is lost."""
+        """Raise the error if the wire is lost."""
         if self.lost is not None:
             raise type(self.lost)(str(self.lost), self.lost.rank)
 
     def look_at_hosts(self, waited: float = math.inf) -> None:
         """Raise PeerLostError if a host has vanished: all connections to a rank are silent.
-        ``waited``: seconds for which nothing has come over the data connections.
+
+        ``waited``: seconds without data on the data connections.
         """
         with self._lock:
             own = [(peer.rank, peer.sock, math.inf) for peer in self._peers.values() if peer.open]
@@ -180,8 +182,8 @@ class TcpBoard:
                 under_way, seconds = liveness.silence(sock)
                 silences.setdefault(rank, []).append((under_way, min(seconds, most)))
             for rank, found in silences.items():
-                # An idle one is probed each second; one that sends again learns later that all is
-                # well.
+                # Idle connections are probed each second; a sending one learns later that the peer
+                # is well.
                 if (
                     any(busy for busy, _ in found)
                     and min(seconds for _, seconds in found) > liveness.LOST_SECONDS
@@ -190,8 +192,8 @@ class TcpBoard:
         self.check()
 
     def _check_needed(self) -> None:
-        """A rank that left in good order is missed only when its message is, or one that it would
-        have passed on.
+        """Raise PeerLostError for a rank that left in order if its own message is missing, or one
+        that it would have forwarded.
         """
         if self._gone and self._rounds.posted:
             for rank in list(self._gone):
@@ -199,8 +201,8 @@ class TcpBoard:
                     raise left(self.names[rank])
 
     def pump(self) -> bool:
-        """Read and send as much as possible without waiting. True if a waiting thread should look
-        again.
+        """Read and send as much as possible without waiting. Return True if a waiting thread should
+        check again.
         """
         with self._lock:
             if self._closed:
@@ -210,7 +212,7 @@ class TcpBoard:
                 self._look_at_connections()
             except HorovodInternalError:
                 raise
-            except BaseException as error:  # a signal's: what was read is lost, perhaps
+            except BaseException as error:  # a signal handler raised: bytes may have been lost
                 self.fail(
                     WireError(
                         f"rank {self.name} was interrupted while it read messages:"
@@ -249,7 +251,9 @@ class TcpBoard:
                 self._lose(type(self._parent.lost)(str(self._parent.lost), self._parent.lost.rank))
 
     def loss_of(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
-        """The data connection to ``rank`` ended: what does its board connection say about that?"""
+        """Return the error for a data connection that ended, after waiting for the board's report
+        on ``rank``.
+        """
         end = time.monotonic() + seconds
         neighbour = self._peers.get(rank)
         while self.lost is None and rank not in self._gone and time.monotonic() < end:
@@ -262,20 +266,20 @@ class TcpBoard:
         return type(self.lost)(str(self.lost), self.lost.rank)
 
     def fail(self, error: WireError) -> None:
-        """This wire cannot be trusted any more: tell everybody."""
+        """Fail the wire, which cannot be trusted any more, and report the error to all ranks."""
         with self._lock:
             self._lose(error, reason=f"rank {self.name} says: {error}")
 
     def abort(self, why: str) -> None:
-        """Tell everybody, and let nobody here wait any more."""
+        """Report the abort to all ranks and end all waits here."""
         with self._lock:
             if self.lost is None and not self._closed:
                 self._lose(PeerLostError(why or "the wire was aborted", self.name), reason=why)
                 self._finish_sending()
 
     def close(self) -> None:
-        """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this
-        rank.
+        """Send the goodbye; if the wire is lost, the reason, so that ranks that have not noticed do
+        not blame this one.
         """
         self._forwarder.stop()
         with self._lock:
@@ -297,8 +301,8 @@ class TcpBoard:
         self._forwarder.join(_FAREWELL)
 
     def _lose(self, error: PeerLostError | WireError, reason: str | None = None) -> None:
-        """``reason``: what all others are to hear about it. In a tree they hear of every loss: few
-        see it.
+        """Mark the wire as lost. ``reason``: sent to all other ranks. In a tree every loss is sent,
+        as few ranks can see it.
         """
         if self.lost is not None:
             return
@@ -334,7 +338,8 @@ class TcpBoard:
         try:
             while peer.outbox:
                 sent: list[int] = []
-                try:  # a signal's handler may raise behind each call: one both sends and notes it
+                # a signal handler may raise after any call: this one both sends and records it
+                try:
                     sent.extend(map(peer.stream.send, (peer.outbox[0],)))
                 finally:
                     if sent and (rest := peer.outbox[0][sent[0] :]):
@@ -344,7 +349,7 @@ class TcpBoard:
         except BlockingIOError:
             blocked = True
         except OSError as error:
-            peer.outbox.clear()  # it is gone; its last message is still to be read
+            peer.outbox.clear()  # the peer is gone; its last message is still to be read
             self._on_broken(peer, error)
         if blocked != peer.blocked:
             peer.blocked = blocked
@@ -355,11 +360,11 @@ class TcpBoard:
         try:
             while data := peer.stream.recv(_READ):
                 if self.lost is not None:
-                    return  # nothing counts any more
+                    return  # the wire is lost
                 peer.unread += data
                 self._parse(peer)
                 if len(data) < _READ:
-                    return  # that was all
+                    return  # nothing more is available
         except BlockingIOError:
             return
         except TamperedError:
@@ -432,20 +437,20 @@ class TcpBoard:
             self.fail(WireError(text, peer.name))
 
     def _record_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
-        """These ranks have left in good order."""
+        """Record that these ranks have left in order."""
         self._gone.update(dict.fromkeys(ranks))
-        self._news = True  # who waits for one of them should look
+        self._news = True  # a thread waiting for one of them should check
         self._forwarder.add_departures(source, ranks)
 
     def _on_broken(self, peer: Neighbour, error: OSError) -> None:
-        """A connection tells only once why it broke: that its other end was silent for too long, or
-        anything else.
+        """Handle a broken connection. Its reason is available only once: the peer was silent for
+        too long, or another error.
         """
         if error.errno in _UNREACHABLE and peer.rank not in self._gone:
             self._lose(vanished(peer.name))
 
     def _hang_up(self, peer: Neighbour) -> None:
-        """The connection has ended, at either end."""
+        """Close a connection that has ended at either end."""
         if not peer.open:
             return
         peer.open = False

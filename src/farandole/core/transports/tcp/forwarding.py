@@ -1,4 +1,4 @@
-"""The neighbours of a board, and the messages that a rank of a tree passes on between them."""
+"""The neighbours of a board, and the messages that a rank of a tree forwards between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from farandole.base import threads
 from farandole.core.transports.tcp.rounds import ForwardQueue, MessageRun
 from farandole.net.handshake import Session
 
-RUNS, GOODBYE = b"r", b"g"  # the first byte of a frame that is passed on
+RUNS, GOODBYE = b"r", b"g"  # the first byte of a forwarded frame
 RANK = struct.Struct("<i")  # the subject of an abort or a goodbye
-RELAY_SECONDS = 0.25  # between two looks of the thread that passes on
+RELAY_SECONDS = 0.25  # between two runs of the forwarding thread
 
 
 class Neighbour:
-    """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
+    """The connection to one rank, and the bytes read from it. ``name``: the rank's number in
+    messages.
+    """
 
     def __init__(self, rank: int, name: int, session: Session) -> None:
         self.rank = rank
@@ -27,21 +29,21 @@ class Neighbour:
         self.session = session
         self.sock = session.sock
         self.stream = session.stream
-        self.unread = bytearray()  # the beginning of a frame
-        self.length = -1  # of that frame, once its head is there
+        self.unread = bytearray()  # the begin of a frame
+        self.length = -1  # of that frame, once its head has arrived
         self.outbox: deque[memoryview] = deque()
         self.open = True
-        self.blocked = False  # it takes nothing more for the moment
-        # in a tree: what it is still to be sent of others' messages
+        self.blocked = False  # accepts no more bytes at the moment
+        # in a tree: the messages of other ranks still to be sent to this neighbour
         self.forward_queue: ForwardQueue | None = None
-        self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
+        self.departures: list[int] = []  # and the ranks whose goodbyes are still to be sent
 
 
 class Forwarder:
-    """Passes messages on to ``neighbours``, empty where ranks form no tree. ``totals``: by rank of
-    a neighbour, how many messages of a round it does not have itself.
+    """Forwards messages to ``neighbours``, which is empty where ranks form no tree.
 
-    A thread does so, now and then, while the program computes.
+    ``totals``: by neighbour, how many messages of a round come to it from this side. A thread
+    forwards from time to time while the program computes.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Forwarder:
         self._stopped = threading.Event()
 
     def start(self, look: Callable[[], None]) -> None:
-        """Have ``look`` called now and then, by a thread."""
+        """Call ``look`` periodically on a thread."""
         if self.neighbours:
             self._thread = threading.Thread(
                 target=self._look_now_and_then, args=(look,), name=self._thread_name, daemon=True
@@ -70,27 +72,27 @@ class Forwarder:
             self._thread.join(seconds)
 
     def add(self, run: MessageRun, source: Neighbour | None = None) -> None:
-        """Keep messages for all neighbours but the one that sent them."""
+        """Queue messages for all neighbours except their sender."""
         now = time.monotonic()
         for peer in self.neighbours:
             if peer is not source and peer.forward_queue is not None:
                 peer.forward_queue.add(run, now)
 
     def add_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
-        """Keep the goodbyes of ``ranks`` for all neighbours but ``source``."""
+        """Queue the goodbyes of ``ranks`` for all neighbours except ``source``."""
         for peer in self.neighbours:
             if peer is not source:
                 peer.departures += ranks
 
     def due(self) -> float:
-        """When messages have to be passed on that wait for others."""
+        """Return the time at which queued messages must be forwarded, complete or not."""
         return min(
             (peer.forward_queue.due for peer in self.neighbours if peer.forward_queue is not None),
             default=math.inf,
         )
 
     def take(self, *, everything: bool) -> Iterator[tuple[Neighbour, bytes]]:
-        """The frames that are due, or all of them, with their targets."""
+        """Yield the frames that are due, or all of them, with their targets."""
         now = math.inf if everything else time.monotonic()
         for peer in self.neighbours:
             forward_queue = peer.forward_queue

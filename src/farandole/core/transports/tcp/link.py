@@ -1,12 +1,12 @@
-"""Moving bytes over the data connections: full duplex, never stuck because everybody sends.
+"""Data transfer over the data connections: full duplex, without deadlock if all ranks send first.
 
-Each message is a frame whose head and tail authenticate its place in the sequence and its length:
-bytes that the peer did not send, or too few, end the wire. Its content is not authenticated, which
-would halve the speed; with TLS it is.
+Each message is a frame whose head and tail authenticate its length and its place in the sequence:
+forged or missing bytes end the wire. The content itself is not authenticated, which would halve the
+speed; with TLS it is.
 
-While a send has to wait, whatever arrives from any rank is read: into its place if that is known,
-else aside (up to a limit per peer), for the receive that will ask for it. So ranks may all send
-first and receive later.
+While a send has to wait, arriving bytes from any rank are read: into their target if it is known,
+else aside (up to a limit per peer) for a later receive. So all ranks may send first and receive
+later.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from farandole.net.store.protocol import KeyValueStore
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
+# bytes per system call: sending and receiving alternate, so the data in flight stays in cache
 PIECE = 1 << 20
 _REPORT_SECONDS = 0.5
-_SPIN = 200e-6  # seconds for which a short message is looked for before its receiver sleeps
-# bytes of a message up to which it is copied, with its head and tail, into one piece
+_SPIN = 200e-6  # seconds for which a receiver polls for a short message before it sleeps
+# messages up to this size in bytes are copied into one piece with their head and tail
 JOINED = 16 << 10
-# bytes that may be sent to a rank before it receives them, for each connection with it
+# bytes that may be sent to a rank before it receives them, for each connection
 AHEAD = 1 << 20
-# bytes of one peer that are read before somebody asks for them, for each connection with it
+# bytes of one peer that are read before they are requested, for each connection
 ASIDE = 4 << 20
 
 
@@ -56,12 +56,12 @@ def connect(
     streams: int = 1,
     names: Sequence[int] = (),
 ) -> TcpLink:
-    """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for
-    data; ``host`` is the interface to listen on; ``names``: what messages call the ranks, if not by
-    their numbers here.
+    """Connect to all other ranks, which are found through ``store``.
 
-    ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError
-    that names who is missing after ``timeout`` seconds.
+    ``scope`` keeps the wires of one job apart: use a new one for every wire. ``host``: the
+    interface to listen on; ``streams``: connections for data to each rank; ``names``: the numbers
+    of the ranks in messages; default: 0, 1, 2, ... Raises RendezvousError with the missing ranks
+    after ``timeout`` seconds.
     """
     return _meet(
         TcpRendezvous(
@@ -77,11 +77,11 @@ def _meet(rendezvous: TcpRendezvous, parent: TcpBoard | None) -> TcpLink:
 
 
 class _Incoming:
-    """A message on its way to us: the memory still to be filled, in order, and its expected head
-    and tail.
+    """A message being received: the memory still to be filled, in order, and the expected head and
+    tail.
 
     A short one is received into ``room`` in one piece, with its head and tail, and then copied to
-    its place.
+    its target.
     """
 
     def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
@@ -103,8 +103,8 @@ class _Incoming:
         self.begun = False
 
     def check(self, peer: int) -> None:
-        """Raise WireError for a head or a tail that is there and false. ``peer``: what messages
-        call who sent it.
+        """Raise WireError if the head or the tail has arrived and is wrong. ``peer``: the sender's
+        number in messages.
         """
         if not self.begun and self._has_head():
             self.begun = True
@@ -133,14 +133,14 @@ class _Incoming:
 
 
 def _next_piece(parts: list[memoryview]) -> list[memoryview]:
-    """The bytes that one system call is to move."""
+    """Return the buffers for the next system call."""
     if len(parts) == 1 or len(parts[-2]) <= PIECE:
         return parts
     return front(parts, PIECE + HEAD + TAG)
 
 
 def _advance(parts: list[memoryview], count: int) -> None:
-    """Take ``count`` bytes off the front."""
+    """Remove ``count`` bytes from the front."""
     while parts and count >= len(parts[0]):
         count -= len(parts.pop(0))
     if count:
@@ -148,7 +148,7 @@ def _advance(parts: list[memoryview], count: int) -> None:
 
 
 class TcpLink:
-    """One rank's end of the mesh. ``sessions``: by rank, the connections for data."""
+    """One rank's end of the mesh. ``sessions``: the connections for data, by rank."""
 
     def __init__(
         self, rendezvous: TcpRendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
@@ -170,12 +170,12 @@ class TcpLink:
         self._children: list[TcpLink] = []
         self._closed = False
         self._report: Report | None = None
-        # for the short message that is being received
+        # for the short message being received
         self._room = memoryview(bytearray(HEAD + JOINED + TAG))
-        self._idle = 0.0  # seconds for which nothing has moved
+        self._idle = 0.0  # seconds without any transfer
         self._readahead = [bytearray() for _ in range(self.size)]
         self._readahead_limit = ASIDE * rendezvous.streams
-        # peers that we do not read from: aside is full, or they hung up
+        # peers that are not read from: their limit is reached, or they hung up
         self._paused: set[int] = set()
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
         self._readiness = Readiness((board.connections.fileno(), board.stop))
@@ -184,7 +184,7 @@ class TcpLink:
                 self._readiness.watch(inlet, select.EPOLLIN)
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
-        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it)
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``. None or an empty array
         skips that half.
         """
         self.board.check()
@@ -214,8 +214,10 @@ class TcpLink:
             moved = self._send(outgoing, dst) if outgoing else 0
 
     def _poll(self, incoming: _Incoming, src: int) -> int:
-        """Look for a short message without sleeping: it is there before the kernel would have woken
-        us.
+        """Poll for a short message, which arrives earlier than the kernel would wake a sleeping
+        thread.
+
+        Return the number of bytes received.
         """
         end = time.monotonic() + _SPIN
         while time.monotonic() < end:
@@ -238,7 +240,7 @@ class TcpLink:
         return _Incoming(content, session, self._room)
 
     def _send(self, outgoing: list[memoryview], dst: int) -> int:
-        """Send as much as the kernel takes, up to a piece; returns the number of bytes."""
+        """Send as much as the kernel accepts, up to a piece. Return the number of bytes."""
         stream = self._streams[dst]
         assert stream is not None
         try:
@@ -255,7 +257,7 @@ class TcpLink:
         return count
 
     def _receive(self, incoming: _Incoming, src: int) -> int:
-        """Receive the available bytes, up to a piece; returns their number."""
+        """Receive the available bytes, up to a piece. Return their number."""
         if self._readahead[src]:
             count = self._take_readahead(incoming.parts, src)
         else:
@@ -294,7 +296,7 @@ class TcpLink:
         return count
 
     def _take_readahead(self, parts: list[memoryview], src: int) -> int:
-        """Fill ``parts`` from bytes that were read before; returns their number."""
+        """Fill ``parts`` from bytes that were read ahead. Return their number."""
         aside, taken = self._readahead[src], 0
         for part in parts:
             count = min(len(aside) - taken, len(part))
@@ -315,14 +317,14 @@ class TcpLink:
             self._listen_to(peer, wanted=peer not in self._paused)
 
     def _listen_to(self, peer: int, *, wanted: bool) -> None:
-        """Let bytes from ``peer`` end a wait, or not."""
+        """Set whether bytes from ``peer`` end a wait."""
         inlet = self._inlets[peer]
         assert inlet is not None
         self._readiness.watch(inlet, select.EPOLLIN if wanted else 0)
 
     def _wait(self, dst: int, src: int) -> None:
-        """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others
-        meanwhile.
+        """Wait until bytes can be sent to ``dst`` or arrive from ``src`` (-1: none), and serve the
+        other ranks meanwhile.
         """
         outlet = self._outlet(dst) if dst >= 0 else None
         events = self._readiness.events(outlet) if outlet is not None else 0
@@ -348,7 +350,7 @@ class TcpLink:
                 self._read_ahead(peer)
 
     def _outlet(self, peer: int) -> socket.socket | None:
-        """The connection that takes the next byte for ``peer``."""
+        """Return the connection for the next byte to ``peer``."""
         stripes = self._stripes.get(peer)
         return self._inlets[peer] if stripes is None else stripes.outlet
 
@@ -364,16 +366,17 @@ class TcpLink:
                 data = b""
             aside += data
             if not data or len(aside) >= self._readahead_limit:
-                self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
+                self._paused.add(peer)  # a hang-up is an error only once the peer is needed
                 self._listen_to(peer, wanted=False)
                 return
             if not striped:
                 return
-            self._select_inlet(peer)  # TLS may hold bytes of that one, which no epoll sees
+            # TLS may buffer bytes of that connection, which epoll does not see
+            self._select_inlet(peer)
 
     def split(self, ranks: Sequence[int]) -> TcpLink | None:
-        """A link among ``ranks``, in that order, over connections of its own; None on a rank not
-        among them.
+        """Return a link among ``ranks``, in that order, over its own connections; None on a rank
+        that is not among them.
         """
         return self._split(ranks, self._rendezvous.streams)
 
@@ -414,7 +417,7 @@ class TcpLink:
         self._report = report
 
     def abort(self, why: str) -> None:
-        """Wake every rank that waits, here and in the splits of this wire."""
+        """Wake every waiting rank, on this wire and its splits."""
         for child in self._children:
             child.abort(why)
         self.board.abort(why)

@@ -1,8 +1,8 @@
-"""Which ranks the board of a rank is connected to. Pure.
+"""The board connections of a rank. Pure.
 
-Few ranks are all connected with each other: one latency. Many form a tree, in which each passes on
-what it hears. Every subtree is a range of ranks, its root first: ranks of one host are near each
-other in it, and the messages of a subtree are one run.
+Few ranks are all connected to each other: one latency. Many ranks form a tree, in which each
+forwards messages. Every subtree is a range of ranks that starts with its root. Ranks of one host
+are therefore near each other, and equal messages of a subtree form one run.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-# ranks up to which each is connected with each other: sending to more costs more than a tree's
-# latencies
+# up to so many ranks, all are connected: with more, sending costs more than the latencies of a tree
 DIRECT = 32
-# children of a rank in the tree: of 1,111 ranks the farthest is three steps from the root
+# children of a rank in the tree: with 1,111 ranks the farthest is three steps from the root
 FANOUT = 10
 
 
 class Overlay(NamedTuple):
-    """The place of ``rank`` among ``size``. ``beyond``: by neighbour, the number of ranks whose
-    messages come from it. ``subtrees``: those that hold this rank, from the whole tree to its own;
-    none where there is no tree.
+    """The place of ``rank`` among ``size``.
+
+    ``beyond``: for each neighbour, the number of ranks whose messages arrive through it.
+    ``subtrees``: the subtrees that contain this rank, from the whole tree to its own; empty without
+    a tree.
     """
 
     rank: int
@@ -30,11 +31,11 @@ class Overlay(NamedTuple):
 
     @property
     def relays(self) -> bool:
-        """Do ranks pass on messages?"""
+        """True if ranks forward messages."""
         return bool(self.subtrees)
 
     def severed(self, gone: int) -> tuple[range, ...]:
-        """The ranks that are out of reach when ``gone`` is."""
+        """Return the ranks that are out of reach when ``gone`` is lost."""
         if not self.relays:
             return (range(gone, gone + 1),)
         for above, below in pairwise(self.subtrees):
@@ -44,7 +45,7 @@ class Overlay(NamedTuple):
 
 
 def overlay(rank: int, size: int) -> Overlay:
-    """The place of ``rank`` among ``size`` ranks; the same tree on all of them."""
+    """Return the place of ``rank`` among ``size`` ranks. All ranks compute the same tree."""
     if size <= DIRECT:
         return Overlay(rank, size, {peer: 1 for peer in range(size) if peer != rank}, ())
     subtrees = _descent(rank, size)
@@ -56,7 +57,7 @@ def overlay(rank: int, size: int) -> Overlay:
 
 
 def _descent(rank: int, size: int) -> tuple[range, ...]:
-    """The subtrees that hold ``rank``, from the whole tree to its own."""
+    """Return the subtrees that contain ``rank``, from the whole tree to its own."""
     found = [range(size)]
     while found[-1].start != rank:
         found.append(next(child for child in _children(found[-1]) if rank in child))
@@ -64,7 +65,7 @@ def _descent(rank: int, size: int) -> tuple[range, ...]:
 
 
 def _children(tree: range) -> list[range]:
-    """The subtrees below the root of ``tree``, as even as can be."""
+    """Return the subtrees below the root of ``tree``, as equal in size as possible."""
     rest = tree[1:]
     count = min(FANOUT, len(rest))
     cuts = [rest.start + len(rest) * index // count for index in range(count + 1)] if count else []

@@ -1,4 +1,4 @@
-"""Which connections of a link can be read or written."""
+"""The connections of a link that are ready for reading or writing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 
 class Readiness:
-    """An epoll whose sockets change their events often. ``always``: descriptors that are always
-    watched for reading.
+    """An epoll for sockets whose watched events change often. ``always``: descriptors to watch
+    permanently for reading.
     """
 
     def __init__(self, always: Iterable[int]) -> None:
@@ -19,11 +19,11 @@ class Readiness:
             self._epoll.register(fd, select.EPOLLIN)
 
     def events(self, sock: socket.socket) -> int:
-        """The events for which ``sock`` is watched."""
+        """Return the events for which ``sock`` is watched."""
         return self._events.get(sock, 0)
 
     def watch(self, sock: socket.socket, events: int) -> None:
-        """Watch ``sock`` for ``events`` from now on; for none with 0."""
+        """Watch ``sock`` for ``events`` from now on; 0: none."""
         before = self._events.get(sock, 0)
         self._events[sock] = events
         if events and before:
@@ -31,11 +31,11 @@ class Readiness:
         elif events:
             self._epoll.register(sock, events)
         elif before:
-            # with no events asked for, its end would still be reported
+            # epoll reports hang-ups even without any events
             self._epoll.unregister(sock)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:
-        """Descriptors and their events, within ``seconds``."""
+        """Wait for up to ``seconds``. Return the ready descriptors and their events."""
         return self._epoll.poll(seconds)
 
     def close(self) -> None:

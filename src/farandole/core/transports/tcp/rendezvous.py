@@ -1,10 +1,10 @@
-"""How the ranks of a TCP mesh find each other.
+"""Discovery of the ranks of a TCP mesh.
 
 Every rank listens on each of its interfaces and writes the addresses to the store under
-``tcp/<scope>/<rank>``; it dials all lower ranks and is dialled by all higher ones, for data (as
-often as ``streams`` says), and once more by its neighbours of the board. It takes the first of a
-peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
-believed. When everybody is there, nobody listens any more.
+``tcp/<scope>/<rank>``. It dials all lower ranks and is dialled by all higher ones: ``streams``
+times for data, and once more between neighbours of the board. The first address of a peer that
+answers is used. Both ends prove that they know the job's secret before any byte is trusted. The
+listeners close once all ranks are connected.
 """
 
 from __future__ import annotations
@@ -31,49 +31,48 @@ from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, authenticate
 from farandole.net.store.protocol import KeyValueStore
 
-DATA, BOARD, MORE = 0, 1, 2  # from there on: further connections for data
+DATA, BOARD, MORE = 0, 1, 2  # from MORE on: further connections for data
 SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
 PATIENCE = 5.0  # seconds that one handshake may take
-# seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
+# seconds for each of several addresses of a peer at the first attempt; doubled at each further one
 FIRST = 0.5
-_HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
+_HELLO = struct.Struct("<IB")  # the dialling rank, and the connection
 _WELCOME = b"\1"
-_SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # where a host is gone, others may say so
+_SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # a router may report that a host is gone
 
 
-_logged_networks: set[str] = set()  # the networks that this process has named
+_logged_networks: set[str] = set()  # the networks that this process has logged
 
 
 class _Reachability:
-    """Which networks have answered, and since when the host that is dialled is silent."""
+    """The networks that have answered, and the time since which the dialled host is silent."""
 
     def __init__(self) -> None:
-        self.last_sign = (
-            0.0  # when the peer that is dialled last gave a sign that its host is there
-        )
-        self.silent = False  # none came from one of its addresses since
+        self.last_sign = 0.0  # time of the last sign of life of the dialled peer's host
+        self.silent = False  # whether one of its addresses was silent since
         self._reached: set[str] = set()  # networks on which peers answered
-        self._failed: set[str] = set()  # and did not
+        self._failed: set[str] = set()  # networks on which peers did not
 
     def order(self, addresses: list[str]) -> list[str]:
-        """The addresses, the most promising first."""
+        """Return the addresses, the most promising first."""
         if len(addresses) <= 1:
             return addresses
         return interfaces.order(addresses, self._reached, self._failed)
 
     def record(self, address: str, *, met: bool) -> None:
-        """Whether the peer was met at ``address``."""
+        """Record whether the peer was reached at ``address``."""
         network = interfaces.network_of(*interfaces.parted(address))
         (self._reached if met else self._failed).add(network)
 
 
 class TcpRendezvous:
-    """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the
-    board, or None.
+    """One rendezvous. ``run`` returns the sessions by rank: the list for data, and the board's or
+    None.
 
-    ``host``: this host's addresses, with commas between, the one to try first in front; each with
-    its prefix, if known. ``streams``: connections for data between two ranks; the same on all.
-    SettingsError if it is not.
+    ``host``: this host's addresses, separated by commas, the preferred one first, each with its
+    prefix if known. ``streams``: connections for data between two ranks. Raises SettingsError if
+    ``streams`` differs between ranks, and RendezvousError with the missing ranks after ``timeout``
+    seconds.
     """
 
     def __init__(
@@ -89,7 +88,9 @@ class TcpRendezvous:
         streams: int = 1,
         names: Sequence[int] = (),
     ) -> None:
-        """``names``: what messages call the ranks: see ``contracts.End``."""
+        """Prepare the rendezvous. ``names``: the numbers of the ranks in messages, see
+        ``contracts.End``.
+        """
         self.rank = rank
         self.size = size
         self.secret = secret
@@ -147,7 +148,7 @@ class TcpRendezvous:
         return data, [self.sessions.get((peer, BOARD)) for peer in range(self.size)]
 
     def _channels(self, peer: int) -> tuple[int, ...]:
-        """The connections that this rank has with ``peer``."""
+        """Return the connections that this rank has with ``peer``."""
         if peer == self.rank:
             return ()
         board = (BOARD,) if peer in self.overlay.beyond else ()
@@ -164,7 +165,7 @@ class TcpRendezvous:
             ) from error
 
     def _log_networks(self) -> None:
-        """The first rank says, once, which of its networks the others took."""
+        """Log, once and on the first rank only, the networks that the ranks use."""
         taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
         parts = [interfaces.parted(address) for address in self.host.split(",")]
         used = ", ".join(
@@ -196,8 +197,10 @@ class TcpRendezvous:
         return self.deadline - time.monotonic()
 
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
-        """Connect to a lower rank. One that does not answer yet may have left an old address: look
-        again. It has set its entry, so a host that gives no sign at all is cut off from this one.
+        """Connect to a lower rank.
+
+        If it does not answer, its entry in the store may be outdated and is read again. As it has
+        set an entry, a host without any sign of life is unreachable from this one: RendezvousError.
         """
         patience = FIRST
         reachability = self._reachability
@@ -237,8 +240,8 @@ class TcpRendezvous:
             self._pause()
 
     def _try_address(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
-        """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says
-        why.
+        """Connect to one address of ``peer``. Return False, with the reason in ``trouble``, if that
+        fails.
         """
         reachability = self._reachability
         lost = reachability.last_sign + liveness.LOST_SECONDS - time.monotonic()
@@ -281,8 +284,8 @@ class TcpRendezvous:
         time.sleep(0.05)
 
     def _all_entries(self) -> list[bytes | None]:
-        """Every rank's, by one request for all: a request for each would be as many as there are
-        pairs of ranks.
+        """Return all ranks' entries from one request; single requests would number as many as pairs
+        of ranks.
         """
         while True:
             found = self.store.gather(
@@ -349,15 +352,15 @@ class TcpRendezvous:
     def _add(self, peer: int, channel: int, session: Session) -> None:
         session.peer, sock = f"rank {self.names[peer]}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # In a tree there are many data connections, and the board's tell of a lost host: those are
-        # asked less often.
+        # A tree has many data connections, and the board's connections reveal a lost host: probe
+        # the data connections less often.
         liveness.probe(sock, after=SELDOM if channel != BOARD and self.overlay.relays else None)
         sock.setblocking(False)
         with self.changed:
             if not self.open:
                 sock.close()
                 return
-            # the same rank dialled again: it did not hear our welcome
+            # the same rank dialled again: it did not receive the welcome
             old = self.sessions.get((peer, channel))
             self.sessions[peer, channel] = session
             self.changed.notify_all()
@@ -383,6 +386,6 @@ class TcpRendezvous:
 
 
 def _hosts(entry: bytes) -> str:
-    """The addresses in the entry of a rank."""
+    """Return the addresses in the entry of a rank, as text."""
     listeners = entry.decode().partition(";")[0].split(",")
     return ", ".join(interfaces.parted(listener.partition("|")[0])[0] for listener in listeners)

@@ -1,7 +1,7 @@
-"""The messages of a board's rounds, and those that a rank of a tree still has to pass on. Pure.
+"""The messages of a board's rounds, and the queue of messages that a rank of a tree forwards. Pure.
 
-A run is one message that ranks with adjacent numbers have posted: ranks of a training step mostly
-say the same, so that a run stands for a whole subtree.
+A run is one message posted by ranks with adjacent numbers. In a training step most ranks post the
+same message, so one run represents a whole subtree.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _RUN = struct.Struct("<III")  # first rank, number of ranks, bytes of the message
-HOLD = 1e-3  # seconds for which messages wait for those that are to go with them
-HOLD_MORE = 50e-3  # the same, when others of this round have gone before
+HOLD = 1e-3  # seconds for which messages are held to be sent together
+HOLD_MORE = 50e-3  # the same, once others of this round have been sent
 
 
 class MessageRun(NamedTuple):
     first: int
-    ranks: int  # so many, from that one on
+    ranks: int  # number of ranks from ``first`` on
     message: bytes
 
 
 class BoardRounds:
-    """Who has posted what in the present round, and in the next: a rank that has collected may post
+    """The messages of the current round and of the next: a rank that has collected may post
     again.
     """
 
@@ -31,11 +31,11 @@ class BoardRounds:
         self._size = size
         self._now: list[bytes | None] = [None] * size
         self._next: list[bytes | None] = [None] * size
-        self._known = self._ahead = 0  # messages of the present round, of the next
+        self._known = self._ahead = 0  # messages of the current and of the next round
 
     def put(self, first: int, message: bytes, ranks: int = 1) -> bool:
-        """The ``message`` of so many ``ranks``. False for one that cannot be: its rank has not read
-        the last round.
+        """Store the ``message`` of ``ranks`` ranks from ``first`` on. Return False if it is two
+        rounds early, which is an error of the sender.
         """
         row = self._now
         if row[first] is None:
@@ -53,7 +53,7 @@ class BoardRounds:
 
     @property
     def posted(self) -> bool:
-        """Is this rank's message of the present round there?"""
+        """True if this rank has posted in the current round."""
         return self._now[self._rank] is not None
 
     @property
@@ -64,33 +64,35 @@ class BoardRounds:
         return self._known > self.posted
 
     def missing(self, ranks: range) -> list[int]:
-        """Those of ``ranks`` that have not posted in the present round."""
+        """Return the ranks among ``ranks`` that have not posted in the current round."""
         return [] if self.complete else [rank for rank in ranks if self._now[rank] is None]
 
     def collect(self) -> list[bytes]:
-        """The messages of the present round, which is complete; the next one begins."""
+        """Return the messages of the current round, which must be complete, and begin the next
+        one.
+        """
         messages, self._now, self._next = self._now, self._next, [None] * self._size
         self._known, self._ahead = self._ahead, 0
         return messages  # type: ignore[return-value]
 
 
 class ForwardQueue:
-    """What is to be passed on to one neighbour: the messages of the ranks on this side, ``total``
-    in a round.
+    """The messages to forward to one neighbour: one from each rank on this side, ``total`` in a
+    round.
 
-    They go together when the round has all of them. Before, some go after a while, so that
-    everybody hears that a round has begun, and who is missing.
+    They are sent together once the round is complete. Before that, the available ones are sent
+    after a while, so that all ranks learn that a round has begun, and which ranks are missing.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._finished = b""  # rounds that have all their messages
-        self._runs: list[MessageRun] = []  # of the round that has not
-        self._kept = self._gone = 0  # messages of that one: in ``runs``, and those that went
+        self._finished = b""  # rounds with all their messages
+        self._runs: list[MessageRun] = []  # of the incomplete round
+        self._kept = self._gone = 0  # messages of that round: kept in ``runs``, and sent
         self._since = 0.0
 
     def add(self, run: MessageRun, now: float) -> None:
-        """``now``: seconds on any clock."""
+        """Queue a run. ``now``: seconds on any clock."""
         if not self._runs:
             self._since = now
         self._runs.append(run)
@@ -102,12 +104,12 @@ class ForwardQueue:
 
     @property
     def waiting(self) -> bool:
-        """Is there anything to pass on?"""
+        """True if there are messages to forward."""
         return bool(self._finished or self._runs)
 
     @property
     def due(self) -> float:
-        """When it has to go, on that clock."""
+        """The time at which they must be sent, on the clock of ``add``."""
         if self._finished:
             return 0.0
         if not self._runs:
@@ -115,7 +117,7 @@ class ForwardQueue:
         return self._since + (HOLD_MORE if self._gone else HOLD)
 
     def take(self) -> bytes:
-        """All of it, as it travels."""
+        """Return all queued messages in packed form, and remove them."""
         data = self._finished + packed(merged(self._runs))
         self._gone += self._kept
         self._finished = b""
@@ -125,7 +127,7 @@ class ForwardQueue:
 
 
 def merged(runs: Sequence[MessageRun]) -> list[MessageRun]:
-    """As few runs as will do."""
+    """Merge runs of equal messages into as few runs as possible."""
     found: list[MessageRun] = []
     for run in sorted(runs, key=lambda run: run.first):
         last = found[-1] if found else None
@@ -151,7 +153,9 @@ def packed(runs: Sequence[MessageRun]) -> bytes:
 
 
 def unpacked(data: bytes, size: int) -> Iterator[MessageRun]:
-    """The runs of ``packed``. Raises ValueError for bytes that are none of ``size`` ranks."""
+    """Yield the runs in packed ``data``. Raises ValueError for bytes that are not runs of ``size``
+    ranks.
+    """
     place = 0
     while place < len(data):
         if len(data) - place < _RUN.size:

@@ -1,4 +1,4 @@
-"""Streams of bytes over the connections of a link that does nothing else."""
+"""Byte streams over the connections of a dedicated link."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PIECE = 1 << 20  # bytes of one system call
-_LOOK = 0.5  # seconds without a sign of others after which their hosts are looked at
+_LOOK = 0.5  # seconds without any event before the peers' hosts are checked
 
 
 class TcpStreams:
-    """See ``contracts.ByteStreams``. What is sealed is authenticated as a frame; the rest, as other
-    data, is not.
+    """See ``contracts.ByteStreams``. Sealed bytes are authenticated as a frame; the rest is not,
+    like other data.
     """
 
     overhead = HEAD + TAG
 
     def __init__(self, link: Link, board: TcpBoard, sessions: Sequence[Session | None]) -> None:
-        """Over a ``link`` of their own, and its board. ``sessions``: its data connections, by
-        rank.
+        """Create streams over a dedicated ``link`` and its board. ``sessions``: its data
+        connections, by rank.
         """
         self.rank = link.rank
         self.size = link.size

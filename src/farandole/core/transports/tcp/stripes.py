@@ -1,9 +1,8 @@
-"""One stream of bytes over several connections to a rank, for links that one connection does not
-fill.
+"""One byte stream over several connections to a rank, for networks that one connection does not
+saturate.
 
-Blocks go round the connections, so both ends know by the number of bytes alone which of them has
-the next one: nothing is added to what is sent. A connection that is slower than the others holds
-them up.
+Blocks go over the connections in turn, so both ends know from the byte count which one carries the
+next block, without any header. A slow connection delays the others.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from typing import Any
 
 from farandole.net.handshake import Session, Stream
 
-# bytes: what TLS encrypts at a time, and little beside what the kernel holds of a connection
+# bytes: the unit in which TLS encrypts, and small compared with the kernel's buffers of a
+# connection
 BLOCK = 1 << 17
 
 
 class Stripes:
-    """See ``handshake.Stream``. ``sessions``: of the connections, in the same order at both
+    """See ``handshake.Stream``. ``sessions``: one for each connection, in the same order at both
     ends.
     """
 
@@ -30,12 +30,12 @@ class Stripes:
 
     @property
     def outlet(self) -> socket.socket:
-        """What takes the next byte."""
+        """The connection that takes the next byte."""
         return self._socks[self._turn(self._sent)]
 
     @property
     def inlet(self) -> socket.socket:
-        """What brings the next byte."""
+        """The connection that brings the next byte."""
         return self._socks[self._turn(self._received)]
 
     def send(self, data: Any) -> int:
@@ -59,8 +59,11 @@ class Stripes:
         return self.recvmsg_into((buffer,))[0]
 
     def recvmsg_into(self, buffers: Sequence[Any]) -> tuple[int, Any, Any, Any]:
-        """The number of bytes is the first of four, as with sockets; the next block may have come
-        although it is less than there is room for.
+        """Receive into ``buffers``. Return four values as sockets do; the first is the number of
+        bytes.
+
+        Less than a full buffer does not mean that there is no more: the next block may have
+        arrived.
         """
         stream = self._streams[self._turn(self._received)]
         got = stream.recvmsg_into(front(buffers, BLOCK - self._received % BLOCK))
@@ -68,12 +71,12 @@ class Stripes:
         return got
 
     def _turn(self, count: int) -> int:
-        """The connection of the byte after so many."""
+        """Return the index of the connection for the byte after ``count`` bytes."""
         return count // BLOCK % len(self._streams)
 
 
 def front(parts: Sequence[Any], room: int) -> list[Any]:
-    """The first ``room`` bytes of ``parts``, or all of them."""
+    """Return the first ``room`` bytes of ``parts``, or all of them."""
     some = []
     for part in parts:
         some.append(part[:room])
