@@ -1,7 +1,7 @@
 """Horovod's API for Keras 3 on TensorFlow, JAX and PyTorch: ``import farandole.keras as hvd``.
 
-That for Keras 2 is ``farandole.keras.tf_keras``. A program for Keras 2 (TF_USE_LEGACY_KERAS=1)
-comes by here, too, and Keras 3 is not loaded for it unless it asks for one of these names.
+``farandole.keras.tf_keras`` has the API for Keras 2. A program for Keras 2 (TF_USE_LEGACY_KERAS=1)
+imports this package as well; Keras 3 is loaded only when the program asks for one of these names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+
+# not for ``*``, which would hide Python's print
+from farandole.core.api.helpers import print as print
 from farandole.core.api.helpers import save_model
 from farandole.core.api.keras_version import keras_2
 from farandole.core.api.objects import allgather_object as allgather_object
@@ -27,7 +29,7 @@ if not TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Compression":  # the backend's
+    if name == "Compression":  # the backend's Compression
         values = importlib.import_module("farandole.keras.values")
         return values.functions().Compression
     if name in names.KERAS_3:

@@ -1,4 +1,4 @@
-"""What a model of Keras 3 or 2 holds."""
+"""The objects that a Keras 3 or Keras 2 model holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 
 def held_by(model: Any) -> Iterator[Any]:
-    """The values of its attributes, and those in lists, tuples and dictionaries among them."""
+    """Yield the values of the model's attributes, including those in lists, tuples and
+    dictionaries.
+    """
     for value in vars(model).values():
         if isinstance(value, dict):
             yield from value.values()

@@ -1,5 +1,7 @@
-"""Horovod's callbacks. ``model.fit`` needs none of them to keep ranks together (see ``fit``): they
-say what is wanted beyond that, and work in loops of one's own.
+"""Horovod's callbacks.
+
+``model.fit`` keeps ranks together without them (see ``fit``). They ask for more than that, and they
+also work in custom training loops.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank ``root_rank``'s weights and optimizer state before the first step, once.
+    """Give every rank ``root_rank``'s weights and optimizer state before the first step, once.
 
-    ``local_variables``: variables that are left to each rank. ``device`` is there for programs
-    written for Horovod. Raises ValueError on all ranks when their models differ.
+    ``local_variables``: variables that stay local to each rank. ``device``: accepted for
+    compatibility with Horovod. Raises ValueError on all ranks when their models differ.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank."""
+        """Keep ``var`` local to each rank."""
         self.local_variables.append(var)
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -61,11 +63,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         model = self.model
         if model.built:
             self._broadcast(model)
-        elif model.train_function is not None:  # TensorFlow alone leaves that to the first step
+        elif model.train_function is not None:  # only TensorFlow delays that to the first step
             _around_first_step(model, self._broadcast)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        # in a loop of one's own
+        # in a custom training loop
         if not self.broadcast_done and (self.model.built or has_weights(self.model)):
             _broadcast_late(self.model, self._broadcast)
 
@@ -77,8 +79,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Metrics over the samples of all ranks, for the callbacks after it. ``model.fit`` has them
-    without it, too.
+    """Average metrics over the samples of all ranks, for the callbacks after this one.
+
+    ``model.fit`` does this without the callback.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -117,13 +120,13 @@ class BestModelCheckpoint(Best, keras.callbacks.ModelCheckpoint):  # type: ignor
 
 
 def process_set_of(model: Any) -> ProcessSet:
-    """The ranks that train ``model`` together."""
+    """Return the ranks that train ``model`` together."""
     return next((reducer.process_set for _, reducer in reducers_of(model)), WORLD)
 
 
 def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
-    """Build ``model`` from what the first step's data look like, and call ``then(model)`` before
-    that step: after it, if only running it makes the weights.
+    """Build ``model`` from the shapes of the first batch and call ``then(model)`` before the first
+    step, or after that step if only running it creates the weights.
     """
     step = model.train_function
 
@@ -143,17 +146,17 @@ def _broadcast_late(model: Any, broadcast: Callable[[Any], None]) -> None:
     """Call ``broadcast(model)`` after a step."""
     broadcast(model)
     for _, reducer in reducers_of(model):
-        if reducer.exchange is not None:  # it has begun with each rank's weights
+        if reducer.exchange is not None:  # training has begun with each rank's own weights
             reducer.exchange.restart()
 
 
 def _builds(model: Any, iterator: Any) -> bool:
-    """Has the model all of its weights, or gets them by being called on nothing but the form of a
-    batch?
+    """Return whether the model has all of its weights, or gets them when it is called with the
+    shapes of a batch.
     """
     try:
         model._symbolic_build(data_batch=iterator.element_spec)
-    # with a train_step of one's own there may be no call, and layers that have all been built
+    # a custom train_step may not call the model; its layers may all be built nevertheless
     except Exception:
         return has_weights(model)
     return True
@@ -172,7 +175,7 @@ def _scale_momentum(optimizer: Any, factor: float) -> None:
 
 
 def together(model: Any) -> bool:
-    """Is this rank one of several that train ``model``?"""
+    """Return whether this rank is one of several that train ``model``."""
     try:
         process_set = process_set_of(model)
         return context.size() > 1 and process_set.included() and process_set.size() > 1

@@ -1,5 +1,5 @@
-"""The checks of Keras programs: digests of weights, settings of optimizers, and findings of ``fit``
-and its data.
+"""Checks of Keras programs: digests of weights, settings of optimizers, and findings of ``fit`` and
+its data.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ CURES = Cures(
 
 
 class KerasReplica:
-    """A ``checks.agreement.Replica``. Loops of one's own may broadcast after the first step,
-    when optimizers have made their variables: ``patient``.
+    """A ``checks.agreement.Replica`` of a Keras optimizer.
+
+    ``patient``: custom training loops may broadcast after the first step, when optimizers have
+    created their variables.
     """
 
     def __init__(
@@ -43,9 +45,9 @@ class KerasReplica:
         reported: Collection[str] = (),
         not_broadcast: Sequence[Any] = (),
     ) -> None:
-        """``between_steps``: no program is running; else JAX has taken away what the variables
-        hold. ``reported``: codes of findings that the user has seen. ``not_broadcast``: variables
-        that began differently on purpose.
+        """``between_steps``: no compiled program is running. (During one, JAX has taken the values
+        out of the variables.) ``reported``: codes of findings that the user has already seen.
+        ``not_broadcast``: variables that differ between ranks on purpose.
         """
         self.optimizer = optimizer
         self.variables = variables
@@ -68,7 +70,7 @@ class KerasReplica:
     def settings(self) -> Mapping[str, str]:
         try:
             return numbers(self.optimizer.get_config()) if self._readable else {}
-        except Exception:  # of whoever wrote the optimizer: no reason to end the training
+        except Exception:  # an error in a third-party optimizer must not end the training
             return {}
 
 
@@ -106,7 +108,10 @@ def uneven_shuffle() -> Finding:
 
 
 def local_batch_norm(layer: str) -> Finding:
-    """``layer``: kind and name of a BatchNormalization with ``synchronized=True``."""
+    """Return the finding for a BatchNormalization with ``synchronized=True``.
+
+    ``layer``: the layer's kind and name.
+    """
     return LOCAL_BATCH_NORM.finding(
         f"{layer} has synchronized=True, which is for tf.distribute: here it normalizes by each"
         " rank's own batch. Take farandole.tensorflow.SyncBatchNormalization, which normalizes by"

@@ -1,6 +1,4 @@
-"""Clipping by a norm of all gradients, where some of them are left to each rank; for Keras 3 and
-Keras 2.
-"""
+"""Clipping by a global norm when some gradients stay local to each rank, for Keras 2 and 3."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from typing import Any
 def by_parts(
     clip: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any], shared: Collection[int]
 ) -> list[Any]:
-    """``clip`` of the gradients at the places ``shared``, and of the others for themselves: a norm
-    of both would differ between ranks, and so would what becomes of the variables that they share.
+    """Apply ``clip`` to the gradients at the indices ``shared``, and separately to the others.
+
+    A joint norm would differ between ranks, and so would the updates of the shared variables.
     """
     results = list(items)
     for part in (sorted(shared), sorted(set(range(len(results))) - set(shared))):

@@ -1,4 +1,4 @@
-"""Callbacks common to Keras 2 and Keras 3, as bases to stand before the Callback of either."""
+"""Callbacks common to Keras 2 and Keras 3, as base classes that precede either one's Callback."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from farandole.keras.schedules import Schedule, multiplier_of, warmup_factor
 
 
 class LearningRates:
-    """Learning rate ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to ``end_epoch``.
+    """Set the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to
+    ``end_epoch``.
 
-    ``multiplier``: a function of the epoch, or a number m for m ** (epoch - start_epoch).
-    ``staircase``: change it at the first batch of an epoch only, else at every batch, with a
-    fractional epoch. ``momentum_correction``: scale the momentum by new / old rate for the batch at
-    which it changes (Goyal et al. 2017).
+    ``multiplier``: a function of the epoch, or a number m, which means m ** (epoch - start_epoch).
+    ``staircase``: change the rate only at the first batch of an epoch; otherwise it changes at
+    every batch, with a fractional epoch. ``momentum_correction``: scale the momentum by new rate /
+    old rate for the batch at which the rate changes (Goyal et al. 2017).
     """
 
     params: Any
@@ -43,13 +44,14 @@ class LearningRates:
         self.current_epoch = start_epoch
 
     def rate_of(self, optimizer: Any) -> float:
-        """Its learning rate now."""
+        """Return the optimizer's current learning rate."""
         raise NotImplementedError
 
     def scale_momentum(self, optimizer: Any, factor: float) -> None:
-        """Let what was gathered with the old learning rate count ``factor`` times: for one step,
-        that is the same as a momentum of ``factor`` times itself, which Keras has compiled into the
-        step.
+        """Scale the velocities accumulated at the old learning rate by ``factor``.
+
+        For one step, this equals scaling the momentum coefficient, which Keras has compiled into
+        the step.
         """
         raise NotImplementedError
 
@@ -84,10 +86,11 @@ class LearningRates:
 
 
 class WarmUp(LearningRates):
-    """Raises the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``,
+    """Raise the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``,
     batch by batch.
 
-    ``initial_lr``: the rate for all ranks together: that of one, times ``size()``.
+    ``initial_lr``: the rate for all ranks together, which is the rate for one rank times
+    ``size()``.
     """
 
     def __init__(
@@ -99,8 +102,8 @@ class WarmUp(LearningRates):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # the last batch of an epoch has the round number; it may be made where no rank is: on
-            # an estimator's driver
+            # The last batch of an epoch gets the whole epoch number. The callback may be created
+            # outside of any rank, such as on an estimator's driver.
             return warmup_factor(
                 epoch + 1 / (self.steps_per_epoch or 1), context.size(), warmup_epochs
             )
@@ -134,7 +137,7 @@ class WarmUp(LearningRates):
 class Best:
     """A ModelCheckpoint that keeps the best model. Set its ``filepath`` before training."""
 
-    ENDINGS = (".keras", ".weights.h5")  # of a model, of weights alone
+    ENDINGS = (".keras", ".weights.h5")  # of whole models, and of weights only
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class Best:
 
 
 class CommitState:
-    """``state.commit()`` every ``batches_per_commit`` batches, and when an epoch ends."""
+    """Call ``state.commit()`` every ``batches_per_commit`` batches and at the end of each epoch."""
 
     model: Any
 
@@ -189,18 +192,18 @@ class CommitState:
         self._commit()
 
     def _commit(self) -> None:
-        model = self.model  # with Keras 3 on JAX, this brings the weights home
+        model = self.model  # with Keras 3 on JAX, this moves the weights back into the variables
         assert model is not None
         self.state.commit()
 
 
 class UpdateBatchState:
-    """Keeps ``state.batch`` at the number of batches of this epoch that are done; it is 0 when the
-    epoch ends.
+    """Keep ``state.batch`` at the number of completed batches of the epoch; it is 0 when the epoch
+    ends.
 
-    Of a resumed epoch ``params["steps"]`` is what is left, for callbacks that show progress.
-    ``fit`` takes as many batches as its data have: leave out those that are done. Put it before
-    ``CommitStateCallback``.
+    In a resumed epoch ``params["steps"]`` is the number of remaining batches, for progress bars.
+    ``fit`` still takes all batches of its data, so pass it only the remaining ones. Put this
+    callback before ``CommitStateCallback``.
     """
 
     params: Any
@@ -228,9 +231,10 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included:
-    with ``fit(epochs=24 - state.epoch)`` and with ``fit(epochs=24, initial_epoch=state.epoch)``.
-    Put it before ``CommitStateCallback``.
+    """Keep ``state.epoch`` at the number of completed epochs, including those before a reset.
+
+    Use it with ``fit(epochs=24 - state.epoch)`` or ``fit(epochs=24, initial_epoch=state.epoch)``.
+    Put this callback before ``CommitStateCallback``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -243,7 +247,7 @@ class UpdateEpochState:
         self.initial_epoch, self._begun = self.state.epoch, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # fit counts the epochs before, those of a backup that it has read, too
+        # fit already counts earlier epochs, including those restored from a backup
         if not self._begun and epoch > 0:
             self.initial_epoch = 0
         self._begun = True

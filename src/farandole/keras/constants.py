@@ -1,6 +1,4 @@
-"""Layers that compute with constants which they make of their weights: Normalization, of Keras 3
-and of Keras 2.
-"""
+"""Layers that cache constants computed from their weights: Normalization, in Keras 2 and 3."""
 
 from __future__ import annotations
 
@@ -14,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def renew(layers: Iterable[Any], kind: Any, array_of: Callable[[Any], Array]) -> bool:
-    """The weights of ``layers`` are others: have those of ``kind``, which is Keras's Normalization,
-    make their constants anew. Are some of them others now? ``array_of``: the value of one.
+    """Recompute the constants of Normalization layers after their weights changed.
+
+    ``kind``: Keras's Normalization class. ``array_of``: returns a variable's value. Returns whether
+    any constant changed.
     """
     found = [
         layer
@@ -32,8 +32,8 @@ def renew(layers: Iterable[Any], kind: Any, array_of: Callable[[Any], Array]) ->
 
 
 def renew_in(model: Any, kind: Any, array_of: Callable[[Any], Array]) -> None:
-    """``renew`` the layers of ``model``, and what Keras has compiled, which holds the old
-    constants.
+    """Recompute the constants of ``model``'s layers, and drop compiled functions that hold the old
+    ones.
     """
     if renew(model._flatten_layers(), kind, array_of):
         for name in ("train", "test", "predict"):

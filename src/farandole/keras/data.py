@@ -1,4 +1,4 @@
-"""Each rank's part of the data."""
+"""Dealing data out to ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farandole.errors import counted
 from farandole.job.context import ProcessSet
 from farandole.keras.checks import uneven_shuffle
 
-_SAMPLE = 256  # rows that are looked at to tell data apart
+_SAMPLE = 256  # rows compared to tell data sets apart
 
 
 @documented(
@@ -36,13 +36,14 @@ _SAMPLE = 256  # rows that are looked at to tell data apart
     example="model.fit(*hvd.shard(x, y), epochs=3)",
 )
 def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any:
-    """This rank's part of ``data``: ``model.fit(*shard(x, y))``.
+    """Return this rank's part of ``data``: ``model.fit(*shard(x, y))``.
 
-    Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks
-    together sees the rows that one process would with their batches joined. tf.data datasets and
-    PyDatasets: elements (batches) likewise; what shuffles them needs one seed on all ranks, or some
-    rows come twice and others never. Torch DataLoaders: samples, in an order that all ranks shuffle
-    alike. Generators: every size-th element. One argument gives its part, several give a tuple.
+    Arrays, and lists and dicts of arrays: rows rank, rank + size, ..., so that one step of all
+    ranks sees the rows of one process's batch with their batches joined. tf.data datasets and
+    PyDatasets: elements (batches) in the same way; anything that shuffles them needs the same seed
+    on all ranks, otherwise some rows come twice and others never. Torch DataLoaders: samples,
+    shuffled in the same order on all ranks. Generators: every size-th element. One argument returns
+    its part, several return a tuple.
     """
     rank, size = process_set.rank(), process_set.size()
     parts = tuple(_part(part, rank, size, even) for part in data)
@@ -50,7 +51,7 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
 
 
 def _part(data: Any, rank: int, size: int, even: bool) -> Any:
-    # those of farandole.data are a rank's already
+    # loaders of farandole.data are already sharded
     if data is None or size == 1 or getattr(data, "sharded", False):
         return data
     if isinstance(data, (list, tuple, dict)):
@@ -72,7 +73,7 @@ def _part(data: Any, rank: int, size: int, even: bool) -> Any:
 
 
 def _every(data: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
-    yield from itertools.islice(data, rank, None, size)  # Keras wants a generator
+    yield from itertools.islice(data, rank, None, size)  # Keras requires a generator
 
 
 def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
@@ -97,11 +98,13 @@ def _part_of_dataset(data: Any, rank: int, size: int, even: bool) -> Any:
     return data.shard(size, rank)
 
 
-_UNSEEDED = (0, 0)  # as TensorFlow says it
+_UNSEEDED = (0, 0)  # TensorFlow's value for "no seed"
 
 
 def seeds_of(data: Any) -> list[tuple[int, int]]:
-    """The seeds of all that shuffles in a tf.data.Dataset; of other data, none."""
+    """Return the seeds of all shuffling operations in a tf.data.Dataset; an empty list for other
+    data.
+    """
     pair: list[Any] = [getattr(data, name, None) for name in ("_seed", "_seed2")]
     shuffles = "Shuffle" in type(data).__name__ and all(hasattr(seed, "numpy") for seed in pair)
     own = [(int(pair[0]), int(pair[1]))] if shuffles else []
@@ -166,7 +169,7 @@ def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
     )
 
 
-# What a loader goes on having when its samples are dealt out.
+# Attributes that a loader keeps when its samples are dealt out.
 _OF_LOADER = (
     "collate_fn",
     "drop_last",
@@ -184,7 +187,9 @@ _OF_LOADER = (
 
 
 class _Epochs(DistributedSampler):
-    """A sampler whose every iteration is another epoch: ``fit`` tells nobody which one begins."""
+    """A sampler that counts each iteration as a new epoch, because ``fit`` does not report epochs
+    to samplers.
+    """
 
     def __iter__(self) -> Iterator[int]:
         yield from super().__iter__()
@@ -192,8 +197,8 @@ class _Epochs(DistributedSampler):
 
 
 def digest_of_data(data: Any) -> int | None:
-    """A number that differs when arrays differ; None for what cannot be looked at without using it
-    up.
+    """Return a number that differs when arrays differ; None for data that cannot be read without
+    consuming it.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     if not leaves or not all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves):
@@ -213,9 +218,7 @@ def digest_of_data(data: Any) -> int | None:
 
 
 def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> None:
-    """Put this rank's part of the data in the place of the whole, among the arguments of
-    ``model.fit``.
-    """
+    """Replace the data among the arguments of ``model.fit`` with this rank's part."""
     _split(arguments)
     for name in ("x", "y", "sample_weight"):
         if arguments.get(name) is not None:
@@ -228,14 +231,16 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
         )
     elif validation is not None:
         part = shard(validation, process_set=process_set, even=False)
-        # Keras takes no such one
+        # Keras does not accept an empty PyDataset
         none = isinstance(part, keras.utils.PyDataset) and part.num_batches == 0
-        arguments["validation_data"] = None if none else part  # numbers come from the other ranks
+        # this rank's metrics come from the other ranks
+        arguments["validation_data"] = None if none else part
 
 
 def _split(arguments: dict[str, Any]) -> None:
-    """Let ``validation_split`` take the last rows of the whole: those of each rank's part are
-    others, and rows that fill up parts would be among them.
+    """Take ``validation_split`` from the end of the whole data set.
+
+    The last rows of each rank's part would be other rows, with padding rows among them.
     """
     share = arguments.get("validation_split")
     data = [arguments.get(name) for name in ("x", "y", "sample_weight")]
@@ -243,7 +248,7 @@ def _split(arguments: dict[str, Any]) -> None:
     if not share or arguments.get("validation_data") is not None:
         return
     if not all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves):
-        return  # Keras says that they cannot be split
+        return  # Keras reports that they cannot be split
     place = math.floor(int(leaves[0].shape[0]) * (1.0 - share))
     if 0 < place < int(leaves[0].shape[0]):
         training = [_piece(part, slice(place)) for part in data]

@@ -1,6 +1,4 @@
-"""The state of a Keras training that an elastic job goes on from, and the callbacks that keep
-it.
-"""
+"""The state of a Keras training in an elastic job, and the callbacks that keep it."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ __all__ = [
 
 
 class KerasState(ObjectState):
-    """A model, its optimizers (the one that it is compiled with, and those that it holds for a
-    ``train_step`` of its own) and plain values (``epoch=0, batch=0``).
+    """The state of a model, its optimizers and plain values (``epoch=0, batch=0``).
 
+    Its optimizers are the compiled one and any that the model holds for a custom ``train_step``.
     ``optimizer``: another one, which the model does not hold. Nothing is sent before ``sync()``.
     Raises ValueError if the model is not built.
     """
@@ -87,8 +85,10 @@ class KerasState(ObjectState):
 
 
 def _made_since(optimizer: Any, saved: Collection[int]) -> list[tuple[Any, Array]]:
-    """The variables of an optimizer that was built since the others (by their ids) were saved, with
-    the values that building it gives them.
+    """Return the variables of optimizers that were built after the last save, with their initial
+    values.
+
+    ``saved``: ids of the saved variables.
     """
     if all(id(variable) in saved for variable in optimizer.variables):
         return []

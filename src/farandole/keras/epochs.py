@@ -1,4 +1,6 @@
-"""The two callbacks that ``fit`` puts around the user's, and what ranks do when an epoch ends."""
+"""The two callbacks that ``fit`` puts around the user's, and the work of ranks at the end of an
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from farandole.keras.weights import (
 
 
 class Training:
-    """The common state of the two callbacks of one ``fit``."""
+    """The state shared by the two callbacks of one ``fit``."""
 
     def __init__(
         self,
@@ -44,19 +46,19 @@ class Training:
         silent: Sequence[Any],
         broadcast: BroadcastGlobalVariablesCallback,
     ) -> None:
-        """``silent``: callbacks of the user's whose files another rank writes; ``broadcast``: the
-        one that makes ranks begin alike.
+        """``silent``: user callbacks whose files another rank writes; ``broadcast``: the callback
+        that gives all ranks the same initial weights.
         """
         self.process_set, self._broadcast = process_set, broadcast
         self._saving = [
             each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)
         ]
-        self.steps = 0  # of this rank, when the epoch began
+        self.steps = 0  # of this rank at the start of the epoch
         self._agreement: Agreement | None = None
-        self._seen: list[int] | None = None  # digests of the weights when the last epoch ended
+        self._seen: list[int] | None = None  # digests of the weights at the end of the last epoch
 
     def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
-        """The place where ranks compare weights when nothing exchanges gradients."""
+        """Return the agreement in which ranks compare weights when no gradients are exchanged."""
         if self._agreement is None:
             engine = context.engine(self.process_set)
             cause = (
@@ -71,18 +73,21 @@ class Training:
         return self._agreement
 
     def local(self, model: Any) -> list[Any]:
-        """The variables of ``model`` that are left to each rank, whoever said so."""
+        """Return the variables of ``model`` that stay local to each rank, by the callback or the
+        optimizer.
+        """
         return local_of(model, self._broadcast.local_variables)
 
     def epoch_ended(self, model: Any) -> None:
-        """No callback of the user's has heard of it yet."""
+        """Finish an epoch before any of the user's callbacks is notified."""
         if any(reducer.exchange is not None for _, reducer in reducers_of(model)):
             self._seen = digests(model.trainable_weights)
 
     def ended(self, model: Any) -> None:
-        """Where ranks exchange weights, all have the same ones in the end. Those that callbacks
-        have put there since the last epoch (the best ones), and moving averages, are no way that a
-        rank has gone from a centre.
+        """Give all ranks the same weights at the end, if ranks exchange weights.
+
+        Weights that callbacks restored since the last epoch (the best ones), and moving averages,
+        are not steps away from a shared centre, so the strategy must not treat them as deltas.
         """
         exchanging = [pair for pair in reducers_of(model) if pair[1].exchange is not None]
         if exchanging:
@@ -92,12 +97,12 @@ class Training:
                 reducer.average_weights(optimizer, replaced=replaced)
 
     def silence(self, model: Any) -> None:
-        """Let checkpoints decide as those of the rank do that writes their files."""
+        """Make this rank's checkpoints decide like those on the rank that writes the files."""
         for callback in self._saving:
             callback.set_model(Unsaved(model))
 
     def restore(self, model: Any) -> None:
-        """Give the user's callbacks back as they were."""
+        """Restore the user's callbacks."""
         for callback in self._saving:
             callback.set_model(model)
 
@@ -109,15 +114,17 @@ class SynchronizingCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BeforeUserCallbacks(SynchronizingCallback):
-    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of
-    all. Weights and statistics before validation, so that what is validated is the model that is
-    saved.
+    """Wait for all ranks before the user's callbacks run, and pool metrics and statistics.
+
+    Weights and statistics are pooled before validation, so that the validated model is the saved
+    one.
     """
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self.watch = metrics.Watch()
-        self._one_model = False  # in this epoch, since all ranks have trained
+        # whether, in this epoch, ranks have merged their weights after training
+        self._one_model = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.training.silence(self.model)
@@ -137,19 +144,22 @@ class BeforeUserCallbacks(SynchronizingCallback):
         tallies = self.watch.tallies(model, logs)
         self._become_one_model()
         process_set = self.training.process_set
-        wait_for_all(process_set)  # a test_step may exchange, too
+        wait_for_all(process_set)  # a custom test_step may exchange, too
         self.watch.pool(
             model, allgather_object(tallies, process_set=process_set), logs, process_set
         )
         self.training.epoch_ended(model)
 
     def _become_one_model(self) -> None:
-        """When all ranks have trained this epoch. One rank may validate then, and another not."""
+        """Merge weights and statistics once all ranks have trained this epoch.
+
+        Ranks do so before validation, because one rank may validate while another does not.
+        """
         if self._one_model:
             return
         self._one_model = True
         model, process_set = self.model, self.training.process_set
-        # reading it waits for what JAX computes: nothing of this rank's may come after it joined
+        # Reading them waits for JAX's computation: after joining, this rank must start no exchange.
         steps = _steps(model)
         statistics = _statistics(model, self.training.local(model))
         report = steps - self.training.steps, digests(statistics)
@@ -164,14 +174,14 @@ class BeforeUserCallbacks(SynchronizingCallback):
 
 
 class AfterUserCallbacks(SynchronizingCallback):
-    """After the user's callbacks: ranks begin and stop together, and hold the same weights."""
+    """Start and stop ranks together after the user's callbacks, with the same weights."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._stepped = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # what ranks began with was broadcast meanwhile, and with it the number of steps
+        # the initial weights were broadcast meanwhile, together with the step number
         if not self._stepped:
             self._stepped = True
             self.training.steps = _steps(self.model)
@@ -181,7 +191,7 @@ class AfterUserCallbacks(SynchronizingCallback):
         theirs = broadcast_object(
             mine, root_of(self.training.process_set), process_set=self.training.process_set
         )
-        if theirs != mine:  # rank 0 alone goes on from a checkpoint
+        if theirs != mine:  # only rank 0 resumes from a checkpoint
             self._model._initial_epoch = theirs
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -194,9 +204,7 @@ class AfterUserCallbacks(SynchronizingCallback):
 
 
 class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
-    """Where nothing says that ranks belong together: did they exchange anything in the first
-    epoch?
-    """
+    """Warn when ranks exchanged nothing in the first epoch and no optimizer connects them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +219,7 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
         self._looking = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._looking and not self._seen and not context.exchange_counts().skipped:  # said once
+        if self._looking and not self._seen and not context.exchange_counts().skipped:  # warn once
             name = type(self._model.optimizer).__name__
             found = stored_digests(combined(digests(self._model.trainable_weights)), MOMENT)
             cure = "compile with hvd.DistributedOptimizer(optimizer)"
@@ -227,7 +235,7 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
             context.engine().observers.remove(self)
 
 
-# What ranks do at the end of an epoch.
+# Work of ranks at the end of an epoch.
 
 
 def _steps(model: Any) -> int:
@@ -236,8 +244,8 @@ def _steps(model: Any) -> int:
 
 
 def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
-    """Variables that ranks fill apart, from their own samples: moving averages of batch
-    normalisation, say.
+    """Return the variables that each rank updates from its own samples, such as the moving averages
+    of batch normalization.
     """
     return [
         variable
@@ -249,7 +257,7 @@ def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
 def _average(
     variables: list[Any], digests: Sequence[Sequence[int]], process_set: ProcessSet
 ) -> None:
-    """The mean over ranks, of those that differ."""
+    """Average over ranks the variables whose digests differ."""
     different = [
         variable
         for variable, *theirs in zip(variables, *digests, strict=False)
@@ -267,8 +275,10 @@ def _average(
 
 
 def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
-    """The mean of the gradients that wait for the end of an accumulation. The step becomes what it
-    would be, and a file that is written meanwhile has those of all ranks.
+    """Average the gradients that an unfinished accumulation holds.
+
+    The step stays what it would have been, and a file written meanwhile has the gradients of all
+    ranks.
     """
     for optimizer, reducer in reducers_of(model):
         if reducer.exchange is None:
@@ -277,7 +287,7 @@ def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
 
 
 def _exchange_weights(model: Any, *, uneven: bool) -> None:
-    """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more
+    """Exchange weights if the strategy does so at the end of an epoch, or if some ranks took more
     steps than others.
     """
     for optimizer, reducer in reducers_of(model):
@@ -287,7 +297,7 @@ def _exchange_weights(model: Any, *, uneven: bool) -> None:
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:
-    """Go on from the weights of the rank that took most steps, if they differ."""
+    """Give all ranks the weights of the rank with the most steps, if weights differ."""
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:
@@ -297,7 +307,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
 
 
 def _compare(model: Any, training: Training) -> None:
-    """Say so if ranks hold different weights."""
+    """Report ranks that hold different weights."""
     local = training.local(model)
     variables = [
         variable

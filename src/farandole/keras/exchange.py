@@ -1,9 +1,9 @@
-"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says; for Keras 3
-and Keras 2.
+"""Optimizers that step locally and exchange weights according to a strategy, for Keras 3 and Keras
+2.
 
-``run_if(due, run, values, step)`` in the backend's file: the tensors ``values`` as they are after
-``run(arrays, step)`` wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be
-values of a program that is traced.
+Each backend's file has ``run_if(due, run, values, step)``: if ``due``, call ``run(arrays, step)``,
+which overwrites the arrays (float32 or float64) of the tensors ``values``, and return the new
+tensors. Numbers may be values of a traced program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class KerasExchange:
-    """The exchanges of one optimizer's weights. What the strategy keeps is in host memory."""
+    """The exchanges of one optimizer's weights. The strategy's state is in host memory."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class KerasExchange:
         tensor_of: Callable[[Any], Any],
         array_of: Callable[[Any], Array],
     ) -> None:
-        """``tensor_of``, ``array_of``: the value of a variable, as this Keras has it."""
+        """``tensor_of``, ``array_of``: return a variable's value, for this version of Keras."""
         self._kept, self._strategy = (
             StatefulExchange("DistributedOptimizer", options, strategy),
             strategy,
@@ -41,19 +41,21 @@ class KerasExchange:
         self.spec = strategy.spec
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
-        self._total = 0  # variables that were trained so far
+        self._total = 0  # variables trained so far
         self._since = 0  # the step of the last exchange
-        # steps since then that did not train all: what they trained
+        # for steps since then that did not train all variables: which variables they trained
         self._partial: dict[int, Sequence[bool]] = {}
 
     def before_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True
     ) -> Sequence[Any]:
-        """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see
-        ``after_step``; a step may be computed several times before it counts. What it gives must be
-        there when the step begins. ``variables`` may be more than in the steps so far.
+        """Run the strategy's part before step number ``step`` (1, 2 ...; may be a traced number).
+
+        ``final``: see ``after_step``; a step may be computed several times before it counts. The
+        returned values must be computed before the step begins. ``variables`` may be more than in
+        earlier steps.
         """
-        context.skip_exchange_check()  # it may be long until the first exchange
+        context.skip_exchange_check()  # the first exchange may be far away
         if not self._kept.exchange.kinds:
             return ()
         first = step == 1
@@ -73,9 +75,11 @@ class KerasExchange:
         final: Any = True,
         trained: Sequence[bool] = (),
     ) -> None:
-        """After it. ``variables``: all of the optimizer; ``trained``: which of them the step may
-        have changed (empty: all). ``final``: False, if what was computed is going to be dropped (or
-        a traced value for it).
+        """Run the strategy's part after step number ``step``.
+
+        ``variables``: all of the optimizer. ``trained``: which of them the step may have changed
+        (empty: all). ``final``: False if the computed step will be dropped, or a traced value for
+        it.
         """
         self._kept.exchange.stepped()
         self._names = names
@@ -85,7 +89,7 @@ class KerasExchange:
             run_if(
                 final, functools.partial(self._note, tuple(trained)), [self._tensor_of(0.0)], step
             )
-            # in a graph it need not come after the note
+            # in a graph, nothing orders this exchange after the note
             run = functools.partial(self._run_noted, tuple(trained))
         values = [self._tensor_of(variable) for variable in variables]
         exchanged = run_if(due if final is True else due & final, run, values, step)
@@ -94,14 +98,18 @@ class KerasExchange:
                 variable.assign(new)
 
     def end_of_epoch(self, variables: Sequence[Any], step: int) -> None:
-        """Outside of any program. Collective, if the strategy wants to hear of epochs."""
+        """Run the strategy's exchange at the end of an epoch.
+
+        Call it outside of compiled programs. Collective if the strategy exchanges by epochs.
+        """
         if self._kept.at_end_of_epoch(step):
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any], step: int, statistics: Sequence[Any] = ()) -> None:
-        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the
-        optimizer; ``statistics``: others, which are averaged. ``step``: the last one. Outside of
-        any program; collective.
+        """Give every rank the same weights: usually the mean over ranks.
+
+        ``variables``: all of the optimizer; ``statistics``: others, which are averaged. ``step``:
+        the last one. Call it outside of compiled programs. Collective.
         """
 
         def change(arrays: list[Array]) -> None:
@@ -118,16 +126,16 @@ class KerasExchange:
         self._outside([*variables, *statistics], change)
 
     def average_replaced(self, variables: Sequence[Any]) -> None:
-        """Give every rank the mean of all ranks' weights, which the program has put there: what the
-        strategy keeps is of others, and begins anew. Outside of any program; collective.
+        """Give every rank the mean of the weights that the program assigned.
+
+        The strategy's state belongs to the earlier weights, so it is reset. Call this outside of
+        compiled programs. Collective.
         """
         self.restart()
         self._outside(variables, self._kept.exchange.average)
 
     def restart(self) -> None:
-        """The ranks were given other weights: what the strategy keeps begins at the next
-        exchange.
-        """
+        """Reset the strategy's state at the next exchange, because ranks received other weights."""
         self._kept.restart()
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,7 +146,7 @@ class KerasExchange:
         self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
     def _outside(self, variables: Sequence[Any], change: Callable[[list[Array]], None]) -> None:
-        # of no dimension: not numbers
+        # 0-dimensional arrays instead of numbers
         arrays = [np.array(self._array_of(variable)) for variable in variables]
         wide = [array if array.dtype.itemsize >= 4 else array.astype("float32") for array in arrays]
         change(wide)
@@ -160,9 +168,9 @@ class KerasExchange:
         self._run(arrays, step)
 
     def _trained(self, count: int, step: int) -> list[bool]:
-        """Which variables the steps since the last exchange may have changed."""
+        """Return which variables the steps since the last exchange may have changed."""
         steps = range(self._since + 1, step + 1)
-        # none: training went back
+        # no steps: training was rolled back
         whole = not steps or any(number not in self._partial for number in steps)
         sets = [] if whole else [self._partial[number] for number in steps]
         return [
@@ -173,7 +181,7 @@ class KerasExchange:
     def _run(self, arrays: Sequence[Array], step: int) -> None:
         trained = self._trained(len(arrays), step)
         self._since, self._partial = step, {}
-        if self._kept.exchange.kinds and not self._kept.begun:  # training goes on from a file
+        if self._kept.exchange.kinds and not self._kept.begun:  # training resumes from a file
             self._kept.exchange.average(arrays)
             self._begin(arrays, step)
         else:

@@ -1,4 +1,4 @@
-"""Files that callbacks of several ranks would write alike: the first of these ranks does."""
+"""Files that callbacks of several ranks would all write: only the first of these ranks writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-# newer Keras has it
+# only newer versions of Keras have it
 ORBAX = tuple(kind for kind in (getattr(keras.callbacks, "OrbaxCheckpoint", None),) if kind)
-_PATHS = {  # the attribute that has it
+_PATHS = {  # the attribute that holds the path
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.BackupAndRestore: "backup_dir",
     keras.callbacks.CSVLogger: "filename",
@@ -22,7 +22,7 @@ _PATHS = {  # the attribute that has it
 
 
 def path_of(callback: Any) -> str | None:
-    """Where a callback writes; None if it writes no file that Keras knows."""
+    """Return the path that a callback writes to; None if it writes no file known to Keras."""
     name = next((name for kind, name in _PATHS.items() if isinstance(callback, kind)), None)
     path = None if name is None else getattr(callback, name)
     return None if path is None else str(path)
@@ -32,11 +32,13 @@ def path_of(callback: Any) -> str | None:
 def written_once(
     users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int
 ) -> Iterator[list[Any]]:
-    """Inside, those of the callbacks ``users`` write nothing whose path a rank before ``rank``
-    writes to. All else they do, so that they decide as the others do. Yields them; of
-    ModelCheckpoints it takes an ``Unsaved`` model, too.
+    """Yield the callbacks ``users``; within the context, callbacks write nothing if a lower rank
+    writes to the same path.
 
-    ``paths``: where the callbacks of each rank write.
+    Such callbacks still do everything else, so that all ranks decide in the same way.
+    ModelCheckpoints among them need an ``Unsaved`` model.
+
+    ``paths``: the paths that the callbacks of each rank write to.
     """
     earlier = {path for theirs in paths[:rank] for path in theirs if path is not None}
     silent = [callback for callback in users if path_of(callback) in earlier]
@@ -47,12 +49,12 @@ def written_once(
 
 
 def _instead(callback: Any, undo: ExitStack) -> dict[str, Any]:
-    """The attributes with which a callback writes nothing that stays."""
+    """Return the attributes with which a callback leaves no files behind."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return {"_save_model": lambda: None, "delete_checkpoint": False}
     if isinstance(callback, keras.callbacks.CSVLogger):
         return {"filename": os.devnull}
-    # it has no switch, and its subclasses write by its writers
+    # TensorBoard cannot be switched off, and its subclasses use its writers
     if isinstance(callback, keras.callbacks.TensorBoard):
         folder = undo.enter_context(
             tempfile.TemporaryDirectory(prefix="farandole-", ignore_cleanup_errors=True)
@@ -65,7 +67,7 @@ def _instead(callback: Any, undo: ExitStack) -> dict[str, Any]:
 
 
 def _replace(callback: Any, values: dict[str, Any], undo: ExitStack) -> None:
-    """Give ``callback`` these attributes, until ``undo``."""
+    """Set attributes of ``callback``, until ``undo`` restores them."""
     for name, value in values.items():
         if name in callback.__dict__:
             undo.callback(setattr, callback, name, callback.__dict__[name])
@@ -90,7 +92,7 @@ class Unsaved:
             setattr(self._model, name, value)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Written by another rank."""
+        """Write nothing: another rank writes the file."""
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Written by another rank."""
+        """Write nothing: another rank writes the file."""

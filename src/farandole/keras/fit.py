@@ -1,16 +1,16 @@
-"""The differences of ``model.fit`` in a job of several ranks.
+"""The behaviour of ``model.fit`` in a job of several ranks.
 
-Keras has no place to say this in, so ``install`` wraps five methods of its classes; they do what
-they always did where one process trains alone, or gradients stay on their rank. Wrapped are:
+Keras has no hooks for this, so ``install`` wraps five methods of its classes. They are unchanged
+where one process trains alone or gradients stay on their rank. The wrapped methods are:
 
-- ``Model.fit``: gives each rank its part of the data where the optimizer was told ``shard=True``,
-  and puts two callbacks around the user's: the first lets them see metrics over all ranks, the last
-  makes ranks stop together;
-- ``Model.make_train_function``: XLA cannot compile an exchange between processes of TensorFlow;
-- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on
-  everybody's gradients;
-- ``Model.compile``: takes ``experimental_run_tf_function``, which programs for Horovod pass and
-  Keras 3 has dropped.
+- ``Model.fit``: gives each rank its part of the data if the optimizer has ``shard=True``, and puts
+  two callbacks around the user's: the first pools metrics over all ranks for them, the last makes
+  ranks stop together;
+- ``Model.make_train_function``: XLA cannot compile an exchange between TensorFlow processes;
+- ``LossScaleOptimizer.apply`` and ``stateless_apply``: skipping a step is decided on the reduced
+  gradients;
+- ``Model.compile``: accepts ``experimental_run_tf_function``, which Horovod programs pass and Keras
+  3 no longer has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def install() -> None:
     if getattr(keras.Model.fit, "_farandole", False):
         return
     scaling = keras.optimizers.LossScaleOptimizer
-    # Keras asks who overrides it
+    # Keras checks which class overrides it
     trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
     for owner, name, wrapper in (
         (keras.Model, "fit", _fit),
@@ -116,7 +116,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         around(bound, callbacks, first, [AfterUserCallbacks(training)])
         metrics.pooled_by_fit.add(id(self))
         try:
-            # what a handler of a signal has raised in a step of JAX, too
+            # including exceptions that a signal handler raised within a step of JAX
             with backend().plain_errors():
                 return original(*bound.args, **bound.kwargs)
         finally:
@@ -128,7 +128,7 @@ _OURS = (BroadcastGlobalVariablesCallback, MetricAverageCallback)
 
 
 def flat(callbacks: Any) -> list[Any]:
-    """The callbacks that ``fit`` was given, as a list."""
+    """Return the callbacks passed to ``fit`` as a list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return list(keras.tree.flatten(callbacks)) if callbacks else []
@@ -141,14 +141,14 @@ def around(
     last: list[Any],
     replaced: type = SynchronizingCallback,
 ) -> None:
-    """Put callbacks before and after the user's, in the place of those that an earlier ``fit`` put
-    into a list of the user's.
+    """Put callbacks before and after the user's, replacing those that an earlier ``fit`` added to
+    the user's list.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         kept = [callback for callback in callbacks.callbacks if not isinstance(callback, replaced)]
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):
-            # old Keras has none without arguments
+            # old versions of Keras require the arguments
             callback.set_params(getattr(callbacks, "params", {}))
             callback.set_model(bound.arguments["self"])
     else:
@@ -156,15 +156,15 @@ def around(
 
 
 class _Plan(NamedTuple):
-    """The facts on which ranks must agree when ``fit`` begins, and those that they should know of
-    each other.
+    """The facts on which ranks must agree when ``fit`` begins, and those they exchange for later
+    use.
     """
 
     epochs: int
     initial_epoch: int
     data: int | None
     paths: list[str | None]
-    seeds: list[tuple[int, int]]  # of what is dealt out
+    seeds: list[tuple[int, int]]  # of the data to deal out
 
 
 _DIVIDED_TWICE = DIVIDED_TWICE.finding(
@@ -184,8 +184,10 @@ def _agree(
     data: int | None,
     reported: set[str] | None,
 ) -> list[list[str | None]]:
-    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want
-    different epochs. ``data``: a digest of what the program passes.
+    """Return the paths that callbacks of each rank write to. Raises ValueError on all ranks if
+    their numbers of epochs differ.
+
+    ``data``: a digest of the data that the program passes.
     """
     paths = [path_of(callback) for callback in users]
     seeds = seeds_of(arguments.get("x")) if sharded else []
@@ -220,24 +222,26 @@ def _agree(
 
 
 def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
-    """Keras's own BatchNormalization knows nothing of other processes, whatever it was told."""
+    """Report Keras's own BatchNormalization layers: they never synchronize between processes, even
+    with ``synchronized=True``.
+    """
     found = [
         layer
         for layer in model._flatten_layers()
-        # ours has one
+        # Farandole's layer has one
         if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")
     ]
     if found and process_set.rank() == 0:
         warn_once(local_batch_norm(f"{type(found[0]).__name__} {found[0].name!r}"))
 
 
-# XLA, loss scaling, and an argument of old.
+# XLA, loss scaling, and an obsolete argument.
 
 
 def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop(
         "experimental_run_tf_function", None
-    )  # it made Keras call optimizers as Horovod needs it; it always does
+    )  # it made Keras call optimizers in the way Horovod needs; Keras now always does
     return original(self, *args, **kwargs)
 
 
@@ -277,6 +281,6 @@ def _stateless_apply(
         *zip(self.variables, optimizer_variables, strict=True),
     ]
     with keras.StatelessScope(state_mapping=values):
-        grads = reduced_for_scaling(self, list(grads), variables)  # ranks compare the weights, too
+        grads = reduced_for_scaling(self, list(grads), variables)  # ranks also compare the weights
     with exchanged_outside(self):
         return original(self, optimizer_variables, grads, trainable_variables)

@@ -1,4 +1,4 @@
-"""Keras on JAX: gradients are values of a program that is being traced."""
+"""Keras on JAX: gradients are values of a traced program."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from farandole.strategies.list_reducer import GradientListReducer
 
 
 def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)``: here it is part of the program."""
+    """Return ``call(*args)``, which is part of the compiled program on JAX."""
     return call(*args)
 
 
 def dense(grads: Sequence[Any]) -> Sequence[Any]:
-    """``grads``: here they are dense."""
+    """Return ``grads`` unchanged: JAX has only dense gradients."""
     return grads
 
 
@@ -31,8 +31,10 @@ def reduced(
     replica: KerasReplica,
     now: Callable[[], Any] | None,
 ) -> list[Any]:
-    """See ``reducer``: Keras computes a step for every batch that it accumulates, and drops all but
-    one of them. ``now()`` tells which is not dropped, and so is exchanged.
+    """Return the reduced gradients.
+
+    See ``reducer``: Keras computes a step for every batch that it accumulates, and drops all but
+    one of them. ``now()`` returns whether this step is kept; only its gradients are exchanged.
     """
 
     def exchanged() -> list[Any]:
@@ -47,6 +49,6 @@ def reduced(
 def run_if(
     due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
 ) -> Sequence[Any]:
-    """See ``exchange``."""
+    """Run an exchange of weights from a traced program; see ``exchange``."""
     *averaged, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
     return averaged

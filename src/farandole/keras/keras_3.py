@@ -1,4 +1,4 @@
-"""The names of ``farandole.keras`` that load Keras 3, and the change of its ``fit``."""
+"""The names of ``farandole.keras`` that load Keras 3, and the wrapping of ``fit``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Optimizers whose loss is scaled: ranks skip a step whose gradients are not finite, so all must
-find the same.
+"""Optimizers with loss scaling.
+
+Ranks skip a step whose gradients are not finite, so all ranks must reach the same decision.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ def marked(
     zero_of: Callable[[Any], Any],
     add: Callable[[Any, Any], Any],
 ) -> list[Any]:
-    """``gradients``; where one at the places ``local``, which stay on this rank, is not finite, no
-    shared one is.
+    """Return ``gradients``, with all shared ones made non-finite if a local one is.
 
-    ``zero_of``: the sum of a gradient times 0, which is NaN then. ``add``: a gradient and such a
-    number.
+    ``shared``, ``local``: indices of gradients; the local ones stay on this rank. ``zero_of``:
+    returns the sum of a gradient times 0, which is NaN if the gradient is not finite. ``add``: adds
+    such a number to a gradient.
     """
     results = list(gradients)
     if shared and local:

@@ -1,4 +1,4 @@
-"""The metrics of a model over the samples of all ranks."""
+"""Metrics of a model over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farandole.keras.weights import numpy_of
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-pooled_by_fit: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
+pooled_by_fit: set[int] = set()  # ids of models whose metrics ``fit`` pools
 # by the aggregation of a variable; others are summed
 _RULES = {"mean": "mean", "only_first_replica": "first"}
 
 
 class Watch:
-    """Sees to it that the states of a model's metrics are still known when an epoch ends: those of
-    training, before validation overwrites them.
+    """Keep the states of a model's training metrics until the epoch ends, before validation
+    overwrites them.
     """
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class Watch:
         self._validation = False
 
     def test_begins(self, model: Any) -> None:
-        """To be called before an evaluation inside an epoch."""
+        """Save the training states; call it before an evaluation within an epoch."""
         if self._training is None:
             self._training = states_of(model)
         self._validation = True
 
     def forget(self) -> None:
-        """A new epoch begins."""
+        """Drop the saved states when a new epoch begins."""
         self._training, self._validation = None, False
 
     def tallies(self, model: Any, logs: dict[str, Any]) -> tuple[Tally, Tally]:
-        """This rank's part in the logs: of training, and of validation."""
+        """Return this rank's tallies of the logs: of training, and of validation."""
         now = states_of(model)
         training = now if self._training is None else self._training
         numbers = _numbers(logs)
@@ -53,8 +53,7 @@ class Watch:
         }
         of_now = _results(model, now, now) if numbers else {}
         of_training = of_now if training is now or not own else _results(model, training, now)
-        # a log of training may be a view of its variable (PyTorch), and show what validation has
-        # put there
+        # A training log may be a view of its variable (PyTorch) and show validation's values.
         counted = by_samples(model, training), by_samples(model, now)
         return _tally(own, counted[0], of_training, of_now), _tally(other, counted[1], of_now)
 
@@ -65,9 +64,11 @@ class Watch:
         logs: dict[str, Any],
         process_set: ProcessSet,
     ) -> None:
-        """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where
-        one rank alone validates, callbacks decide alike, too. ``everybody``: the tallies of each.
-        Collective.
+        """Put the values over all ranks into ``logs``, including values that this rank does not
+        have.
+
+        So callbacks decide in the same way even if only one rank validates. ``everybody``: the
+        tallies of each rank. Collective.
         """
         rules = [
             _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum")
@@ -81,8 +82,8 @@ class Watch:
             exact = {} if states is None else _results(model, states, now)
             pooled = pooled_logs(tallies, exact)
             found.update({f"{prefix}{name}": value for name, value in pooled.items()})
-        # one rank's for all: GPUs, and processors of two kinds, may compute another last digit from
-        # the same states
+        # One rank's values count for all: GPUs, and different processors, may compute another last
+        # digit from the same states.
         logs.update(broadcast_object(found, root_of(process_set), process_set=process_set))
         self.forget()
 
@@ -91,14 +92,15 @@ class Watch:
 
 
 def states_of(model: Any) -> list[Array]:
-    """The present state of the model's metrics."""
+    """Return the current states of the model's metrics."""
     return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
 
 
 def by_samples(model: Any, states: list[Array]) -> list[Array]:
-    """``states``, in which the loss of each output counts by this rank's samples. On TensorFlow,
-    Keras counts samples where all batches are of one size, and else batches: a rank with a smaller
-    one would hardly count.
+    """Return ``states`` with each output's loss weighted by this rank's samples.
+
+    On TensorFlow, Keras counts samples if all batches are of one size, and batches otherwise; a
+    rank with one smaller batch would hardly count.
     """
     places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
     samples = _places(getattr(model, "_loss_tracker", None), ("count",), places)
@@ -115,14 +117,16 @@ def by_samples(model: Any, states: list[Array]) -> list[Array]:
 
 
 def _places(metric: Any, names: Sequence[str], places: dict[int, int]) -> list[int]:
-    """Where the variables of ``metric`` with these names stand; empty if it lacks one."""
+    """Return the indices of ``metric``'s variables with these names; empty if one is missing."""
     found = [places.get(id(getattr(metric, name, None))) for name in names]
     return [place for place in found if place is not None] if None not in found else []
 
 
 def _tally(logs: dict[str, Array], states: list[Array], *results: dict[str, Array]) -> Tally:
-    """``computed`` are the logs that one of ``results`` has; a ``train_step`` of the user's may
-    have put in others.
+    """Return the tally of ``logs``.
+
+    ``computed`` are the logs that are in one of ``results``; a custom ``train_step`` may have added
+    others.
     """
     same = {
         name
@@ -140,7 +144,7 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, Array]:
-    """The model's metrics with ``states``; they are put back to ``now``."""
+    """Compute the model's metrics from ``states``, then restore the states ``now``."""
     variables = model.metrics_variables
     if len(states) != len(variables):
         return {}
@@ -164,9 +168,9 @@ def _assign(variables: Sequence[Any], states: Sequence[Array]) -> None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Array]:
-    """Copies of those of ``values`` that are numbers or arrays of numbers, such as the score of
-    each class. A metric's result may be a view of its variable (PyTorch), which is overwritten
-    soon.
+    """Copy the numbers and arrays of numbers among ``values``, such as a score per class.
+
+    A metric's result may be a view of its variable (PyTorch), which will be overwritten.
     """
     arrays = {
         name: np.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)

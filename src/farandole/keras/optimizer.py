@@ -76,14 +76,14 @@ def DistributedOptimizer(
     strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
 ) -> Any:
-    """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before
-    clipping.
+    """Return ``optimizer``, stepping with gradients reduced over all ranks: after accumulation,
+    before clipping.
 
     The result is of a subclass of ``optimizer``'s class and shares its state. Saving it saves the
-    optimizer that was wrapped, so that files load without Farandole. A ``LossScaleOptimizer`` is
-    kept outside.
+    wrapped optimizer, so that files load without Farandole. A ``LossScaleOptimizer`` stays on the
+    outside.
 
-    ``register_local_var(variable)`` of the result leaves a variable to each rank.
+    ``register_local_var(variable)`` of the result keeps a variable local to each rank.
     """
     context.size()
     chosen = gradient_options(
@@ -156,8 +156,8 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or
-    several) to each rank.
+    """Return a ``DistributedOptimizer`` that keeps the variables of ``local_layers`` (one layer or
+    several) local to each rank.
     """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
@@ -186,8 +186,8 @@ def PartialDistributedOptimizer(
 
 
 def confined(optimizer: Any, process_set: ProcessSet) -> Any:
-    """``optimizer``, distributed over ``process_set``: with its options, if it is distributed over
-    all ranks already. Raises ValueError if it is distributed over others.
+    """Return ``optimizer`` distributed over ``process_set``, with its own options if it is already
+    distributed over all ranks. Raises ValueError if it is distributed over other ranks.
     """
     gradients = gradients_of(optimizer)
     if gradients is None:
@@ -205,42 +205,44 @@ def confined(optimizer: Any, process_set: ProcessSet) -> Any:
 
 
 def distributed_in(optimizer: Any) -> Any:
-    """``optimizer`` if it is distributed, else the one that it wraps, or None."""
+    """Return ``optimizer`` if it is distributed, else the distributed optimizer that it wraps, or
+    None.
+    """
     while optimizer is not None and "_farandole" not in getattr(optimizer, "__dict__", {}):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
 
 
 def gradients_of(optimizer: Any) -> KerasReducer | None:
-    """The reducer of the gradients of ``optimizer``, or of the one that it wraps; None if it has
-    none.
+    """Return the gradient reducer of ``optimizer``, or of the optimizer that it wraps; None if
+    there is none.
     """
     found = distributed_in(optimizer)
     return None if found is None else found._farandole
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer inside of those that scale losses."""
+    """Return the optimizer within any loss-scaling wrappers."""
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def all_optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a
-    ``train_step`` of its own: those of a GAN.
+    """Return the compiled optimizer of ``model``, and any that the model holds for a custom
+    ``train_step``, as a GAN does.
     """
     held = [value for value in held_by(model) if isinstance(value, keras.optimizers.Optimizer)]
     found: dict[int, Any] = {}
     for each in [getattr(model, "optimizer", None), *held]:
         if each is not None:
-            found.setdefault(id(innermost(each)), each)  # Keras wraps one for mixed_float16
+            found.setdefault(id(innermost(each)), each)  # Keras wraps optimizers for mixed_float16
     return list(found.values())
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside
-    that.
+    """Return the compiled optimizer of ``model``, and any distributed ones that the model also
+    holds.
     """
     first = getattr(model, "optimizer", None)
     return [
@@ -249,51 +251,60 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def reducers_of(model: Any) -> list[tuple[Any, KerasReducer]]:
-    """The distributed optimizers of ``model``, each with its reducer."""
+    """Return the distributed optimizers of ``model``, each with its reducer."""
     pairs = [(optimizer, gradients_of(optimizer)) for optimizer in optimizers_of(model)]
     return [(optimizer, reducer) for optimizer, reducer in pairs if reducer is not None]
 
 
 class Distributed:
-    """The differences of a distributed optimizer from its base class."""
+    """The methods that a distributed optimizer adds to its base class."""
 
     _farandole: KerasReducer
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank: its gradients are not exchanged, and it is not broadcast."""
+        """Keep ``var`` local to each rank: its gradients are not exchanged, and it is not
+        broadcast.
+        """
         self._farandole.local_variables.append(var)
 
     def end_of_epoch(self) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
-        ``fit`` calls it; in a loop of your own, you do (with JAX, when variables hold their values
-        again). Collective then.
+
+        ``fit`` calls this; a custom training loop must call it itself (with JAX, once variables
+        hold their values again). Collective for such a strategy.
         """
         self._farandole.end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them; ``fit`` does so
-        in the end. Collective, if ranks exchange weights; they have the same ones otherwise.
+        """Give every rank the mean of all ranks' weights, to evaluate or save them.
+
+        ``fit`` does so at the end. Collective if ranks exchange weights; otherwise their weights
+        are equal already.
         """
         self._farandole.average_weights(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy keeps on this rank (outer momentum, say); empty if it exchanges
-        gradients. Keras's files do not hold it: Keras reads no optimizer's state from a file that
-        has more than the optimizer.
+        """Return the strategy's state on this rank, such as the outer momentum; empty if it
+        exchanges gradients.
+
+        Keras's files do not contain it, because Keras does not load an optimizer's state from a
+        file with additional entries.
         """
         exchange = self._farandole.exchange
         return {} if exchange is None else exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with weights and an optimizer that were saved in the same moment.
+        """Restore the strategy's state, together with weights and an optimizer saved at the same
+        moment.
+
         Raises ValueError for the state of another strategy.
         """
         exchange = self._farandole.exchange
         if exchange is not None and state:
             exchange.load_state_dict(state)
 
-    # What Keras calls between the gradients and the step, in this order (old Keras: the first two
-    # the other way round).
+    # Keras calls these between the gradients and the step, in this order (old Keras: the first two
+    # in the opposite order).
 
     def _filter_empty_gradients(self, grads: Any, vars: Any) -> Any:
         grads, variables = super()._filter_empty_gradients(grads, vars)  # type: ignore[misc]
@@ -315,7 +326,7 @@ class Distributed:
         return by_parts(base._clip_gradients, grads, self._farandole.shared_places(self))
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        self._farandole.before_step(self)  # decay is a part of the step
+        self._farandole.before_step(self)  # weight decay is part of the step
         super()._apply_weight_decay(variables)  # type: ignore[misc]
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
@@ -334,15 +345,17 @@ class Distributed:
         return result
 
     def _clips(self) -> bool:
-        """Old Keras clips every gradient that it accumulates; without clipping, it is enough to
-        exchange the sum.
+        """Return whether gradients must be reduced in every pass.
+
+        Old Keras clips each gradient that it accumulates; without clipping, exchanging the sum is
+        enough.
         """
         return any(
             getattr(self, option, None) for option in ("clipnorm", "global_clipnorm", "clipvalue")
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
+        """Copy and pickle the wrapped optimizer only. A copy must be distributed again."""
         return self._plain().__reduce_ex__(protocol)
 
     def _plain(self) -> Any:
@@ -355,8 +368,9 @@ class Distributed:
 
 
 def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:
-    """``optimizer``'s state in an object of a distributed subclass. Its ``__class__`` is said to be
-    that of ``optimizer``, for that is the name under which Keras saves it.
+    """Move ``optimizer``'s state to an object of a distributed subclass.
+
+    Its ``__class__`` is reported as ``optimizer``'s class, because Keras saves it under that name.
     """
     base = type(optimizer)
     body = {
@@ -385,14 +399,12 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
-# Loss scaling: whether a step is skipped is decided on gradients, so it must be on everybody's.
+# Loss scaling: gradients decide whether a step is skipped, so ranks must check the reduced ones.
 
 
 @contextmanager
 def exchanged_outside(optimizer: Any) -> Iterator[None]:
-    """The gradients that a LossScaleOptimizer passes on to ``optimizer`` are everybody's
-    already.
-    """
+    """Mark gradients that a LossScaleOptimizer passes on to ``optimizer`` as already reduced."""
     gradients = gradients_of(optimizer)
     assert gradients is not None
     gradients.outside = True
@@ -403,12 +415,14 @@ def exchanged_outside(optimizer: Any) -> Iterator[None]:
 
 
 def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
-    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one
-    rank, so on all. Raises ValueError where ranks exchange weights.
+    """Return the reduced gradients for a LossScaleOptimizer around a distributed optimizer.
+
+    They are non-finite on all ranks if they are on one. Raises ValueError if ranks exchange
+    weights.
     """
     inner = distributed_in(optimizer)
     gradients: KerasReducer = inner._farandole
-    if gradients.exchange is not None:  # Keras, or the program, has put it around
+    if gradients.exchange is not None:  # Keras or the program has wrapped the optimizer
         raise ValueError(NO_STRATEGY.format(spec=gradients.exchange.spec))
     variables = inner._trainable_variables if variables is None else list(variables)
     there = [number for number, grad in enumerate(grads) if grad is not None]

@@ -1,6 +1,4 @@
-"""What the ranks decide together when an epoch ends: metrics over all ranks, and whether to
-stop.
-"""
+"""Joint decisions of ranks at the end of an epoch: metrics over all ranks, and whether to stop."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ _JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))
 
 
 class Tally(NamedTuple):
-    """One rank's knowledge of its metrics.
+    """One rank's metrics.
 
-    ``logs``: their values, of any shape, as its own samples gave them. ``states``: what they are
-    computed from (sums and counts, a histogram for an AUC, ...), so that adding up states of ranks
-    gives the metric over all samples, however unevenly these are dealt. ``computed``: the names in
-    ``logs`` whose value comes from ``states``.
+    ``logs``: their values, of any shape, over its own samples. ``states``: the sums and counts (or
+    a histogram for an AUC, ...) from which they are computed, so that adding up the states of ranks
+    gives the metric over all samples, however uneven the ranks' shares are. ``computed``: the names
+    in ``logs`` whose value comes from ``states``.
     """
 
     logs: dict[str, Array]
@@ -40,8 +38,8 @@ class Tally(NamedTuple):
 
 
 def pooled_states(tallies: Sequence[Tally], rules: Sequence[str]) -> list[Array] | None:
-    """The states of all ranks together, each by its rule: "sum", "mean", "first". None if ranks
-    have different ones.
+    """Pool the states of all ranks, each by its rule: "sum", "mean" or "first". None if ranks have
+    different states.
     """
     every = [tally.states for tally in tallies]
     shapes = {tuple(state.shape for state in states) for states in every}
@@ -62,9 +60,11 @@ def _pooled(column: Sequence[Array], rule: str) -> Array:
 
 
 def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, Array]) -> dict[str, float | Array]:
-    """The logs of all ranks together: from ``exact``, what was computed from pooled states, where
-    every rank that has the value computed it from states; else the mean of the ranks that have it.
-    The same on all ranks. Arrays whose shapes differ between ranks are left out.
+    """Pool the logs of all ranks; the result is the same on all ranks.
+
+    A value comes from ``exact`` (computed from pooled states) if every rank that has it computed it
+    from states; otherwise it is the mean over the ranks that have it. Arrays whose shapes differ
+    between ranks are left out.
     """
     result: dict[str, float | Array] = {}
     for name in sorted({name for tally in tallies for name in tally.logs}):
@@ -80,28 +80,29 @@ def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, Array]) -> dict[st
     return result
 
 
-# Deciding together.
+# Joint decisions.
 
 
 def root_of(process_set: ProcessSet) -> int:
-    """The rank whose word counts for all of ``process_set``."""
+    """Return the rank that decides for all of ``process_set``."""
     return (process_set.ranks or [0])[0]
 
 
 def wait_for_all(process_set: ProcessSet = WORLD) -> None:
-    """Return when all ranks have come here; meanwhile take part, with nothing, in the reductions of
-    those that have not: ranks may have had different numbers of batches.
+    """Wait until all ranks have called this. Ranks may have different numbers of batches, so the
+    waiting rank takes part in the others' reductions meanwhile, with nothing to add.
     """
     engine = context.engine(process_set)
     if engine.size > 1:
-        context.leave_servers()  # a step of ``ps``, or a bound of ``ssp``, would wait for this rank
+        # otherwise a step of ``ps``, or the bound of ``ssp``, would wait for this rank
+        context.leave_servers()
         engine.run([Entry(_JOIN, Buffer(_NOTHING, _NOTHING, DType.UINT8))])
         context.return_to_servers()
         engine.numbers.restart()
 
 
 def any_rank(flag: bool, process_set: ProcessSet = WORLD) -> bool:
-    """Is ``flag`` true on some rank?"""
+    """Return whether ``flag`` is true on any rank."""
     engine = context.engine(process_set)
     word = np.array([int(flag)], dtype=np.int64)
     request = Request("allreduce.any", Kind.ALLREDUCE, DType.INT64, word.shape, ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""The exchange of one optimizer's gradients, on whatever backend Keras has."""
+"""The exchange of one optimizer's gradients, on any Keras backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def backend() -> Any:
-    """The file of this folder that is named for Keras's backend."""
+    """Return the module in this package that is named for Keras's backend."""
     return importlib.import_module(f"farandole.keras.{keras.backend.backend()}")
 
 
@@ -40,18 +40,18 @@ class KerasReducer:
 
     def __init__(self, options: GradientOptions, shard: bool) -> None:
         self.process_set, self.shard = options.process_set, shard
-        # what results are multiplied with: Keras divides what it accumulates by the number of
-        # passes
+        # Results are multiplied by this factor, because Keras divides accumulated gradients by the
+        # number of passes.
         self.factor = 1.0 if options.average_passes else float(options.passes)
-        self.variables: list[Any] = []  # those that the gradients at hand belong to
+        self.variables: list[Any] = []  # the variables of the current gradients
         self.local_variables: list[Any] = []
         self.local_layers: list[Any] = []
         self.reported: set[str] = set()  # codes of findings
-        self.not_broadcast: list[Any] = []  # variables that were not broadcast, on purpose
-        self.outside = False  # somebody else has exchanged them already
+        self.not_broadcast: list[Any] = []  # variables left out of the broadcast on purpose
+        self.outside = False  # whether another optimizer has already exchanged the gradients
         self._options = options
         strategy = options.strategy
-        self.exchange = (  # of weights; None: of gradients
+        self.exchange = (  # of weights; None if gradients are exchanged
             None
             if strategy is None
             else KerasExchange(
@@ -59,27 +59,28 @@ class KerasReducer:
             )
         )
         self._applying = False
-        # does something wait for the gradients to come?
+        # whether the codec keeps a state, such as residuals
         self._keeps = bool(state_label(codec(options.codec)))
-        # a codec is given the sum of all passes: the votes and thresholds of some are of sizes
+        # A codec gets the sum over all passes, because the votes and thresholds of some codecs
+        # depend on magnitudes.
         self._before = self.factor if codec(options.codec) else 1.0
         self._list: tuple[Any, GradientListReducer] | None = None
 
     def among(self, process_set: ProcessSet) -> KerasReducer:
-        """One with the same options, for these ranks."""
+        """Return a reducer with the same options for the ranks of ``process_set``."""
         other = KerasReducer(self._options._replace(process_set=process_set), self.shard)
         other.local_variables, other.local_layers = self.local_variables, self.local_layers
         return other
 
     def shared(self) -> bool:
-        """Is there another rank to exchange gradients with?"""
+        """Return whether there is another rank to exchange gradients with."""
         if not context.takes_part() or context.size() == 1:
             return False
         return self.process_set.included() and self.process_set.size() > 1
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """Inside, Keras has gradients that it may or may not apply, if it accumulates them."""
+        """Mark a context in which Keras may apply the gradients or only accumulate them."""
         self._applying = True
         try:
             yield
@@ -87,15 +88,16 @@ class KerasReducer:
             self._applying = False
 
     def reduced(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks (those of local variables: this rank's), for
-        ``self.variables``.
+        """Return the gradients of ``self.variables``, reduced over all ranks; gradients of local
+        variables stay this rank's.
         """
         found: list[Any] = backend().uncompiled(self._of_all, optimizer, grads)
         return found
 
     def reduced_scaled(self, optimizer: Any, grads: Sequence[Any], scale: Any) -> list[Any]:
-        """The same, where ``grads`` are ``scale`` times as large as gradients. That changes from
-        step to step: what a codec keeps is of gradients without it.
+        """Reduce ``grads`` that are ``scale`` times as large as the gradients.
+
+        The scale changes between steps, so a codec's residuals are kept without it.
         """
         if not self._keeps:
             return self.reduced(optimizer, grads)
@@ -106,7 +108,7 @@ class KerasReducer:
         ]
 
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared
+        """Return ``grads`` of ``self.variables``, with all shared ones made non-finite if a local
         one is.
         """
         if not self.shared():
@@ -117,7 +119,8 @@ class KerasReducer:
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         if self.outside:
             return list(grads)
-        if self._options.sparse_as_dense:  # in every job, for a norm of rows may be another
+        # in every job, because a norm over rows may differ from a dense one
+        if self._options.sparse_as_dense:
             grads = backend().dense(grads)
         if not self.shared() or self.exchange is not None:
             return (
@@ -141,14 +144,14 @@ class KerasReducer:
         return results
 
     def before_step(self, optimizer: Any) -> None:
-        """The optimizer is about to change ``self.variables``."""
+        """Prepare for the optimizer's change of ``self.variables``."""
         if self.exchange is not None and self.shared():
             self.exchange.before_step(
                 backend().run_if, self._all(optimizer), *self._step(optimizer)
             )
 
     def after_step(self, optimizer: Any) -> None:
-        """It has changed them."""
+        """Exchange weights after the optimizer has changed ``self.variables``."""
         if self.exchange is not None and self.shared():
             variables = self._all(optimizer)
             names = self._names(optimizer, variables)
@@ -158,17 +161,19 @@ class KerasReducer:
             self.exchange.after_step(backend().run_if, variables, names, step, final, trained)
 
     def end_of_epoch(self, optimizer: Any) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch. Outside of any
-        program.
+        """Exchange weights, if the strategy does so at the end of each epoch. Call it outside of
+        compiled programs.
         """
         if self.exchange is not None and self.shared() and self.variables:
             self.exchange.end_of_epoch(self._all(optimizer), self._last_step(optimizer))
 
     def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
-        """Give every rank the mean of all ranks' weights. ``replaced``: on some rank the program
-        has put others there since the last step. Outside of any program.
+        """Give every rank the mean of all ranks' weights.
+
+        ``replaced``: on some rank, the program has assigned other weights since the last step. Call
+        it outside of compiled programs.
         """
-        # also before the first step: a rank may have had no batch, or a file
+        # also before the first step: a rank may have had no batch, or may have loaded a file
         variables = self._all(optimizer)
         if self.exchange is not None and self.shared() and variables:
             if replaced:
@@ -182,14 +187,14 @@ class KerasReducer:
         )
 
     def _step(self, optimizer: Any) -> tuple[Any, Any]:
-        """The number of this step, and whether it is one: on JAX, Keras steps for every batch that
-        it accumulates, and drops the most of them.
+        """Return the number of this step, and whether it counts: on JAX, Keras computes a step for
+        every batch that it accumulates and drops most of them.
         """
         batches, passes = counter(optimizer) + 1, optimizer.gradient_accumulation_steps or 1
         return (batches, True) if passes == 1 else (batches // passes, batches % passes == 0)
 
     def _all(self, optimizer: Any) -> list[Any]:
-        """The variables of the optimizer that all ranks share, also those that are frozen now."""
+        """Return the optimizer's variables that all ranks share, including frozen ones."""
         local = self._local_keys(optimizer)
         return [
             variable
@@ -198,8 +203,8 @@ class KerasReducer:
         ]
 
     def _names(self, optimizer: Any, variables: Sequence[Any]) -> list[str]:
-        """A name for each, which it keeps where others of the optimizer are frozen: layers may have
-        one name.
+        """Return a name for each variable that stays the same when other variables are frozen.
+        Layers may share a name.
         """
         known = optimizer._trainable_variables
         names = dict(
@@ -210,7 +215,7 @@ class KerasReducer:
         ]
 
     def shared_places(self, optimizer: Any) -> list[int]:
-        """The places in ``self.variables`` of those that all ranks share."""
+        """Return the indices of the shared variables in ``self.variables``."""
         local = self._local_keys(optimizer)
         keys = [optimizer._var_key(variable) for variable in self.variables]
         return [number for number, key in enumerate(keys) if key not in local]
@@ -219,8 +224,8 @@ class KerasReducer:
         return {optimizer._var_key(variable) for variable in self.local()}
 
     def local(self) -> list[Any]:
-        """The variables that are left to each rank: those of local layers that are not trained
-        (frozen ones, statistics), too.
+        """Return the variables that stay local to each rank, including untrained ones of local
+        layers (frozen ones, statistics).
         """
         return [
             *self.local_variables,
@@ -228,7 +233,7 @@ class KerasReducer:
         ]
 
     def compare(self, optimizer: Any, variables: list[Any]) -> None:
-        """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""
+        """Compare the ranks' values of ``variables`` between two steps. Collective."""
         if self._list is not None and self.shared():
             names = self._names(optimizer, variables)
             self._list[1].compare(self._replica(optimizer, variables, names, between_steps=True))
@@ -254,8 +259,8 @@ class KerasReducer:
         return found
 
     def _open(self) -> GradientListReducer:
-        """The reducer of this job; ranks agree on its name by having as many optimizers that
-        step.
+        """Return the reducer for this job. Ranks agree on its name because their optimizers step in
+        the same order.
         """
         engine = context.engine(self.process_set)
         if self._list is None or self._list[0] is not engine:
@@ -267,8 +272,8 @@ class KerasReducer:
 
 
 def _divided(gradient: Any, factor: Any) -> Any:
-    """As float32, or as float64 if it is that. (Old Keras divides rows of embeddings, and
-    multiplies none.)
+    """Divide in float32, or in float64 for a float64 gradient. Old Keras can divide rows of
+    embeddings but cannot multiply them.
     """
     wide = (
         gradient
@@ -288,7 +293,7 @@ def _plus(gradient: Any, number: Any) -> Any:
 
 
 def digest_of(arrays: Sequence[Array]) -> int:
-    """A number that differs when arrays differ, nearly always."""
+    """Return a number that differs when arrays differ, with very high probability."""
     digest = 0
     for array in arrays:
         digest = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest)
@@ -296,15 +301,17 @@ def digest_of(arrays: Sequence[Array]) -> int:
 
 
 def counter(optimizer: Any) -> Any:
-    """The variable that counts batches. Old Keras has it under another name."""
+    """Return the variable that counts batches; its name depends on the version of Keras."""
     found = optimizer.__dict__.get("_iterations")
     return optimizer.iterations if found is None else found
 
 
 def name_of(variable: Any) -> str:
-    """The last two parts of a variable's path, without the numbers that tell apart layers of one
-    process: a rank may have made more of them, and a model that was loaded begins its paths
-    elsewhere.
+    """Return the last two parts of a variable's path, without the numbers that make layer names
+    unique within a process.
+
+    Ranks may have made different numbers of layers, and the paths of a loaded model begin
+    differently.
     """
     return _label(getattr(variable, "path", None) or str(variable.name).partition(":")[0])
 

@@ -1,4 +1,4 @@
-"""Loading models so that they go on training together."""
+"""Loading models that go on training together."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """``keras.models.load_model``, with the model's optimizer distributed, and its state kept.
+    """Load a model as ``keras.models.load_model`` does, with a distributed optimizer that keeps its
+    state.
 
-    Files hold the optimizer that was wrapped, so Keras alone loads them, too.
+    Files contain the wrapped optimizer, so Keras alone loads them, too.
     """
     context.size()
     objects = {
@@ -60,8 +61,8 @@ def load_model(
 
 
 class _Maker:
-    """A function that makes an optimizer, in the place of its class. Keras 3 takes a function for
-    the object itself.
+    """A function that makes an optimizer, in the place of its class. Keras 3 would take a plain
+    function for the object itself.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -72,7 +73,7 @@ class _Maker:
 
 
 def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
-    """The function among ``objects`` that makes the optimizer of the file, by its name; empty if
+    """Return the function among ``objects`` that makes the file's optimizer, by its name; empty if
     there is none.
     """
     functions = {
@@ -83,8 +84,8 @@ def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
 
 
 def _optimizer_of(filepath: Any) -> str:
-    """The class of the optimizer in a file; empty without one, and for what is no file of a
-    model.
+    """Return the class name of the optimizer in a file; empty without an optimizer, and for a file
+    that is no model.
     """
     try:
         if zipfile.is_zipfile(filepath):
@@ -98,12 +99,12 @@ def _optimizer_of(filepath: Any) -> str:
             with h5py.File(filepath) as file:
                 config = json.loads(file.attrs["training_config"]).get("optimizer_config")
     except (OSError, KeyError, ValueError):
-        return ""  # Keras says what is wrong
+        return ""  # Keras reports the error
     return str(config.get("class_name", "")) if isinstance(config, dict) else ""
 
 
 def _rebuilt(model: Any, filepath: Any, kind: Any) -> Any:
-    """The optimizer of an ``.h5`` file, with its state: Keras loads it without (see
+    """Return the optimizer of an ``.h5`` file with its state, which Keras does not load (see
     ``lacks_variables``).
     """
     import h5py

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 def warmup_factor(epoch: float, size: int, warmup_epochs: float) -> float:
-    """The factor of the learning rate of ``size`` ranks while it warms up: from 1 / size to 1, and
-    no further.
+    """Return the factor of the learning rate of ``size`` ranks during warm-up: from 1 / size up to
+    1.
 
     ``epoch`` is fractional, and ``warmup_epochs`` may be. Goyal et al., "Accurate, large minibatch
     SGD: training ImageNet in 1 hour" (2017).
@@ -19,15 +19,17 @@ def warmup_factor(epoch: float, size: int, warmup_epochs: float) -> float:
 def multiplier_of(
     multiplier: float | Callable[[float], float], start_epoch: int
 ) -> Callable[[float], float]:
-    """``multiplier`` as a function of the epoch: a number m is m ** (epoch - start_epoch)."""
+    """Return ``multiplier`` as a function of the epoch: a number m becomes m ** (epoch -
+    start_epoch).
+    """
     if callable(multiplier):
         return multiplier
     return lambda epoch: multiplier ** (epoch - start_epoch)
 
 
 class Schedule(NamedTuple):
-    """When a learning rate changes: ``staircase``, at the first batch of each epoch; else at every
-    batch.
+    """The times at which a learning rate changes: the first batch of each epoch with ``staircase``,
+    otherwise every batch.
     """
 
     initial_lr: float
@@ -37,8 +39,8 @@ class Schedule(NamedTuple):
     staircase: bool = True
 
     def rate(self, epoch: int, batch: int, steps_per_epoch: int) -> float | None:
-        """The learning rate from this batch on; None where it stays. ``steps_per_epoch`` counts
-        without staircase.
+        """Return the learning rate from this batch on; None if it does not change.
+        ``steps_per_epoch`` is only used without staircase.
         """
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return None

@@ -12,14 +12,16 @@ from farandole.core.api import helpers
     "noise = keras.random.normal([3], seed=augmenting)  # other noise on each"
 )
 def seed_everything(seed: int) -> keras.random.SeedGenerator:
-    """Seed Python's, numpy's, Keras's and its backend's global generators alike on all ranks, so
-    that models begin alike; returns a ``keras.random.SeedGenerator`` that is this rank's own, for
-    what must differ: augmentation, noise.
+    """Seed the global generators of Python, numpy, Keras and its backend with the same seed on all
+    ranks, so that models begin with the same weights.
 
-    Layers that are made without a seed (Dropout) take one from the global generators, so their
-    masks are alike on all ranks. To have others on each, give them a seed that depends on
-    ``hvd.rank()``.
+    Returns a ``keras.random.SeedGenerator`` of this rank's own, for values that must differ between
+    ranks, such as augmentation and noise.
+
+    Layers made without a seed (Dropout) take one from the global generators, so their masks are the
+    same on all ranks. For different masks, give them a seed that depends on ``hvd.rank()``.
     """
     own = helpers.seeded(seed)
     keras.utils.set_random_seed(seed)
-    return keras.random.SeedGenerator(own % 2**31)  # some backends keep it in 32 bits, with a sign
+    # some backends store it in a signed 32-bit integer
+    return keras.random.SeedGenerator(own % 2**31)

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization for models of Keras 3 on TensorFlow."""
+"""SyncBatchNormalization for Keras 3 models on TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 
 
 class SyncBatchNormalization(Synchronized, keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Takes the place of ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have
-    batches of different sizes, or none. Statistics are computed in double precision.
+    """Replace ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have batches of
+    different sizes, or none. Statistics are computed in double precision.
 
-    ``fused`` may only be False (ValueError). ``process_set``: whose batches count; all ranks by
-    default.
+    ``fused`` may only be False (otherwise ValueError). ``process_set``: the ranks whose batches
+    count; all ranks by default.
 
-    Models with it cannot be compiled by XLA: Keras's ``jit_compile="auto"`` does not.
+    XLA cannot compile models with this layer; Keras's ``jit_compile="auto"`` does not try.
     """
 
     supports_jit = False

@@ -14,12 +14,12 @@ from farandole.tensorflow.gradients import reduce_gradients
 from farandole.tensorflow.sparse import as_dense
 from farandole.tensorflow.weights import run_if as run_if
 
-plain_errors = nullcontext  # they come as TensorFlow raises them
+plain_errors = nullcontext  # errors arrive as TensorFlow raises them
 dense = as_dense
 
 
 def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)``: here it is part of the program."""
+    """Return ``call(*args)``, which is part of the program on TensorFlow."""
     return call(*args)
 
 
@@ -30,9 +30,11 @@ def reduced(
     replica: KerasReplica,
     now: Callable[[], Any] | None,
 ) -> list[Any]:
-    """See ``reducer``: Keras has this inside of a branch that runs only when it applies them, so
-    ``now`` does not matter.
+    """Return the reduced gradients.
+
+    See ``reducer``. ``now`` is not used: Keras calls this within a branch that runs only when it
+    applies the gradients.
     """
-    # Keras's scope counts how many optimizers this process has made
+    # Keras's scope name counts the optimizers of this process, which may differ between ranks
     with tf.name_scope("farandole/"):
         return reduce_gradients(grads, names, reducer, replica=replica)

@@ -1,5 +1,5 @@
-"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP
-does. Those of a GPU are copied to the host and back.
+"""Keras on PyTorch: gradients are numpy arrays already and are reduced in place, as in DDP.
+Gradients on a GPU are copied to the host and back.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from farandole.torch.weights import Held
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-plain_errors = nullcontext  # they come as they are
+plain_errors = nullcontext  # errors arrive unchanged
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)``, left out of what torch.compile compiles."""
+    """Return ``call(*args)``, excluded from torch.compile."""
     return call(*args)
 
 
 def dense(grads: Sequence[Any]) -> Sequence[Any]:
-    """``grads``: here they are dense."""
+    """Return ``grads`` unchanged: PyTorch's are dense here."""
     return grads
 
 
@@ -41,8 +41,9 @@ def reduced(
     replica: KerasReplica,
     now: Callable[[], Any] | None,
 ) -> list[Any]:
-    """See ``reducer``: Keras calls this only when it applies the gradients, so ``now`` does not
-    matter.
+    """Return the reduced gradients.
+
+    See ``reducer``. ``now`` is not used: Keras calls this only when it applies the gradients.
     """
     with torch.no_grad():
         compression = reducer.options.compressor
@@ -61,14 +62,14 @@ def _array(tensor: Any) -> Array:
         tensor.to_dense() if tensor.layout is not torch.strided else tensor
     )
     if dtype is DType.BFLOAT16:
-        data = data.view(np.dtype("bfloat16"))  # Keras has imported ml_dtypes, which knows it
+        data = data.view(np.dtype("bfloat16"))  # Keras has imported ml_dtypes, which registers it
     shaped: Array = data.reshape(tuple(tensor.shape))
     return shaped
 
 
 def _tensor(array: Array, like: Any) -> Any:
-    """``array`` as a tensor; ``like`` itself, if that is its memory, or is on a GPU, where it is
-    overwritten.
+    """Return ``array`` as a tensor, or ``like`` itself if it shares the memory or is on a GPU,
+    where it is overwritten.
     """
     if like.is_cpu and like.layout is torch.strided and like.data_ptr() == array.ctypes.data:
         return like
@@ -91,9 +92,7 @@ def _tensor(array: Array, like: Any) -> Any:
 def run_if(
     due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
 ) -> Sequence[Any]:
-    """See ``exchange``. What is written to arrays is written to the tensors themselves, where they
-    are on the host.
-    """
+    """Run an exchange of weights; see ``exchange``. Arrays share the memory of host tensors."""
     if due:
         held = [Held(value) for value in values]
         run([one.array for one in held], int(step))

@@ -1,5 +1,5 @@
-"""Collectives of values: Python numbers, numpy arrays and tensors go in, tensors of Keras's backend
-come out.
+"""Collectives of values: Python numbers, numpy arrays and tensors in, tensors of Keras's backend
+out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farandole.job.context import ProcessSet
 
 
 def functions() -> Any:
-    """The module of Farandole that is for Keras's backend."""
+    """Return Farandole's module for Keras's backend."""
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
@@ -36,7 +36,7 @@ def allreduce(
     compression: Any = NoneCompressor,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """The reduction of every rank's ``value``, as a new tensor of its shape and type."""
+    """Reduce every rank's ``value`` to a new tensor of its shape and type."""
     return functions().allreduce(
         keras.ops.convert_to_tensor(value),
         average=average,
@@ -58,7 +58,7 @@ def allreduce(
     example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)",
 )
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Every rank's ``value``, one below the other in rank order, as a new tensor."""
+    """Concatenate every rank's ``value`` in rank order, as a new tensor."""
     return functions().allgather(
         keras.ops.convert_to_tensor(value), name=name, process_set=process_set
     )
@@ -72,7 +72,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WOR
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """``root_rank``'s ``value``, as a new tensor on every rank."""
+    """Return ``root_rank``'s ``value`` as a new tensor on every rank."""
     return functions().broadcast(
         keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set
     )
@@ -88,8 +88,8 @@ def broadcast(
 def reducescatter(
     value: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Any:
-    """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row
-    each to the first.
+    """Return this rank's rows of the reduction, as a new tensor. If the rows do not divide evenly,
+    the first ranks get one more each.
     """
     return functions().reducescatter(
         keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set
@@ -98,22 +98,22 @@ def reducescatter(
 
 @documented("init", "set", "disagree")
 def barrier(process_set: ProcessSet = WORLD) -> None:
-    """Return when all ranks (of the set) have come here."""
+    """Wait until all ranks (of the set) have called this."""
     functions().barrier(process_set)
 
 
 def cuda_built() -> bool:
-    """Can the backend use CUDA?"""
+    """Return whether the backend can use CUDA."""
     return bool(_ask("cuda_built"))
 
 
 def rocm_built() -> bool:
-    """Can the backend use ROCm?"""
+    """Return whether the backend can use ROCm."""
     return bool(_ask("rocm_built"))
 
 
 def nccl_built() -> int:
-    """The version of NCCL that the backend brings, as a number; 0 if none."""
+    """Return the version of NCCL that the backend brings, as a number; 0 without NCCL."""
     return int(_ask("nccl_built"))
 
 

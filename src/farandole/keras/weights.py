@@ -1,6 +1,4 @@
-"""The weights of models and the state of optimizers: from one rank to all, and whether they are
-equal.
-"""
+"""Broadcasting and comparing the weights of models and the state of optimizers."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def broadcast_model(
     process_set: ProcessSet = WORLD,
     local_variables: Sequence[Any] = (),
 ) -> None:
-    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and
+    """Give every rank ``root_rank``'s weights and optimizer state, except for local variables and
     their slots.
     """
     if not (model.built or has_weights(model)):
@@ -78,8 +76,10 @@ def broadcast_model(
 
 
 def has_weights(model: Any) -> bool:
-    """Are all of its layers built? A model with a ``train_step`` of its own may be called nowhere,
-    which would build the model itself.
+    """Return whether all layers of the model are built.
+
+    With a custom ``train_step``, Keras may never call the model itself, so it may not count as
+    built.
     """
     layers = model._flatten_layers(include_self=False)
     return bool(model.weights) and all(layer.built for layer in layers)
@@ -88,7 +88,7 @@ def has_weights(model: Any) -> bool:
 def broadcast_built(
     model: Any, root_rank: int, process_set: ProcessSet, local_variables: Sequence[Any]
 ) -> None:
-    """``broadcast_model``, of the weights that there are."""
+    """Broadcast the existing weights of ``model``; see ``broadcast_model``."""
     optimizer = getattr(model, "optimizer", None)
     if lacks_variables(model):
         raise ValueError(
@@ -106,8 +106,11 @@ def broadcast_built(
 
 
 def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> None:
-    """Optimizers that ``model`` holds beside its own are built in their first step: now, on all
-    ranks, where one rank's are, which goes on from a checkpoint.
+    """Build, on all ranks, the optimizers that ``model`` holds in addition to its own, if one rank
+    has built them.
+
+    They are built in their first step otherwise; a rank that resumes from a checkpoint has built
+    them before.
     """
     if not held:
         return
@@ -124,9 +127,11 @@ def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> Non
 def broadcast_states(
     model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet
 ) -> None:
-    """Overwrite ``variables`` with ``root_rank``'s values, but for what is of this rank alone in
-    the optimizers of ``model``, where one has counted as many batches as the root's: gradients that
-    wait for the next step, and, where ranks exchange weights, the momentum of its own steps.
+    """Overwrite ``variables`` with ``root_rank``'s values, except for state that belongs to this
+    rank alone.
+
+    Such state is kept where an optimizer has counted as many batches as the root's: accumulated
+    gradients and, if ranks exchange weights, the momentum of local steps.
     """
     states = [(innermost(each), gradients_of(each)) for each in optimizers_of(model)]
     own = [
@@ -145,7 +150,9 @@ def _batches(optimizer: Any) -> int:
 
 
 def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]]:
-    """The variables of an optimizer that are of this rank alone, with copies of their values."""
+    """Return the variables of an optimizer that belong to this rank alone, with copies of their
+    values.
+    """
     found: Sequence[Any] = ()
     if reducer is not None and reducer.exchange is not None and _batches(optimizer):
         common = [id(counter(optimizer)), id(getattr(optimizer, "_learning_rate", None))]
@@ -156,9 +163,7 @@ def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]
 
 
 def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
-    """The gradients that wait for the end of an accumulation, but for those of ``local``
-    variables.
-    """
+    """Return the gradients of an unfinished accumulation, except for ``local`` variables."""
     optimizer = innermost(optimizer)
     passes = getattr(optimizer, "gradient_accumulation_steps", None)
     if not passes or not _batches(optimizer) % passes:
@@ -172,8 +177,8 @@ def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
 
 
 def lacks_variables(model: Any) -> bool:
-    """Was the model's optimizer built before the model had weights? Keras does so when it loads an
-    ``.h5`` file.
+    """Return whether the model's optimizer was built before the model had weights, as happens when
+    Keras loads an ``.h5`` file.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built or not model.trainable_variables:
@@ -193,8 +198,8 @@ def broadcast_global_variables(
 ) -> None:
     """Give every rank ``root_rank``'s weights and optimizer state of ``model``.
 
-    Horovod's has no ``model``, for TensorFlow 1 knew all variables of a program; nothing does
-    today, so without one this raises ValueError.
+    Without ``model`` this raises ValueError. Horovod's function has no such argument, because
+    TensorFlow 1 kept a list of all variables of a program.
     """
     if model is None:
         raise ValueError(
@@ -206,8 +211,9 @@ def broadcast_global_variables(
 
 
 def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
-    """Weights and variables of all optimizers that all ranks hold alike. The state of random
-    generators is each rank's own, so that ranks do not drop the same units.
+    """Return the weights and optimizer variables that are equal on all ranks.
+
+    The state of random generators is each rank's own, so that ranks do not drop the same units.
     """
     local = local_of(model, local_variables)
     weights = [
@@ -226,17 +232,17 @@ def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[An
 
 
 def _slots_of(variable: Any) -> str:
-    """How the names of a variable's slots begin."""
+    """Return the prefix of the names of a variable's slots."""
     return f"{variable.path.replace('/', '_')}_"
 
 
 def _owner(name: str, prefixes: Iterable[str]) -> str:
-    """The prefix of a slot: the longest that fits, for ``w_2`` is not a slot of ``w``."""
+    """Return the prefix of a slot: the longest match, because ``w_2`` is not a slot of ``w``."""
     return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
 
 
 def local_of(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
-    """The variables of ``model`` that are left to each rank."""
+    """Return the variables of ``model`` that stay local to each rank."""
     return [
         *local_variables,
         *(variable for _, reducer in reducers_of(model) for variable in reducer.local()),
@@ -244,10 +250,10 @@ def local_of(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
 
 
 def numpy_of(variable: Any) -> Array:
-    """A variable's value. bfloat16 stays what it is where numpy knows it."""
+    """Return a variable's value. bfloat16 is kept if numpy knows the type."""
     value = getattr(variable, "value", variable)
     value = variable if callable(value) else value
-    # TensorFlow's; numpy cannot read those of a tf.distribute strategy
+    # for TensorFlow's variables; numpy cannot read variables of a tf.distribute strategy
     if hasattr(value, "read_value"):
         value = value.read_value()
     array: Array = np.asarray(keras.ops.convert_to_numpy(value))
@@ -255,5 +261,5 @@ def numpy_of(variable: Any) -> Array:
 
 
 def digests(variables: Sequence[Any]) -> list[int]:
-    """A number for each variable, which differs when values differ."""
+    """Return a number for each variable that differs when values differ."""
     return [digest_of([numpy_of(variable)]) for variable in variables]

@@ -12,14 +12,14 @@ from farandole.keras.pooling import any_rank
 
 
 class PipelineCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """One that is there for the stages of a pipeline."""
+    """Base class of callbacks that serve the stages of a pipeline."""
 
 
 class TellLogs(PipelineCallback):
-    """Before the user's: what the last stage knows of an epoch is what all callbacks see."""
+    """Give the last stage's logs of an epoch to all callbacks; it runs before the user's."""
 
     def __init__(self, stages: Stages, end: Callable[[], None]) -> None:
-        """``end``: to be called when a stage has no more batches."""
+        """``end``: called when a stage has no more batches."""
         super().__init__()
         self._stages, self._end = stages, end
 
@@ -32,7 +32,7 @@ class TellLogs(PipelineCallback):
 
 
 class StopTogether(PipelineCallback):
-    """After the user's: if one rank wants to stop, all do."""
+    """Stop all ranks if one wants to stop; it runs after the user's callbacks."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = any_rank(bool(self.model.stop_training))

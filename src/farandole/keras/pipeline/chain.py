@@ -1,6 +1,4 @@
-"""A model as a chain of layers, each with one tensor in and one out, and what each of its stages
-is.
-"""
+"""A model as a chain of layers, each with one input and one output tensor, and its stages."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from farandole.keras.pipeline import cuts
 
 
 class Place(NamedTuple):
-    """One layer, and what comes in: ``shape`` without the rows."""
+    """One layer and the ``shape`` of its input, without the rows."""
 
     layer: Any
     shape: tuple[int | None, ...]
@@ -28,19 +26,21 @@ class Place(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A chain in stages. ``begins``: the number of the layer with which each begins."""
+    """A chain in stages. ``begins``: the number of the first layer of each stage."""
 
     places: Sequence[Place]
     begins: Sequence[int]
 
     @property
     def counts(self) -> list[int]:
-        """The number of layers in each."""
+        """Return the number of layers in each stage."""
         return [end - begin for begin, end in pairwise([*self.begins, len(self.places)])]
 
 
 class Plan(NamedTuple):
-    """What a rank makes its Pipeline of. ``layers``: a model of copies of its stage's."""
+    """The parts from which a rank makes its Pipeline. ``layers``: a model of copies of its stage's
+    layers.
+    """
 
     cut: Cut
     micro_batches: int
@@ -49,13 +49,13 @@ class Plan(NamedTuple):
 
 
 def plan_of(model: Any, stages: int, micro_batches: int, names: Sequence[str] | None) -> Plan:
-    """The same on all ranks. Raises ValueError, on all ranks, if one of them cannot have it, or
-    they differ.
+    """Return the same plan on all ranks. Raises ValueError on all ranks if one of them cannot make
+    the plan, or if ranks differ.
     """
     made: Plan | Exception
     try:
         made = _planned(model, stages, micro_batches, names)
-    except Exception as error:  # those of layers, too: the others wait to hear of this rank
+    except Exception as error:  # also from layers: other ranks await this result
         made = error
     everybody = allgather_object(_facts(made) if isinstance(made, Plan) else str(made))
     if isinstance(made, Exception):
@@ -129,7 +129,7 @@ def _begins(places: Sequence[Place], stages: int, names: Sequence[str]) -> list[
 
 
 def chain_of(model: Any) -> list[Place]:
-    """The layers of ``model``, in order. Raises ValueError that names what is no part of a
+    """Return the layers of ``model``, in order. Raises ValueError that names a layer outside of a
     chain.
     """
     kind = type(model).__name__
@@ -166,7 +166,7 @@ def chain_of(model: Any) -> list[Place]:
 
 
 def _before(operation: Any, node: Any) -> Any:
-    """The one tensor that goes in."""
+    """Return the one input tensor of an operation."""
     what = f"{operation.name!r} ({type(operation).__name__})"
     cure = "make one layer of it and of what belongs to it: a model of its own, or a class of yours"
     if not isinstance(operation, keras.layers.Layer):
@@ -174,12 +174,12 @@ def _before(operation: Any, node: Any) -> Any:
             f"Pipeline: {what} is an operation and no layer: put it into a layer,"
             " keras.layers.Lambda say"
         )
-    # the way of training is another one in each call of a model
+    # every call of a model passes its own ``training``
     given = node.arguments.kwargs.items()
     options = {name: value for name, value in given if value is not None and name != "training"}
     tensors = node.arguments.keras_tensors
     own = getattr(tensors[0], "_keras_mask", None)
-    if own is not None and options.get("mask") is own:  # Keras passes it along
+    if own is not None and options.get("mask") is own:  # Keras passes the mask along
         del options["mask"]
         tensors = [tensor for tensor in tensors if tensor is not own]
     if len(tensors) != 1:
@@ -216,15 +216,15 @@ def _place(layer: Any, before: Any, after: Any) -> Place:
 
 
 def _positions(layer: Any, tensor: Any) -> int:
-    """At how many places of a row a layer uses its weights: pixels, or words; those that are
-    unknown count as one.
+    """Return at how many positions of a row (pixels or words) a layer uses its weights; unknown
+    ones count as one.
     """
     first = getattr(layer, "data_format", None) == "channels_first"
     return math.prod(size or 1 for size in (tensor.shape[2:] if first else tensor.shape[1:-1]))
 
 
 def _check_own(places: Sequence[Place]) -> None:
-    """Each layer is there once, with weights of its own."""
+    """Check that each layer occurs once, with weights of its own."""
     owners: dict[int, int] = {}
     for number, place in enumerate(places):
         for part in (place.layer, *place.layer.weights):
@@ -244,7 +244,7 @@ def _check_own(places: Sequence[Place]) -> None:
 
 
 class _Facts(NamedTuple):
-    """The part of a plan that all ranks must have alike."""
+    """The parts of a plan that must be equal on all ranks."""
 
     layers: list[str]
     begins: list[int]
@@ -261,7 +261,7 @@ def _facts(plan: Plan) -> _Facts:
 
 
 def _difference(theirs: _Facts, ours: _Facts) -> str:
-    """What is different on another rank, and what this one has."""
+    """Describe how another rank's facts differ from this rank's."""
     for number, (their, our) in enumerate(zip(theirs.layers, ours.layers, strict=False)):
         if their != our:
             return f"as layer {number} {their}, and rank {context.rank()} {our}"
@@ -277,14 +277,14 @@ def _difference(theirs: _Facts, ours: _Facts) -> str:
     )
 
 
-# Layers of one's own.
+# Custom layers.
 
 
 class Recipe:
-    """How to make layers like these of ``model``, without holding them."""
+    """Makes layers like ``model``'s without holding them."""
 
     def __init__(self, model: Any, places: Sequence[Place]) -> None:
-        """Raises ValueError for a layer that does not tell how it is made."""
+        """Raises ValueError for a layer without a configuration."""
         self._sequential = isinstance(model, keras.Sequential)
         self._name, self._inputs = model.name, model.inputs[0].name
         self._first = [(place.shape, place.dtype) for place in places]
@@ -294,8 +294,8 @@ class Recipe:
         self._makers = [_maker(place.layer) for place in places]
 
     def stage(self, begin: int, count: int) -> Any:
-        """A Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError for a
-        layer that cannot be made.
+        """Return a Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError
+        for a layer that cannot be made.
         """
         shape, dtype = self._first[begin]
         return keras.Sequential(
@@ -303,7 +303,7 @@ class Recipe:
         )
 
     def model(self) -> tuple[Any, list[Any]]:
-        """A whole model with new weights, and its layers."""
+        """Return a whole model with new weights, and its layers."""
         shape, dtype = self._first[0]
         inputs, layers = (
             keras.Input(shape, dtype=dtype, name=self._inputs),
@@ -322,18 +322,22 @@ class Recipe:
 
 
 def _maker(layer: Any) -> Callable[[], Any]:
-    """Makes layers like this one."""
+    """Return a function that makes layers like ``layer``."""
     kind, name = type(layer), f"{layer.name!r} ({type(layer).__name__})"
 
     def unless_it_fails(call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (NotImplementedError, TypeError, ValueError) as error:  # of whoever wrote the layer
+        except (
+            NotImplementedError,
+            TypeError,
+            ValueError,
+        ) as error:  # a third-party layer may raise any of these
             raise ValueError(
                 f"Pipeline: stages have copies of layers, and {name} cannot be copied: {error}"
             ) from error
 
-    # its configuration is for files: it has a part of the function alone
+    # get_config() is for files: it has only a part of the function
     if isinstance(layer, keras.layers.Lambda):
         options = keras.layers.Layer.get_config(layer) | {
             "function": layer.function,

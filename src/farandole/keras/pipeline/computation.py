@@ -1,4 +1,4 @@
-"""What a stage needs of Keras's backend: the files that are named for one have it."""
+"""The interface between a stage and Keras's backend; files named for a backend implement it."""
 
 from __future__ import annotations
 
@@ -13,55 +13,57 @@ if TYPE_CHECKING:
 
 
 class Passed(NamedTuple):
-    """What one micro batch has become in the layers of a stage."""
+    """The results of a stage's layers for one micro batch."""
 
     inputs: Any
     outputs: Any
-    mask: Any  # Keras's, of the outputs; None: there is none
-    # the sum of those that the layers add (add_loss, regularisers); None: there are none
+    mask: Any  # the outputs' Keras mask; None without one
+    # the sum of losses that layers add (add_loss, regularizers); None without any
     losses: Any
     tape: Any = None  # TensorFlow's
 
 
 class Computation(Protocol):
-    """The layers of one stage, and the gradients of a batch by their weights."""
+    """The layers of one stage, and the gradients of a batch with respect to their weights."""
 
     def forward(self, inputs: Any, mask: Any, *, training: bool, watch: bool) -> Passed:
-        """``watch``: there is to be a gradient by the inputs, too. With ``training``, ``backward``
-        must follow.
+        """Run the layers. ``watch``: a gradient with respect to the inputs is needed as well. After
+        a call with ``training``, ``backward`` must follow.
         """
 
     def backward(self, passed: Passed, gradient: Any, share: float) -> Any:
-        """Add the gradients by the weights. ``gradient``: of the loss by the outputs, or None;
-        ``share``: the factor of ``passed.losses`` in the loss. The gradient by the inputs; None if
-        there is none.
+        """Add up the gradients with respect to the weights, and return the gradient with respect to
+        the inputs, or None.
+
+        ``gradient``: of the loss with respect to the outputs, or None. ``share``: the factor of
+        ``passed.losses`` in the loss.
         """
 
     def loss(
         self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]
     ) -> tuple[Any, Any, Any]:
-        """All outputs of the last stage as one, the loss ``of`` them, and its gradient by them:
-        None if it is made of what layers add alone.
+        """Return all outputs of the last stage as one tensor, the loss ``of`` them, and its
+        gradient with respect to them; None if only losses added by layers count.
         """
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:
-        """All outputs as one tensor."""
+        """Return all outputs as one tensor."""
 
     def step(self, optimizer: Any) -> None:
-        """Let the optimizer step with the gradients, which are gone then."""
+        """Step the optimizer with the gradients, and drop them."""
 
     def forget(self) -> None:
-        """Throw away the gradients that were added so far."""
+        """Drop the gradients accumulated so far."""
 
 
 def on_backend(layers: Any, *, eager: bool) -> Computation:
-    """``eager``: nothing is compiled."""
+    """Return the computation for Keras's backend. ``eager``: compile nothing."""
     module = importlib.import_module(f"farandole.keras.pipeline.{keras.backend.backend()}")
     return cast(Computation, module.LayersOfStage(layers, eager=eager))
 
 
 def total(losses: Sequence[Any]) -> Any:
-    """The sum of additional losses, as Keras adds them to a loss; None if there are none."""
+    """Return the sum of additional losses, as Keras adds them to a loss; None if there are none."""
     if not losses:
         return None
     return keras.ops.sum(
@@ -74,7 +76,7 @@ def mask_of(tensor: Any) -> Any:
 
 
 def with_mask(tensor: Any, masks: Sequence[Any]) -> Any:
-    """``tensor``, with the masks of its parts, if they have some."""
+    """Return ``tensor`` with the masks of its parts, if they have masks."""
     if masks and all(mask is not None for mask in masks):
         tensor._keras_mask = keras.ops.concatenate(masks, axis=0)
     return tensor

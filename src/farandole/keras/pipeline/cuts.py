@@ -1,4 +1,4 @@
-"""Where a stack of layers is cut into stages, and a batch into micro batches. Pure."""
+"""Cuts of a stack of layers into stages, and of a batch into micro batches. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:
-    """The layer with which each stage begins, so that the most expensive stage is as cheap as can
-    be. ``costs``: of each layer. A layer that costs nothing stays with the one before it, and every
-    stage has one that costs something.
+    """Return the first layer of each stage, so that the most expensive stage is as cheap as
+    possible.
 
-    Raises ValueError if fewer layers cost something than there are stages.
+    ``costs``: of each layer. A layer with cost 0 stays with the layer before it, and every stage
+    has a layer with a cost. Raises ValueError if fewer layers have a cost than there are stages.
     """
     heavy = [place for place, cost in enumerate(costs) if cost > 0]
     if len(heavy) < stages:
@@ -21,7 +21,7 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
         )
     sums = [0.0, *itertools.accumulate(costs[place] for place in heavy)]
     # best[first]: the cost of the most expensive stage if the heavy layers from `first` on are
-    # shared out so far
+    # divided among the stages so far
     best = [*(sums[-1] - each for each in sums[:-1]), float("inf")]
     chosen: list[list[int]] = []
     for _ in range(stages - 1):
@@ -37,13 +37,13 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def _best_end(first: int, sums: Sequence[float], best: Sequence[float]) -> int:
-    """With which heavy layer to begin the next stage, if this one begins with ``first``."""
+    """Return the heavy layer that begins the next stage, if this stage begins with ``first``."""
     return min(range(first + 1, len(sums)), key=lambda end: max(sums[end] - sums[first], best[end]))
 
 
 def parts(rows: int, micro_batches: int) -> list[int]:
-    """The rows of each micro batch: equally many, or one more in the first ones; fewer micro
-    batches if there are not as many rows.
+    """Return the number of rows of each micro batch: equal, or one more in the first ones. There
+    are fewer micro batches if there are not enough rows.
     """
     count = min(rows, micro_batches)
     return [rows // count + (number < rows % count) for number in range(count)]

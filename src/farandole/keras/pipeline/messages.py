@@ -1,4 +1,4 @@
-"""What the stages of one pipeline send each other."""
+"""Messages between the stages of one pipeline."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from farandole.core.groups.messages import Messages
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# seconds: as long as torch.distributed waits, for what another stage loads or compiles
+# seconds, the default timeout of torch.distributed: another stage may load or compile
 PATIENCE = 1800.0
 
 
 class Topic(IntEnum):
-    """Messages of one topic and sender arrive in the order in which they were sent."""
+    """Topics of messages. Messages of one topic and sender arrive in the order of sending."""
 
-    FORWARD = 1  # what a micro batch has become, to the next stage
-    BACKWARD = 2  # the gradient by it, to the stage before
+    FORWARD = 1  # the outputs for a micro batch, to the next stage
+    BACKWARD = 2  # the gradient with respect to these outputs, to the previous stage
     TARGETS = 3  # from the first stage to the last
     RESULTS = 4  # from one stage to all others
     WEIGHTS = 5
 
 
 class Kind(IntEnum):
-    """Of a batch."""
+    """Kinds of batches."""
 
     TRAIN = 1
     TEST = 2
@@ -41,11 +41,11 @@ _FORM, _DIMENSIONS = struct.Struct("<3qd16q"), 8
 
 
 class Head(NamedTuple):
-    """What goes before a micro batch.
+    """The header sent before a micro batch.
 
-    ``number`` in a batch of ``rows``; ``losses``: those that stages before this one have added, as
-    parts of the batch's loss; ``shape``, and ``mask``: that of the mask of Keras, empty if there is
-    none.
+    ``number``: its number in a batch of ``rows``. ``losses``: losses added by earlier stages, as
+    parts of the batch's loss. ``shape``, ``mask``: shapes of the tensor and of its Keras mask,
+    empty without one.
     """
 
     kind: Kind
@@ -88,19 +88,19 @@ class Stages:
         self._wire = messages
 
     def speaks_over(self, messages: Messages | None) -> bool:
-        """Does it so far? From now on it does."""
+        """Use ``messages`` from now on, and return whether they were in use already."""
         before, self._wire = self._wire, messages
         return before is messages
 
     def send(self, to: int, topic: Topic, array: Array) -> None:
-        """Begin to send it; it must stay as it is."""
+        """Begin to send ``array``, which must not change meanwhile."""
         assert self._wire is not None
         message = self._wire.send(to, topic, _bytes(np.ascontiguousarray(array)), 0, PATIENCE)
         if message.done and message.error is not None:
             raise message.error
 
     def receive(self, source: int, topic: Topic, shape: tuple[int, ...], dtype: str) -> Array:
-        """Raises HorovodInternalError if it does not come."""
+        """Receive an array. Raises HorovodInternalError if none arrives."""
         assert self._wire is not None
         array: Array = np.empty(shape, np.dtype(dtype))
         message = self._wire.receive(source, topic, _bytes(array), 0, PATIENCE)
@@ -110,11 +110,11 @@ class Stages:
         return array
 
     def send_head(self, head: Head) -> None:
-        """To the next stage."""
+        """Send the header to the next stage."""
         self.send(self.number + 1, Topic.FORWARD, head.packed())
 
     def receive_head(self) -> Head:
-        """From the stage before."""
+        """Receive the header from the previous stage."""
         return Head.of(self.receive(self.number - 1, Topic.FORWARD, (_FORM.size,), "uint8"))
 
     def send_object(self, to: int, topic: Topic, value: Any) -> None:
@@ -124,15 +124,15 @@ class Stages:
 
     def receive_object(self, source: int, topic: Topic) -> Any:
         [length] = self.receive(source, topic, (1,), "int64")
-        # of this job
+        # a message of this job
         return pickle.loads(self.receive(source, topic, (int(length),), "uint8").data)
 
     def from_last(self, value: Any) -> Any:
-        """The last stage's ``value``, on all stages. All of them call this."""
+        """Return the last stage's ``value`` on all stages. All of them call this."""
         return self.broadcast(self.count - 1, value)
 
     def broadcast(self, source: int, value: Any) -> Any:
-        """The ``value`` of stage ``source``, on all stages. All of them call this."""
+        """Return the ``value`` of stage ``source`` on all stages. All of them call this."""
         if self.number != source:
             return self.receive_object(source, Topic.RESULTS)
         for other in range(self.count):
@@ -141,7 +141,7 @@ class Stages:
         return value
 
     def abort(self, why: str) -> None:
-        """This rank cannot go on: nor can the others."""
+        """End the waiting of other stages, because this rank cannot go on."""
         if self._wire is not None:
             self._wire.abort(why)
 

@@ -1,4 +1,4 @@
-"""``Pipeline``: a model whose layers live on several ranks."""
+"""``Pipeline``: a model whose layers are on several ranks."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from farandole.keras.pipeline.weights import Weights, set_weights
 
 
 class Pipeline(keras.Model):  # type: ignore[misc]
-    """``model``, cut into stages that live on different ranks: each has the weights, gradients and
-    optimizer state of its own layers alone. ``compile``, ``fit``, ``evaluate`` and ``predict`` are
-    used as on one process.
+    """Cut ``model`` into stages on different ranks. Each rank holds weights, gradients and
+    optimizer state of its own layers only. ``compile``, ``fit``, ``evaluate`` and ``predict`` work
+    as on one process.
 
-    All ranks make it, with the same arguments, and call its methods together, with the same data
-    (of as many batches). Rank r has stage r % stages; the ranks of one stage are its replicas, and
-    train together on different data. The model is left as it is, and not held: what trains are
-    copies of its layers, which begin with rank 0's weights.
+    All ranks make the pipeline with the same arguments, and call its methods together, with the
+    same data (or as many batches). Rank r has stage r % stages; the ranks of one stage are its
+    replicas, and train together on different data. The pipeline trains copies of the model's
+    layers, which begin with rank 0's weights; the model itself is neither changed nor held.
 
-    ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers stand one behind
-    the other. ``stages``: how many; the number of ranks is stages x replicas. ``micro_batches``:
-    into so many parts a batch is cut, by rows, so that stages work at the same time. ``cuts``: the
-    names of the layers with which the second and later stages begin; without it stages cost about
-    the same, by the weights of layers and how often a row uses them.
+    ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers form a chain.
+    ``stages``: their number; the number of ranks is stages x replicas. ``micro_batches``: the
+    number of parts into which a batch is cut, by rows, so that stages work at the same time.
+    ``cuts``: the names of the layers with which the second and later stages begin. By default
+    stages cost about the same, by the weights of their layers and how often a row uses them.
 
-    Its attributes ``stage`` (this rank's), ``replicas`` (how many ranks have it) and
-    ``layers_of_stage`` (a Sequential of its layers) are there to be read. ``plain_model()`` and
-    ``save(path)`` bring the whole model together.
+    Attributes to read: ``stage`` (of this rank), ``replicas`` (the number of ranks with this stage)
+    and ``layers_of_stage`` (a Sequential of its layers). ``plain_model()`` and ``save(path)`` put
+    the whole model together.
 
-    Raises ValueError, on all ranks: a layer that is in no chain (it is named), more stages than
-    ranks or layers allow, another backend than PyTorch and TensorFlow, ranks with other models or
-    arguments.
+    Raises ValueError on all ranks for a layer outside of a chain (the error names the layer), more
+    stages than ranks or layers allow, a backend other than PyTorch and TensorFlow, and ranks with
+    different models or arguments.
 
     Example:
         pipeline = hvd.Pipeline(make_model(), stages=2, micro_batches=4)
@@ -70,14 +70,14 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         super().__init__(name=f"{model.name}_pipeline")
         self._own = _Own(plan)
         self.stage, self.replicas = self._own.wire.number, self._own.replicas.size()
-        # stages are compiled; a step is not, it waits for other ranks
+        # stages are compiled; a step is not, because it waits for other ranks
         self.run_eagerly, self.jit_compile = True, False
         self.layers_of_stage = plan.layers
         self.built = True
         with self._together():
             self._own.weights.deal([place.layer for place in plan.cut.places])
 
-    # As keras.Model has it.
+    # Methods of keras.Model.
 
     def compile(
         self,
@@ -89,10 +89,10 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         run_eagerly: bool = False,
         **options: Any,
     ) -> None:
-        """``keras.Model.compile``. Gradients are averaged over replicas: ``optimizer`` may be
-        plain, or one of ``DistributedOptimizer`` that says how.
+        """Compile as ``keras.Model.compile`` does. Gradients are averaged over replicas.
 
-        Raises ValueError for what no stage can do alone: loss scaling of mixed_float16,
+        ``optimizer``: a plain one, or a ``DistributedOptimizer`` with options for the averaging.
+        Raises ValueError for options that need more than one stage: loss scaling of mixed_float16,
         global_clipnorm.
         """
         for name, known in (("jit_compile", (False, "auto", None)), ("steps_per_execution", (1,))):
@@ -120,8 +120,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         self._own.begin_anew(eager=run_eagerly)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all
-        ranks stop together.
+        """Train as ``keras.Model.fit`` does. All callbacks of all ranks see the same epoch logs,
+        and all ranks stop together.
         """
         bound = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
@@ -135,7 +135,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             return super().fit(*bound.args[1:], **bound.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.evaluate``: the same result on all ranks of a pipeline."""
+        """Evaluate as ``keras.Model.evaluate``, with the same result on all ranks of a
+        pipeline.
+        """
         self._own.meet(apart=True)
         with self._together():
             result = super().evaluate(*args, **kwargs)
@@ -143,7 +145,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         return result
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.predict``: the same result on all ranks of a pipeline."""
+        """Predict as ``keras.Model.predict``, with the same result on all ranks of a pipeline."""
         self._own.meet(apart=True)
         with self._together():
             result = super().predict(*args, **kwargs)
@@ -151,20 +153,21 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         return result
 
     def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
-        """Have rank 0 write the plain model, with its weights, not compiled: see ``plain_model``.
-        All ranks call this; those of the first pipeline wait until it is written.
+        """Write the plain, uncompiled model with its weights on rank 0: see ``plain_model``.
+
+        All ranks call this; ranks of the first pipeline wait for the file.
         """
         self._have_written(lambda model: model.save(filepath, overwrite=overwrite, **options))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
-        """Have rank 0 write the weights of the plain model, as ``save``."""
+        """Write the weights of the plain model on rank 0, as ``save`` does."""
         self._have_written(
             lambda model: model.save_weights(filepath, overwrite=overwrite, **options)
         )
 
     def load_weights(self, filepath: Any, **options: Any) -> None:
-        """Give all ranks the weights of a file that rank 0 reads: of the plain model, or of one
-        that was saved. All ranks call this.
+        """Give all ranks the weights of a file that rank 0 reads, written from the plain model or
+        from a pipeline. All ranks call this.
         """
         self._own.meet()
         with self._together():
@@ -175,8 +178,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             self._own.weights.deal(layers)
 
     def plain_model(self) -> Any:
-        """A plain model with the weights of all stages, not compiled, on rank 0; None on the
-        others. All ranks call this.
+        """Return a plain, uncompiled model with the weights of all stages on rank 0, and None on
+        the others. All ranks call this.
         """
         values = None
         self._own.meet()
@@ -190,7 +193,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             set_weights(layer, value)
         return model
 
-    # What Keras calls.
+    # Methods that Keras calls.
 
     def train_step(self, data: Any) -> dict[str, Any]:
         with self._together():
@@ -221,7 +224,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             return keras.ops.convert_to_tensor(self._own.wire.from_last(outputs))
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """What the last stage has, which alone sees outputs."""
+        """Return the metrics of the last stage, which alone sees outputs."""
         return super().get_metrics_result() if self._own.wire.last else dict(self._own.logs)
 
     def reset_metrics(self) -> None:
@@ -230,17 +233,17 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     @property
     def losses(self) -> list[Any]:
-        """While the loss of a batch is computed: what the layers of all stages add."""
+        """Losses added by the layers of all stages, while the loss of a batch is computed."""
         return self._own.losses
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Nothing of a pipeline is found out from data that are looked at in advance."""
+        """Skip the build: a pipeline needs no look at the data in advance."""
 
     # One batch.
 
     def _dealt(self, data: Any) -> tuple[Any, Any, Any]:
-        """What this stage needs of a batch: inputs on the first one, the first one's targets on the
-        last; others use their own targets to make metrics, and no more.
+        """Return this stage's part of a batch: the inputs on the first stage, and the first stage's
+        targets on the last. Other stages only use their own targets, to build metrics.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         wire = self._own.wire
@@ -274,7 +277,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             self._own.losses = []
 
     def _logs(self, whole: Whole | None, y: Any, sample_weight: Any) -> dict[str, Any]:
-        """The metrics so far, on all stages."""
+        """Return the metrics so far, on all stages."""
         if whole is not None:
             self._loss_tracker.update_state(whole.loss, sample_weight=whole.rows)
             logs: dict[str, Any] = self.compute_metrics(None, y, whole.outputs, sample_weight)
@@ -284,7 +287,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             return logs
         received, shape = self._own.wire.from_last(None)
         self._own.logs = _mapped(keras.ops.convert_to_tensor, received)
-        if not self._own.metrics_built and y is not None:  # callbacks ask them which way is better
+        # callbacks ask the metrics whether more is better
+        if not self._own.metrics_built and y is not None:
             self._own.metrics_built = True
             self.compute_metrics(None, y, keras.ops.zeros(shape), sample_weight)
         return dict(self._own.logs)
@@ -293,7 +297,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What fails here ends the waiting of the other stages."""
+        """End the waiting of the other stages if an error occurs within the context."""
         self._own.depth += 1
         try:
             yield
@@ -308,7 +312,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             self._own.depth -= 1
 
     def _end(self) -> None:
-        """This rank has no more batches."""
+        """Notify other stages that this rank has no more batches."""
         with self._together():
             self._own.steps.end()
 
@@ -325,7 +329,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             )
 
     def _agree(self, arguments: dict[str, Any], users: Sequence[Any]) -> None:
-        """Raise ValueError, on all ranks, where they could not train together."""
+        """Raise ValueError on all ranks if they cannot train together."""
         for callback in users:
             if isinstance(
                 callback,
@@ -372,7 +376,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
 
 class _Own:
-    """A rank's share in a pipeline: what Keras is not to track."""
+    """A rank's share in a pipeline, hidden from Keras's tracking."""
 
     def __init__(self, plan: chain.Plan) -> None:
         count, size = len(plan.cut.begins), context.size()
@@ -385,19 +389,20 @@ class _Own:
         self.recipe, self.layers, self._micro_batches = plan.recipe, plan.layers, plan.micro_batches
         self.losses: list[Any] = []
         self.logs: dict[str, Any] = {}  # the last stage's
-        self.depth = 0  # of calls of users and of Keras within which this rank is
+        self.depth = 0  # nesting depth of the calls of users and Keras that this rank is in
         self.begin_anew(eager=False)
 
     def _messages(self) -> Messages | None:
-        """Among the ranks of this pipeline."""
+        """Return the messages among the ranks of this pipeline."""
         if len(self._pipelines[0]) == 1:
             return None
         return [context.messages_among(ranks) for ranks in self._pipelines][self.replica]
 
     def meet(self, *, apart: bool = False) -> None:
-        """All ranks are here, unless they are at something already. Those of a pipeline that an
-        error has ended have a new wire after this, and nothing left of the batch that they were at.
-        ``apart``: each pipeline comes for itself, so this is for a job of one.
+        """Wait for all ranks, unless they are within a call already.
+
+        A pipeline that an error ended gets a new wire, and drops the rest of its batch. ``apart``:
+        the call is made by one pipeline alone, so skip this if there are others.
         """
         if (
             self.depth
@@ -409,7 +414,7 @@ class _Own:
         self.logs = {}
 
     def begin_anew(self, *, eager: bool) -> None:
-        """The model is compiled."""
+        """Reset the state, because the model was compiled."""
         into, out = (str(tensors[0].dtype) for tensors in (self.layers.inputs, self.layers.outputs))
         self.steps = Steps(
             self.wire, on_backend(self.layers, eager=eager), self._micro_batches, into, out
@@ -419,5 +424,5 @@ class _Own:
 
 
 def _mapped(convert: Callable[[Any], Any], values: Any) -> Any:
-    """What ``convert`` makes of each value of a structure; None stays None."""
+    """Apply ``convert`` to each value of a structure; None stays None."""
     return keras.tree.map_structure(lambda value: None if value is None else convert(value), values)

@@ -1,8 +1,8 @@
-"""One batch through the stages of a pipeline: all micro batches forward, then all of them back
+"""One batch through the stages of a pipeline: all micro batches forward, then all of them backward
 (GPipe).
 
-The last stage computes the loss of the whole batch, once it has all outputs: so any loss is that of
-one process, whatever it does with rows, weights and masks.
+The last stage computes the loss of the whole batch once it has all outputs. So any loss equals the
+loss on one process, however it uses rows, weights and masks.
 
 Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism"
 (2019).
@@ -24,8 +24,8 @@ from farandole.keras.pipeline.messages import Head, Kind, Stages, Topic
 
 
 class Whole(NamedTuple):
-    """The last stage's knowledge of a batch. ``losses``: additional ones, of all stages; ``loss``:
-    with them.
+    """The last stage's results for a batch. ``losses``: additional ones, of all stages; ``loss``:
+    the loss including them.
     """
 
     outputs: Any
@@ -35,8 +35,8 @@ class Whole(NamedTuple):
 
 
 class _Micro(NamedTuple):
-    """A micro batch that has gone through the layers. ``head``: as it came, with the losses of this
-    stage.
+    """A micro batch that has gone through the layers. ``head``: its header, with the losses of this
+    stage added.
     """
 
     passed: Passed
@@ -45,12 +45,12 @@ class _Micro(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Its part in a mean over the batch."""
+        """Return the micro batch's share in a mean over the batch."""
         return self.rows / self.head.rows
 
 
 class Steps:
-    """``dtype_in``, ``dtype_out``: of what comes into the layers of this stage, and out of them."""
+    """Runs batches through a stage. ``dtype_in``, ``dtype_out``: of its inputs and outputs."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Steps:
         self._dtype_in, self._dtype_out = dtype_in, dtype_out
 
     def forward(self, kind: Kind, x: Any) -> Whole | None:
-        """Without gradients. ``x``: the batch, for the first stage. On the last one: what became of
-        it.
+        """Run a batch without gradients. ``x``: the batch, on the first stage. Returns its results
+        on the last stage.
         """
         if not self._stages.last:
             for _ in self._micros(kind, x):
@@ -81,8 +81,9 @@ class Steps:
     def train(
         self, x: Any, loss_of: Callable[[Whole], Any], optimizer: Any, *, steps: bool
     ) -> Whole | None:
-        """A step of the optimizer, or none, where no weight is trained. ``loss_of``: for the last
-        stage; with its result, what became of the batch.
+        """Take a step of the optimizer, or none if no weight is trained.
+
+        ``loss_of``: for the last stage. Returns the results for the batch on the last stage.
         """
         scale = getattr(optimizer, "loss_scale_factor", None) or 1.0
         micros = deque(self._micros(Kind.TRAIN, x))
@@ -90,7 +91,7 @@ class Steps:
             self._loss(micros, loss_of, scale) if self._stages.last else (None, iter(()))
         )
         while micros:
-            micro = micros.popleft()  # what it holds goes when its gradient is there
+            micro = micros.popleft()  # its memory is released once its gradient is computed
             gradient = next(gradients) if self._stages.last else self._gradient(micro)
             self._send_back(
                 micro, self._computation.backward(micro.passed, gradient, micro.share * scale)
@@ -100,14 +101,14 @@ class Steps:
         return whole
 
     def end(self) -> None:
-        """There are no more batches: the first stage says so, and the others hear it."""
+        """Announce the end of batches on the first stage; receive the announcement on others."""
         if not self._stages.first:
             self._heard(Kind.END, 0)
         if not self._stages.last:
             self._stages.send_head(Head(Kind.END))
 
     def forget(self) -> None:
-        """A batch was given up: nothing is left of its gradients."""
+        """Drop the gradients of an abandoned batch."""
         self._computation.forget()
 
     # Forward.
@@ -124,7 +125,7 @@ class Steps:
                 watch=training and not self._stages.first and "float" in self._dtype_in,
             )
             if passed.losses is not None:
-                # torch warns of a float with a gradient
+                # torch warns when a float is made from a tensor with a gradient
                 added = float(keras.ops.stop_gradient(passed.losses))
                 head = head._replace(losses=head.losses + rows / head.rows * added)
             if not self._stages.last:
@@ -157,7 +158,9 @@ class Steps:
             number += 1
 
     def _heard(self, kind: Kind, number: int) -> Head:
-        """What the stage before says next. Raises ValueError if it is at something else."""
+        """Receive the next header from the previous stage. Raises ValueError if that stage is doing
+        something else.
+        """
         head = self._stages.receive_head()
         if (head.kind, head.number) != (kind, number):
             raise ValueError(
@@ -175,13 +178,13 @@ class Steps:
         if mask.shape:
             self._stages.send(self._stages.number + 1, Topic.FORWARD, mask)
 
-    # Back.
+    # Backward.
 
     def _loss(
         self, micros: deque[_Micro], loss_of: Callable[[Whole], Any], scale: float
     ) -> tuple[Whole, Iterator[Any]]:
-        """What became of the batch, and the gradient of its loss by the outputs of each micro
-        batch.
+        """Return the results for the batch, and the gradient of its loss with respect to the
+        outputs of each micro batch.
         """
         outputs, loss, gradient = self._computation.loss(
             [micro.passed.outputs for micro in micros],
@@ -202,7 +205,9 @@ class Steps:
         return whole, parts
 
     def _gradient(self, micro: _Micro) -> Any:
-        """By the outputs, from the next stage; None where that has none."""
+        """Receive the gradient with respect to the outputs from the next stage; None if it has
+        none.
+        """
         if "float" not in self._dtype_out:
             return None
         shape, after = tuple(micro.passed.outputs.shape), self._stages.number + 1

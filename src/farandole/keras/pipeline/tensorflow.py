@@ -1,5 +1,5 @@
-"""The layers of a stage on TensorFlow: one ``tf.function``, which a tape of each micro batch
-sees.
+"""The layers of a stage on TensorFlow: one ``tf.function``, called under a tape for each micro
+batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from farandole.keras.pipeline.computation import Passed, mask_of, total, with_ma
 
 
 class LayersOfStage:
-    """See ``Computation``."""
+    """TensorFlow's ``Computation``."""
 
     def __init__(self, layers: Any, *, eager: bool) -> None:
         self._layers, self._eager = layers, eager
         self._call = self._run if eager else tf.function(self._run, reduce_retracing=True)
         self._gradients: list[Any] = []
         self._apply: tuple[Any, Callable[..., None]] | None = None
-        self._applied: list[int] = []  # to which variables
+        self._applied: list[int] = []  # indices of the variables with gradients
 
     def _run(self, inputs: Any, mask: Any, training: bool) -> tuple[Any, Any, Any]:
         outputs = self._layers(inputs, training=training, mask=mask)
@@ -96,7 +96,7 @@ class LayersOfStage:
 
 
 def _plus(one: Any, other: Any) -> Any:
-    """The sum of two gradients: rows of embeddings stand one below the other."""
+    """Return the sum of two gradients; rows of embeddings are concatenated."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):

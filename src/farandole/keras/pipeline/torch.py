@@ -1,4 +1,4 @@
-"""The layers of a stage on PyTorch: autograd adds up gradients by itself."""
+"""The layers of a stage on PyTorch, where autograd adds up gradients itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from farandole.keras.pipeline.computation import Passed, mask_of, total, with_ma
 
 
 class LayersOfStage:
-    """See ``Computation``."""
+    """PyTorch's ``Computation``."""
 
     def __init__(self, layers: Any, *, eager: bool) -> None:
-        """Nothing is compiled in either case."""
+        """``eager`` makes no difference: nothing is compiled."""
         self._layers = layers
 
     def forward(self, inputs: Any, mask: Any, *, training: bool, watch: bool) -> Passed:
@@ -62,5 +62,5 @@ class LayersOfStage:
         self.forget()
 
     def forget(self) -> None:
-        for variable in self._layers.variables:  # layers may be frozen for a time
+        for variable in self._layers.variables:  # layers may be frozen temporarily
             variable.value.grad = None

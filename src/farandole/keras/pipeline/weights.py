@@ -1,4 +1,4 @@
-"""The weights of a model between rank 0 and the ranks where its layers are."""
+"""Moving the weights of a model between rank 0 and the ranks with its layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ Values = list[list[Any]]  # arrays, for each of several layers
 
 
 class Weights:
-    """Those of the layers of this rank."""
+    """The weights of this rank's layers."""
 
     def __init__(
         self, layers: Sequence[Any], counts: Sequence[int], stages: Stages, replicas: ProcessSet
     ) -> None:
-        """``counts``: the number of layers in each stage; ``replicas``: the ranks that have this
-        one.
-        """
+        """``counts``: number of layers per stage; ``replicas``: the ranks with this stage."""
         self._layers, self._counts, self._stages, self._replicas = (
             list(layers),
             list(counts),
@@ -34,8 +32,8 @@ class Weights:
         )
 
     def deal(self, layers: Sequence[Any] | None) -> None:
-        """Overwrite those of all ranks with those of ``layers``: of the whole model, on rank 0. All
-        ranks call this.
+        """Overwrite the weights of all ranks from ``layers``: the layers of the whole
+        model, on rank 0. All ranks call this.
         """
         mine = self._dealt(layers) if self._replicas.rank() == 0 else []
         root = (self._replicas.ranks or [0])[0]
@@ -44,7 +42,7 @@ class Weights:
             set_weights(layer, each)
 
     def _dealt(self, layers: Sequence[Any] | None) -> Values:
-        """This rank's part. The ranks of the first pipeline call this."""
+        """Return this rank's part of the weights. The ranks of the first pipeline call this."""
         if not self._stages.first:
             received: Values = self._stages.receive_object(0, Topic.WEIGHTS)
             return received
@@ -58,8 +56,8 @@ class Weights:
         return [weights_of(each) for each in layers[: self._counts[0]]]
 
     def gather(self) -> Values | None:
-        """Those of the layers of the whole model, on the first stage; None on the others. The ranks
-        of a pipeline call this.
+        """Return the weights of the whole model's layers on the first stage, and None on the
+        others. The ranks of a pipeline call this.
         """
         mine = [weights_of(layer) for layer in self._layers]
         if not self._stages.first:
@@ -71,11 +69,11 @@ class Weights:
 
 
 def weights_of(layer: Any) -> list[Any]:
-    """The weights of a layer, as arrays."""
+    """Return the weights of a layer as arrays."""
     return [np.asarray(value) for value in layer.get_weights()]
 
 
 def set_weights(layer: Any, values: Sequence[Any]) -> None:
-    """Overwrite them; Normalization computes with what it makes of them."""
+    """Overwrite a layer's weights. Normalization also recomputes its constants."""
     layer.set_weights(values)
     renew(layer._flatten_layers(), keras.layers.Normalization, numpy_of)

@@ -1,5 +1,7 @@
-"""Horovod's API for Keras 2, which lives on as the package ``tf_keras``: what
-``farandole.tensorflow.keras`` is with TF_USE_LEGACY_KERAS=1, as ``tf.keras`` is ``tf_keras`` then.
+"""Horovod's API for Keras 2, the package ``tf_keras``.
+
+With TF_USE_LEGACY_KERAS=1 ``tf.keras`` is ``tf_keras``, and ``farandole.tensorflow.keras`` is this
+package.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+
+# not for ``*``, which would hide Python's print
+from farandole.core.api.helpers import print as print
 from farandole.core.api.helpers import save_model
 from farandole.core.api.objects import allgather_object as allgather_object
 from farandole.core.api.objects import broadcast_object as broadcast_object

@@ -1,4 +1,4 @@
-"""Horovod's callbacks, for ``fit`` of Keras 2."""
+"""Horovod's callbacks for ``fit`` of Keras 2."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step, if the
-    model is built by then, and after it. So one rank alone may load a checkpoint. A folder of
-    ``BackupAndRestore`` that several ranks have is written by the first of them, and all begin at
-    the epoch of ``root_rank``'s.
+    """Give every rank ``root_rank``'s weights and optimizer state: before the first step, if the
+    model is built by then, and after it.
+
+    So one rank alone may load a checkpoint. If several ranks share a folder of
+    ``BackupAndRestore``, the first of them writes it, and all begin at ``root_rank``'s epoch.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         self._local = {variable.ref() for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank."""
+        """Keep ``var`` local to each rank."""
         self._local.add(var.ref())
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -65,7 +66,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         if not self.broadcast_done and self.model.built:
             self._make_slots()
             self._broadcast()
-            self.broadcast_done = bool(self._exchanges())  # each rank has steps of its own
+            self.broadcast_done = bool(self._exchanges())  # each rank steps locally
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:
@@ -97,8 +98,8 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         return [exchange for exchange in found if exchange is not None]
 
     def _make_slots(self) -> None:
-        """A rank that loaded the model has slots, and the others make theirs in the first step
-        only.
+        """Make slots on all ranks: a rank that loaded the model has them already, and the others
+        would make theirs only in the first step.
         """
         if readable():
             with self.model.distribute_strategy.scope():
@@ -118,7 +119,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         metrics = [
             each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)
         ]
-        # of this rank's samples so far
+        # these count this rank's samples
         counted = [variable for metric in metrics for variable in metric.variables]
         kept = {variable.ref() for variable in [*local, *slots, *counted]}
         variables = [*self.model.variables, *itertools.chain(*states)]
@@ -127,7 +128,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         evaluated(broadcast_variables(variables, self.root_rank))
         if readable():
             renew_in(self.model, tf_keras.layers.Normalization, np.asarray)
-        if context.size() > 1:  # count the weights, once; not the optimizer's variables
+        if context.size() > 1:  # count the weights once, without the optimizer's variables
             weights = sum(
                 variable.shape.num_elements() or 0 for variable in self.model.trainable_variables
             )
@@ -135,7 +136,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
 
 
 class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the epoch's logs over all ranks. Put it before callbacks that read them."""
+    """Average the epoch's logs over all ranks. Put it before callbacks that read them."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()

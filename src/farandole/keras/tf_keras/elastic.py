@@ -1,6 +1,4 @@
-"""The state of a Keras 2 training that an elastic job goes on from, and the callbacks that
-keep it.
-"""
+"""The state of a Keras 2 training in an elastic job, and the callbacks that keep it."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ __all__ = [
 
 
 class KerasState(ObjectState):
-    """A model of Keras 2, its optimizers and plain values: see
+    """The state of a Keras 2 model, its optimizers and plain values: see
     ``farandole.keras.elastic.KerasState``.
     """
 
@@ -46,7 +44,7 @@ class KerasState(ObjectState):
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model, self.optimizer = model, optimizer or model.optimizer
-        if self.optimizer is not None:  # what it makes in its first step would not go back
+        if self.optimizer is not None:  # variables made in its first step would not be restored
             make_slots(self.optimizer, model.trainable_variables)
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._save_variables()
@@ -56,7 +54,7 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        for variable in self._accumulated():  # some may have been made since
+        for variable in self._accumulated():  # some may have been created since
             variable.assign(tf.zeros_like(variable))
         copies = getattr(self, "_copies", ())
         saved = {variable.ref() for variable, _ in copies}
@@ -94,8 +92,8 @@ class KerasState(ObjectState):
         return [*self.model.variables, *states]
 
     def _accumulated(self) -> list[Any]:
-        """What waits on this rank for the last of ``backward_passes_per_step`` passes. It is no
-        other rank's.
+        """Return the gradients that this rank has accumulated within ``backward_passes_per_step``
+        passes. Other ranks have their own.
         """
         states = [state_of(optimizer) for optimizer in self._optimizers()]
         return [
@@ -106,8 +104,10 @@ class KerasState(ObjectState):
 def _made_since(
     optimizer: Any, variables: Sequence[Any], saved: Collection[Any]
 ) -> list[tuple[Any, Any]]:
-    """The slots that an optimizer has made for some of ``variables`` since others were saved (by
-    their ``ref()``), with the values that making them gives.
+    """Return the slots that an optimizer has made for ``variables`` since the last save, with their
+    initial values.
+
+    ``saved``: the ``ref()`` of the saved variables.
     """
     if all(variable.ref() in saved for variable in state_variables(optimizer)):
         return []

@@ -1,5 +1,7 @@
-"""Losses that a LossScaleOptimizer of Keras 2 scales. It scales gradients back when all ranks have
-exchanged them; what a codec keeps shall be of gradients without the scale, which changes.
+"""Losses scaled by a LossScaleOptimizer of Keras 2.
+
+The optimizer unscales gradients after all ranks have exchanged them. The scale changes, so a
+codec's residuals are kept without it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from farandole.tensorflow.sparse import is_slices
 
 
 def watch() -> None:
-    """From now on the facts (``_farandole``) of an optimizer inside of a LossScaleOptimizer have
-    its ``scale`` while it computes gradients: it does not tell the inner optimizer otherwise.
+    """Set the ``scale`` in an inner optimizer's ``_farandole`` state while the LossScaleOptimizer
+    around it computes gradients. Keras does not pass it on.
     """
     for kind in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__():
         for name in {"_compute_gradients", "compute_gradients", "get_gradients"} & vars(
@@ -46,7 +48,7 @@ def _telling(plain: Callable[..., Any]) -> Callable[..., Any]:
 def reduced_scaled(
     reduce: Callable[[Sequence[Any]], Sequence[Any]], gradients: Sequence[Any], scale: Any
 ) -> list[Any]:
-    """``reduce(gradients)``, which sees them without their ``scale``."""
+    """Return ``reduce(gradients)``, called with gradients without their ``scale``."""
     reduced = reduce([_times(gradient, 1.0 / scale) for gradient in gradients])
     return [
         one if one is None else _cast(_times(one, scale), gradient.dtype)
@@ -55,7 +57,7 @@ def reduced_scaled(
 
 
 def _times(gradient: Any, factor: Any) -> Any:
-    """As float32, or as float64 if it is that."""
+    """Multiply in float32, or in float64 for a float64 gradient."""
     if gradient is None:
         return None
     if is_slices(gradient):

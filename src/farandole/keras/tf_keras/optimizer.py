@@ -51,11 +51,11 @@ def DistributedOptimizer(
     strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
 ) -> Any:
-    """``optimizer`` of Keras 2, old (``optimizers.legacy``) or new, stepping with gradients reduced
-    over all ranks.
+    """Return a Keras 2 ``optimizer``, old (``optimizers.legacy``) or new, stepping with gradients
+    reduced over all ranks.
 
     The result is of a subclass of its class, of the same name, and shares its state. The arguments
-    are those of ``farandole.tensorflow.DistributedOptimizer``.
+    are the same as for ``farandole.tensorflow.DistributedOptimizer``.
     """
     options = gradient_options(
         op,
@@ -113,8 +113,8 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or
-    several) to each rank.
+    """Return a ``DistributedOptimizer`` that keeps the variables of ``local_layers`` (one layer or
+    several) local to each rank.
     """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, tf_keras.layers.Layer) else list(layers)
@@ -140,8 +140,8 @@ def PartialDistributedOptimizer(
 
 
 def state_of(optimizer: Any) -> _OptimizerState | None:
-    """The facts of a distributed optimizer, or of the one that it wraps; None if neither is
-    distributed.
+    """Return the state of a distributed optimizer, or of the optimizer that it wraps; None if
+    neither is distributed.
     """
     inner = innermost(optimizer)  # a LossScaleOptimizer may be on either side
     state: _OptimizerState | None = optimizer.__dict__.get(
@@ -151,8 +151,8 @@ def state_of(optimizer: Any) -> _OptimizerState | None:
 
 
 def all_optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a
-    ``train_step`` of its own: those of a GAN.
+    """Return the compiled optimizer of ``model``, and any that the model holds for a custom
+    ``train_step``, as a GAN does.
     """
     kinds = (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
     held = [value for value in held_by(model) if isinstance(value, kinds)]
@@ -161,20 +161,22 @@ def all_optimizers_of(model: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside
-    that.
+    """Return the compiled optimizer of ``model``, and any distributed ones that the model also
+    holds.
     """
     found = all_optimizers_of(model)
     return [each for each in found if each is model.optimizer or state_of(each) is not None]
 
 
 def plain_class(optimizer: Any) -> Any:
-    """The class that was wrapped."""
+    """Return the wrapped class."""
     return next(base for base in type(optimizer).__mro__ if not issubclass(base, _Distributed))
 
 
 def local_of(optimizer: Any) -> list[Any]:
-    """The variables that a distributed optimizer, or one around it, leaves to each rank."""
+    """Return the variables that a distributed optimizer, or one around it, keeps local to each
+    rank.
+    """
     state = state_of(optimizer)
     if state is None:
         return []
@@ -182,14 +184,15 @@ def local_of(optimizer: Any) -> list[Any]:
 
 
 def exchange_of(optimizer: Any) -> KerasExchange | None:
-    """The exchanges of its weights; None if it exchanges gradients, or nothing."""
+    """Return the exchange of its weights; None if it exchanges gradients, or nothing."""
     state = state_of(optimizer)
     return None if state is None else state.exchange
 
 
 def average_weights(model: Any, kept: Collection[Any]) -> None:
-    """Where ranks exchange weights: the mean of them, and of statistics like those of
-    BatchNormalization. ``kept``: the keys (``variable.ref()``) of those that are left to each rank.
+    """Average weights, and statistics like BatchNormalization's, if ranks exchange weights.
+
+    ``kept``: the keys (``variable.ref()``) of variables that stay local to each rank.
     """
     optimizers = optimizers_of(model)
     local = {
@@ -205,7 +208,7 @@ def average_weights(model: Any, kept: Collection[Any]) -> None:
 
 
 def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """The variables that have a gradient."""
+    """Return the variables that have a gradient."""
     return [variable for gradient, variable in pairs if gradient is not None]
 
 
@@ -214,13 +217,13 @@ def _array_of(variable: Any) -> Any:
 
 
 def _scaled(optimizer: Any) -> bool:
-    """Does somebody look whether gradients are finite before the step?"""
+    """Return whether a LossScaleOptimizer checks for non-finite gradients before the step."""
     outside = getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
     return outside or hasattr(optimizer, "get_scaled_loss")
 
 
 def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
-    """Raise ValueError where weights cannot be exchanged."""
+    """Raise ValueError if weights cannot be exchanged."""
     if scaled:
         raise ValueError(NO_STRATEGY.format(spec=strategy.spec))
     if not readable():
@@ -231,20 +234,20 @@ def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
 
 
 class _OptimizerState:
-    """A distributed optimizer's own facts."""
+    """A distributed optimizer's own state."""
 
     def __init__(self, reducer: VariableReducer) -> None:
         self.reducer, options = reducer, reducer.options
         self.passes = options.passes
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
-        # the gradients that come next have been reduced where they were computed
+        # the next gradients have been reduced where they were computed
         self.computed = False
-        self.ready = False  # those to apply next have been reduced
+        self.ready = False  # the next gradients to apply have been reduced
         self.applying = False
-        self.given: list[Any] = []  # variables of the gradients that are applied now
-        self.scale: Any = None  # of the gradients that are being computed
-        # does something wait for the gradients to come?
+        self.given: list[Any] = []  # variables of the gradients being applied
+        self.scale: Any = None  # of the gradients being computed
+        # whether the codec keeps a state, such as residuals
         self._keeps = bool(state_label(codec_of(options.codec)))
         if self._keeps:
             watch()
@@ -260,7 +263,7 @@ class _OptimizerState:
         )
 
     def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The gradients to apply, with their variables."""
+        """Return the reduced gradients to apply, with their variables."""
         pairs = list(pairs)
         gradients, variables = (
             [gradient for gradient, _ in pairs],
@@ -283,7 +286,7 @@ class _OptimizerState:
         return self.reducer.reduced(gradients, variables, self._locals())
 
     def step(self, optimizer: Any, variables: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """``apply()``, which changes ``variables``, and the exchange of weights after it."""
+        """Call ``apply()``, which changes ``variables``, and exchange weights after it."""
         if self.exchange is None or self.reducer.trains_alone():
             return apply()
         _check_steps_alike(
@@ -320,7 +323,7 @@ class _OptimizerState:
         return int(optimizer.iterations.numpy()) // self.passes
 
     def shared_places(self, variables: Sequence[Any]) -> list[int]:
-        """The places in ``variables`` of those that all ranks share."""
+        """Return the indices of the shared variables in ``variables``."""
         local = {key_of(variable) for variable in self._locals()}
         return [place for place, variable in enumerate(variables) if key_of(variable) not in local]
 
@@ -331,8 +334,8 @@ class _OptimizerState:
         ]
 
     def _marked(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """``gradients``; where one of a local variable is not finite, no shared one is: ranks skip
-        steps together.
+        """Return ``gradients``, with all shared ones made non-finite if a local one is, so that
+        ranks skip steps together.
         """
         mine = {key_of(variable) for variable in self._locals()}
         there = [place for place, gradient in enumerate(gradients) if gradient is not None]
@@ -352,43 +355,44 @@ def _plus(gradient: Any, number: Any) -> Any:
 
 
 class _Distributed:
-    """The differences of a distributed optimizer from its base class."""
+    """The methods that a distributed optimizer adds to its base class."""
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank: its gradients are not exchanged."""
+        """Keep ``var`` local to each rank: its gradients are not exchanged."""
         self.__dict__["_farandole"].local.append(var)
 
     def end_of_epoch(self) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
-        In ``fit``, the BroadcastGlobalVariablesCallback calls it; call it in a loop of your own.
-        Collective then.
+
+        In ``fit``, the BroadcastGlobalVariablesCallback calls this; a custom training loop must
+        call it itself. Collective for such a strategy.
         """
         self.__dict__["_farandole"].end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
-        ranks exchange weights; they have the same ones otherwise.
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
+        ranks exchange weights; otherwise their weights are equal already.
         """
         self.__dict__["_farandole"].average_weights(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``farandole.keras.DistributedOptimizer``."""
+        """Return the strategy's state; see ``farandole.keras.DistributedOptimizer``."""
         exchange = self.__dict__["_farandole"].exchange
         return {} if exchange is None else exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``farandole.keras.DistributedOptimizer``."""
+        """Restore the strategy's state; see ``farandole.keras.DistributedOptimizer``."""
         exchange = self.__dict__["_farandole"].exchange
         if exchange is not None and state:
             exchange.load_state_dict(state)
 
     @property
     def _agg_helper(self) -> LocalGradientAggregationHelper:
-        """For programs that look at a Horovod optimizer."""
+        """Horovod's aggregation helper, for programs that read it."""
         return self.__dict__["_farandole"].helper  # type: ignore[no-any-return]
 
-    # Where Horovod reduces: some programs call one of these, change what it gave (clip it, say),
-    # and apply that.
+    # Horovod reduces in these methods. Some programs call one, change the result (by clipping, for
+    # instance) and apply it.
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
@@ -404,7 +408,7 @@ class _Distributed:
         return self._compute_gradients(loss, var_list, None, tape)
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """Of old optimizers."""
+        """Return the reduced gradients, for old optimizers."""
         params = list(params)
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return [gradient for gradient, _ in self._computed(zip(gradients, params, strict=True))]
@@ -415,8 +419,8 @@ class _Distributed:
         state.computed = True
         return reduced
 
-    # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names,
-    # and then looks whether they are finite: all ranks must find the same.
+    # A LossScaleOptimizer around this one requests the reduced gradients by one of these names, and
+    # then checks that they are finite: all ranks must find the same.
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._aggregated(grads_and_vars, super()._aggregate_gradients)  # type: ignore[misc]
@@ -434,8 +438,8 @@ class _Distributed:
         state.computed, state.ready = False, True
         return pairs
 
-    # A norm of all gradients is one of those that ranks share, and one of the others. New
-    # optimizers, and old ones:
+    # Clipping by a global norm uses one norm for the shared gradients and one for the local ones.
+    # For new optimizers, and for old ones:
 
     def _clip_gradients(self, grads: Any) -> Any:
         base, state = super()._clip_gradients, self.__dict__["_farandole"]  # type: ignore[misc]
@@ -452,7 +456,7 @@ class _Distributed:
         return by_parts(base, pairs, state.shared_places([variable for _, variable in pairs]))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce, and apply: after the last of several passes."""
+        """Reduce and apply gradients, after the last of several passes."""
         state: _OptimizerState = self.__dict__["_farandole"]
         base: Any = super()
         pairs = list(grads_and_vars)
@@ -469,7 +473,7 @@ class _Distributed:
         if not ready:
             pairs = state.through(pairs)
         variables = [variable for _, variable in pairs]
-        if state.passes > 1:  # variables of the optimizer cannot be made inside of a branch
+        if state.passes > 1:  # an optimizer's variables cannot be created within a branch
             with tf.init_scope():
                 make_slots(self, variables)
         state.applying = True

@@ -1,4 +1,4 @@
-"""Loading models of Keras 2 so that they go on training together."""
+"""Loading Keras 2 models that go on training together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """``tf_keras.models.load_model``, with the model's optimizer distributed, and its state kept.
+    """Load a model as ``tf_keras.models.load_model`` does, with a distributed optimizer that keeps
+    its state.
 
-    Files hold the optimizer that was wrapped, so Keras alone loads them, too.
-    ``custom_optimizers``: optimizer classes of your own. ``custom_objects`` may make distributed
-    ones, whose options count. ``options`` go to Keras. ``filepath``: an .h5 or .keras file, or the
-    folder of a SavedModel. ``legacy_opts``, Horovod's word for what the file holds old optimizers,
-    is not needed: the file tells.
+    Files contain the wrapped optimizer, so Keras alone loads them, too. ``custom_optimizers``:
+    custom optimizer classes. ``custom_objects`` may make distributed optimizers, whose options are
+    kept. ``options`` go to Keras. ``filepath``: an .h5 or .keras file, or the folder of a
+    SavedModel. ``legacy_opts``: accepted for compatibility with Horovod; the file shows whether it
+    has old optimizers.
     """
     context.size()
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
@@ -47,8 +48,8 @@ def load_model(
 
 
 def _restore(model: Any, filepath: Any) -> None:
-    """Give the optimizer its state, where Keras leaves it out though the SavedModel has it. Say so
-    where the file has none.
+    """Restore the optimizer's state from a SavedModel where Keras does not, and warn if the file
+    has none.
     """
     if not isinstance(filepath, (str, os.PathLike)):  # an h5py.File
         return

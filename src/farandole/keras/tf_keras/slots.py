@@ -13,11 +13,11 @@ from farandole.tensorflow.checks import readable
 
 
 def state_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among
-    them.
+    """Return the variables of an optimizer and its hyperparameters, which Keras 2 does not list
+    among them.
     """
     inner = innermost(optimizer)
-    if is_old(inner) and readable():  # it makes these in its first step
+    if is_old(inner) and readable():  # it creates these in its first step
         _ = inner.iterations
         inner._create_hypers()
     hyper = inner._hyper.values() if is_old(inner) else [getattr(inner, "_learning_rate", None)]
@@ -26,8 +26,9 @@ def state_variables(optimizer: Any) -> list[Any]:
 
 
 def numbered_state(optimizer: Any) -> dict[Any, Any]:
-    """The variables of an optimizer by what tells them apart: for an old one, whose order is that
-    of its steps, by the variable that a slot belongs to.
+    """Return the variables of an optimizer by a key that identifies them.
+
+    An old optimizer orders its slots by its steps, so they are identified by the slot's variable.
     """
     inner = innermost(optimizer)
     if not is_old(inner):
@@ -43,8 +44,10 @@ def numbered_state(optimizer: Any) -> dict[Any, Any]:
 
 
 def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
-    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may
-    be a later batch: now, on all ranks, where one rank's have, which goes on from a checkpoint.
+    """Make the same slots on all ranks for optimizers that ``model`` holds in addition to its own.
+
+    Such an optimizer creates slots in its first step, which may be a later batch. If one rank
+    resumed from a checkpoint and has slots, the others make theirs now.
     """
     if not held or not readable():
         return
@@ -58,9 +61,7 @@ def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
 
 
 def keys_of(optimizer: Any) -> list[Any]:
-    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state
-    for.
-    """
+    """Return the keys (``variable._unique_id``) of the variables that have optimizer state."""
     inner = innermost(optimizer)
     return list(inner._slots if is_old(inner) else getattr(inner, "_index_dict", ()))
 
@@ -74,7 +75,7 @@ def is_old(optimizer: Any) -> bool:
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """The state that ``optimizer`` has for ``variables``: momenta, say."""
+    """Return the state that ``optimizer`` has for ``variables``, such as momenta."""
     inner = innermost(optimizer)
     if is_old(inner):
         return [
@@ -87,10 +88,10 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has
-    stays as it is.
+    """Create the state that ``optimizer``'s first step on ``variables`` would create. Existing
+    state is unchanged.
     """
     if hasattr(optimizer, "_create_all_weights"):  # an old one
         optimizer._create_all_weights(variables)
-    elif hasattr(optimizer, "build") and variables:  # without any it would count as built
+    elif hasattr(optimizer, "build") and variables:  # with no variables it would count as built
         optimizer.build(variables)

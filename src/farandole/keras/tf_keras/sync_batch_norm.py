@@ -1,4 +1,4 @@
-"""SyncBatchNormalization for models of Keras 2."""
+"""SyncBatchNormalization for Keras 2 models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SyncBatchNormalization(
     Synchronized,
     tf_keras.layers.BatchNormalization,  # type: ignore[misc]
 ):
-    """``farandole.tensorflow.SyncBatchNormalization`` for models of Keras 2."""
+    """``farandole.tensorflow.SyncBatchNormalization`` for Keras 2 models."""
 
     def __init__(
         self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any

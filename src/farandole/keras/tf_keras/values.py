@@ -1,5 +1,5 @@
-"""Collectives of values: Python numbers, numpy arrays and tensors go in; tensors come out (numpy
-arrays in a graph).
+"""Collectives of values: Python numbers, numpy arrays and tensors in, tensors out (numpy arrays in
+a graph).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tf_keras.api._v1.keras import backend  # where tf.compat.v1.keras is
+from tf_keras.api._v1.keras import backend  # tf.compat.v1.keras uses this backend
 
 from farandole.base.types import ReduceOp
 from farandole.core.api.compression import NoneCompressor
@@ -26,7 +26,7 @@ def allreduce(
     compression: Any = NoneCompressor,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """The reduction of every rank's ``value``. ``op``: Average (the default), Sum, Min, Max, ..."""
+    """Reduce every rank's ``value``. ``op``: Average (the default), Sum, Min, Max, ..."""
     return evaluated(
         differentiable.allreduce(
             tf.convert_to_tensor(value),
@@ -42,7 +42,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Every rank's ``value``, one below the other. The first dimension may differ."""
+    """Concatenate every rank's ``value``. The first dimension may differ."""
     return evaluated(
         differentiable.allgather(tf.convert_to_tensor(value), name=name, process_set=process_set)
     )
@@ -51,7 +51,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WOR
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """``root_rank``'s ``value``."""
+    """Return ``root_rank``'s ``value``."""
     return evaluated(
         differentiable.broadcast(
             tf.convert_to_tensor(value), root_rank, name=name, process_set=process_set
@@ -62,7 +62,7 @@ def broadcast(
 def reducescatter(
     value: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Any:
-    """This rank's rows of the reduction."""
+    """Return this rank's rows of the reduction."""
     tensor = tf.convert_to_tensor(value)
     return evaluated(
         differentiable.reducescatter(tensor, name=name, op=op, process_set=process_set)
@@ -72,12 +72,12 @@ def reducescatter(
 def broadcast_global_variables(root_rank: int) -> Any:
     """Give all ranks ``root_rank``'s values of the graph's global variables, in Keras's session.
 
-    Raises RuntimeError in eager mode, where there is no such list: use the callback, or
-    ``broadcast_variables``.
+    Raises RuntimeError in eager mode, which has no list of variables: use the callback or
+    ``broadcast_variables`` there.
     """
     return evaluated(broadcasting.broadcast_global_variables(root_rank))
 
 
 def evaluated(found: Any) -> Any:
-    """What was found, or what running it in Keras's session gives."""
+    """Return ``found``, or the result of running it in Keras's session."""
     return found if tf.executing_eagerly() else backend.get_session().run(found)
