@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from farandole.base.types import ReduceOp
 from farandole.core.api import names
 from farandole.core.api.documented import documented
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+
+# not for ``*``, which would hide Python's print
+from farandole.core.api.helpers import print as print
 from farandole.core.api.keras_version import keras_name
 from farandole.core.api.ops import reduce_op
 from farandole.job.plugins import registry
@@ -48,12 +50,14 @@ from farandole.tensorflow.tape import (
 
 @documented("op")
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
-    """What ``op`` and ``average`` (old) say together. Raises ValueError if both are given."""
+    """Return the reduction for ``op`` and the older ``average``. Raises ValueError if both are
+    given.
+    """
     return reduce_op(average, op)
 
 
 def __getattr__(name: str) -> Any:
-    """SyncBatchNormalization is Keras's, and so loads it."""
+    """Load SyncBatchNormalization lazily, because it loads Keras."""
     if name == "SyncBatchNormalization":
         return registry.load("batch_norm", keras_name())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Begin alike: variables and objects from one rank to all."""
+"""Broadcasts of variables and objects from one rank to all."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
 ) -> Any:
-    """Give all ranks ``root_rank``'s values of ``variables``. In a graph: an operation that
-    does.
+    """Give all ranks ``root_rank``'s values of ``variables``. In a graph, return an operation that
+    does so.
     """
     variables = [variable for variable in tf.nest.flatten(list(variables)) if variable is not None]
     if tf.executing_eagerly():
@@ -59,7 +59,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = WORLD,
 ) -> list[Any]:
-    """``broadcast_variables`` that returns the new values."""
+    """Broadcast variables as ``broadcast_variables`` does, and return the new values."""
     variables = list(variables)
     assigned = _assign(variables, root_rank, process_set)
     with tf.control_dependencies([] if tf.executing_eagerly() else assigned):
@@ -78,7 +78,7 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
     else:
 
         def start(*arrays: Array) -> graph.Call:
-            # one string
+            # a single string
             made = [
                 np.array(array, object) if isinstance(array, bytes) else array for array in arrays
             ]
@@ -100,7 +100,9 @@ def _read(variable: Any) -> Array:
 
 @documented("init", "RuntimeError: in eager mode, where there is no such list.")
 def broadcast_global_variables(root_rank: int) -> Any:
-    """An operation that gives all ranks ``root_rank``'s values of the graph's global variables."""
+    """Return an operation that gives all ranks ``root_rank``'s values of the graph's global
+    variables.
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. Please use "
@@ -110,8 +112,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or
-    restored. ``device`` has no effect.
+    """Give all ranks ``root_rank``'s initialized or restored variables, in a MonitoredSession.
+    ``device`` has no effect.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -142,7 +144,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
+    """Return ``root_rank``'s ``obj`` on every rank (on the root: the object itself)."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -153,7 +155,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = WORLD,
 ) -> Callable[[Any], Any]:
-    """``broadcast_object`` as a function of the object alone."""
+    """Return ``broadcast_object`` as a function of the object alone."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -167,5 +169,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[Any]:
-    """Every rank's ``obj``, in rank order."""
+    """Return every rank's ``obj``, in rank order."""
     return objects.allgather_object(obj, name, process_set)

@@ -6,15 +6,15 @@ import tensorflow as tf
 
 
 def cuda_built() -> bool:
-    """Can this TensorFlow use CUDA?"""
+    """Return whether this TensorFlow can use CUDA."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Can this TensorFlow use ROCm?"""
+    """Return whether this TensorFlow can use ROCm."""
     return bool(tf.test.is_built_with_rocm())
 
 
 def nccl_built() -> int:
-    """0: nothing here goes through NCCL."""
+    """Return 0: TensorFlow's tensors never go through NCCL here."""
     return 0

@@ -1,4 +1,4 @@
-"""The checks of TensorFlow programs: digests of variables, settings of optimizers."""
+"""Checks of TensorFlow programs: digests of variables, settings of optimizers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _OLD = ("learning_rate", "lr", "momentum", "beta1", "beta2", "epsilon", "decay",
 
 
 class TensorFlowReplica(Replica, Protocol):
-    """A replica that holds variables of TensorFlow, or of Keras on it."""
+    """A replica that holds variables of TensorFlow, or of Keras on TensorFlow."""
 
     variables: Sequence[Any]
 
 
 class VariablesReplica:
-    """A ``checks.agreement.Replica``. Variables are often made, and broadcast, in the first
-    step: ``patient``.
+    """A ``checks.agreement.Replica`` of TensorFlow variables.
+
+    ``patient``: variables are often created, and broadcast, in the first step.
     """
 
     cures = CURES
@@ -44,14 +45,17 @@ class VariablesReplica:
         self.variables: Sequence[Any] = list(variables)
         self._names = [name.partition(":")[0] for name in names]
         self._settings = settings
-        # looks come from threads of TensorFlow, where it always says yes
+        # asked here, because readable() is always true in TensorFlow's threads, which call
+        # weights()
         self._readable = readable()
 
     def names(self) -> Sequence[str]:
         return self._names
 
     def weights(self) -> list[int] | None:
-        """None in a graph of TensorFlow 1: only its session can read variables."""
+        """Return digests of the weights; None in a TensorFlow 1 graph, whose variables only a
+        session can read.
+        """
         return digests_of(self.variables) if self._readable else None
 
     def settings(self) -> Mapping[str, str]:
@@ -69,7 +73,7 @@ def digests_of(variables: Sequence[Any]) -> list[int]:
 
 
 def _digest(variable: Any) -> int:
-    inner = getattr(variable, "_value", None)  # those of Keras 3 wrap TensorFlow's
+    inner = getattr(variable, "_value", None)  # Keras 3 variables wrap TensorFlow's
     variable = inner if isinstance(inner, tf.Variable) else variable
     if not isinstance(variable, tf.Variable) or not variable.trainable:
         return 0
@@ -77,10 +81,10 @@ def _digest(variable: Any) -> int:
 
 
 def settings_of(optimizer: Any) -> Mapping[str, str]:
-    """Return the numbers that an optimizer steps with; empty if it does not give them."""
+    """Return an optimizer's hyperparameters; empty if it has no configuration."""
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return numbers({name: vars(optimizer).get(f"_{name}") for name in _OLD})
     try:
         return numbers(optimizer.get_config())
-    except Exception:  # of whoever wrote the optimizer: no reason to end the training
+    except Exception:  # an error in a third-party optimizer must not end the training
         return {}

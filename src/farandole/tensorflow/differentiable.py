@@ -1,8 +1,8 @@
-"""The collectives that gradients go through.
+"""Collectives that gradients flow through.
 
-Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers
-count: gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter
-are not divided (docs/tensorflow.md).
+Gradients belong to the sum of all ranks' losses. Where Horovod's differ, Horovod's values are used:
+gradients of allgather and broadcast are averaged over the ranks, and gradients of reducescatter are
+not divided (docs/tensorflow.md).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def allreduce(
     process_set: ProcessSet = WORLD,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The reduction of every rank's ``tensor``, as a new tensor of its shape and type.
+    """Reduce every rank's ``tensor`` to a new tensor of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
-    and bfloat16 are summed in float32, and rounded once. Gradients pass through it.
+    Any shape; shape and type must be the same on all ranks, and the result is bit-identical on all
+    of them. float16 and bfloat16 are summed in float32 and rounded once. Differentiable.
 
-    Of tf.IndexedSlices all ranks' rows are gathered (Average divides them); the result is
+    For tf.IndexedSlices, the rows of all ranks are gathered (Average divides them); the result is
     tf.IndexedSlices.
     """
     chosen = reduce_op(average, op)
@@ -81,8 +81,8 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """``allreduce`` of several tensors as one unit. None stays None, tf.IndexedSlices go for
-    themselves.
+    """Reduce several tensors as one unit; see ``allreduce``. None stays None, and each
+    tf.IndexedSlices is exchanged separately.
     """
     chosen = reduce_op(average, op)
     results = list(tensors)
@@ -147,7 +147,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Every rank's ``tensor``, one below the other in rank order, as a new tensor.
+    """Concatenate every rank's ``tensor`` in rank order, as a new tensor.
 
     At least one dimension. The first may differ from rank to rank, the others and the type may not.
     """
@@ -163,7 +163,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> list[Any]:
-    """``allgather`` of several tensors as one unit."""
+    """Gather several tensors as one unit; see ``allgather``."""
     if not tensors:
         return []
     return _gathered(
@@ -207,8 +207,8 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be the same on
-    all ranks.
+    """Return ``root_rank``'s ``tensor`` as a new tensor on every rank. Shape and type must be the
+    same on all ranks.
     """
     names = Names("Broadcast", name, ignore_name_scope)
 
@@ -226,7 +226,7 @@ def broadcast(
             )
             if context.rank() == root_rank:
                 return mean
-            with tf.control_dependencies([mean]):  # in a session it would not be run otherwise
+            with tf.control_dependencies([mean]):  # otherwise a session would not run it
                 return tf.zeros_like(mean)
 
         return functions.spread(tensor, root_rank, names, process_set), gradient
@@ -248,12 +248,12 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
     ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows
-    came from each rank (int32). Dimensions but the first, and the type, must be the same on all
-    ranks.
+    Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
+    number of rows from each rank (int32). The type, and all dimensions but the first, must be the
+    same on all ranks.
     """
     names = Names("Alltoall", name, ignore_name_scope)
 
@@ -296,10 +296,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction, as a new tensor.
+    """Return this rank's rows of the reduction, as a new tensor.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
-    goes one row each to the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. If the rows do not divide
+    evenly, the first ranks get one more each.
     """
     names = Names("Reducescatter", name, ignore_name_scope)
     factors = (prescale_factor, postscale_factor)
@@ -320,7 +320,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """``reducescatter`` of several tensors as one unit."""
+    """Reduce and scatter several tensors as one unit; see ``reducescatter``."""
     if not tensors:
         return []
     names = Names("GroupedReducescatter", name, ignore_name_scope)

@@ -1,5 +1,6 @@
-"""A thread of ours that waits for what graphs start: the engine works at once for whoever waits,
-and only after a while for those that do not.
+"""A thread that waits for the collectives that graphs start.
+
+The engine runs a collective at once if a thread waits for it, and only after a while otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _thread: threading.Thread | None = None
 
 
 def drive(wait: Callable[[], None]) -> None:
-    """Have ``wait()`` called, which raises nothing, after those that came before it."""
+    """Queue ``wait()``, which must not raise, to be called after the earlier ones."""
     global _thread
     if _thread is None or not _thread.is_alive():
         with _lock:

@@ -25,10 +25,10 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 class TensorFlowState(ObjectState):
-    """Variables, and plain values as attributes (``epoch=0, batch=0``).
+    """The state of variables, and of plain values as attributes (``epoch=0, batch=0``).
 
-    ``variables``: by default the global variables of the graph. ``session``: where v1 variables
-    live; by default the default session. Nothing is sent before ``sync()``.
+    ``variables``: by default the global variables of the graph. ``session``: the session of v1
+    variables; by default the default session. Nothing is sent before ``sync()``.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class TensorFlowState(ObjectState):
 def TensorFlowKerasState(
     model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
 ) -> Any:
-    """A model, its optimizer and plain values: see ``farandole.keras.elastic.KerasState``.
+    """Return the state of a model, its optimizer and plain values: see
+    ``farandole.keras.elastic.KerasState``.
 
     Raises ValueError if the model is not built.
     """

@@ -1,6 +1,4 @@
-"""The collectives on tensors: at once in eager mode, as operations in a graph. No gradients
-here.
-"""
+"""Collectives on tensors without gradients: immediate in eager mode, operations in a graph."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 
 
 class _Casts:
-    """The facts about tensors that ``CastCompressor`` needs."""
+    """Facts about tensors that ``CastCompressor`` needs."""
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:
@@ -41,8 +39,8 @@ _casts: Any = _Casts()
 
 
 class Compression:
-    """How tensors travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your
-    own.
+    """Compression of tensors for the exchange: ``none``, ``fp16``, ``bf16``, or a custom subclass
+    of ``Compressor``.
     """
 
     Compressor = Compressor
@@ -58,20 +56,20 @@ class Compression:
 
 
 class Names:
-    """How a call is named: what the caller said, and whether scopes count."""
+    """The name of a call: the caller's choice, and whether name scopes count."""
 
     def __init__(self, kind: str, name: str | None, ignore_name_scope: bool = False) -> None:
         self.kind, self.name, self.ignore = kind, name, ignore_name_scope
 
     def of(self, tensor: Any, process_set: ProcessSet) -> str | None:
-        """The name by which the ranks of ``process_set`` agree; None for an unnamed call in eager
-        mode: those are counted.
+        """Return the name by which the ranks of ``process_set`` agree; None for an unnamed call in
+        eager mode, where calls are counted.
 
-        In a graph an unnamed one is named for its tensor, and a name that the process set has
-        already gets a number, so the name is the same on all ranks that build the same graph,
-        however often. The functions in a function are of one graph here: two of one name may run at
-        the same time. Each process set counts for itself: a rank may be in several, whose other
-        ranks do not build what is not theirs.
+        In a graph an unnamed call is named for its tensor, and a name that the process set already
+        uses gets a number. So the name is the same on all ranks that build the same graph, however
+        often they build it. Nested functions count as one graph, because two calls of one name may
+        run at the same time. Each process set counts separately: a rank may be in several sets,
+        whose other members do not build the same calls.
         """
         if tf.executing_eagerly():
             return self.name
@@ -79,14 +77,14 @@ class Names:
         name = self.name or f"Horovod{self.kind}_{_plain(tensor.name)}"
         scope = "" if self.ignore else current.get_name_scope()
         full = f"{scope}/{name}" if scope else name
-        # numbers count what this process made
+        # the number counts functions of this process
         function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")
         if function and not self.ignore:
             full = f"{function}/{full}"
         return _unused(_outermost(current), process_set, full)
 
     def and_(self, suffix: str) -> Names:
-        """For what belongs to the call: its gradient."""
+        """Return the names for a call's companion, such as its gradient."""
         return Names(self.kind, None if self.name is None else self.name + suffix, self.ignore)
 
 
@@ -94,8 +92,8 @@ _used: WeakKeyDictionary[Any, dict[tuple[int, ...], set[str]]] = WeakKeyDictiona
 
 
 def _outermost(current: Any) -> Any:
-    """The graph of the function that eager code calls, if ``current`` is that of a function
-    in it.
+    """Return the graph of the function that eager code calls, if ``current`` is the graph of a
+    function nested in it.
     """
     while hasattr(outer := getattr(current, "outer_graph", None), "outer_graph"):
         current = outer
@@ -103,8 +101,8 @@ def _outermost(current: Any) -> Any:
 
 
 def _unused(current: Any, process_set: ProcessSet, name: str) -> str:
-    """``name``, or the first of ``name_1``, ``name_2``, ... that no call of ``process_set`` has in
-    this graph.
+    """Return ``name``, or the first of ``name_1``, ``name_2``, ... that no call of ``process_set``
+    uses in this graph.
     """
     used = _used.setdefault(current, {}).setdefault(tuple(process_set.ranks or ()), set())
     numbered = (f"{name}_{number}" for number in count(1))
@@ -118,7 +116,7 @@ def _plain(name: str) -> str:
 
 
 class _Running:
-    """See ``graph.Task``: a collective that was started."""
+    """A ``graph.Task``: a collective that was started."""
 
     def __init__(self, handle: int, dtypes: Sequence[Any]) -> None:
         self._handle, self._dtypes = handle, dtypes
@@ -143,10 +141,10 @@ def _run(
     complete: Callable[[Array], list[Any]] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """The tensors, of ``forms``, that an operation of ``collectives`` gives.
+    """Return the tensors, of ``forms``, from an operation of ``collectives``.
 
-    ``moves``: nothing is computed, so any type of fixed size will do. ``complete``: the arguments
-    of the operation, from a single array.
+    ``moves``: the operation only moves data, so any type of fixed size works. ``complete``: returns
+    the operation's arguments, given a single array.
     """
     dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
     options |= {"name": names.of(tensors[0], process_set), "process_set": process_set}
@@ -169,7 +167,7 @@ def _run(
 
 
 def _check_registered(process_set: ProcessSet) -> None:
-    """Raise ValueError while the graph is made, and not only when it runs."""
+    """Raise ValueError while the graph is built, not only when it runs."""
     if process_set is not context.global_process_set:
         process_set.size()
 
@@ -180,7 +178,7 @@ def _typed(result: Any, dtypes: Sequence[Any]) -> list[Array]:
 
 
 def join() -> Any:
-    """See ``mpi_ops.join``."""
+    """Join; see ``mpi_ops.join``."""
     if tf.executing_eagerly():
         return tf.constant(collectives.join(), tf.int32)
 
@@ -191,7 +189,7 @@ def join() -> Any:
 
 
 def barrier(process_set: ProcessSet) -> Any:
-    """See ``mpi_ops.barrier``."""
+    """Wait for all ranks; see ``mpi_ops.barrier``."""
     if tf.executing_eagerly():
         return collectives.barrier(process_set)
 
@@ -209,7 +207,7 @@ def _alike(tensors: Sequence[Any]) -> list[graph.Form]:
 
 
 def _other_rows(tensors: Sequence[Any]) -> list[graph.Form]:
-    """How many rows there will be, nobody knows beforehand."""
+    """Return forms with an unknown number of rows."""
     return [
         (
             tensor.dtype,
@@ -228,9 +226,7 @@ def reduce(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a
-    unit.
-    """
+    """Reduce (allreduce) one tensor, or with ``grouped`` several as a unit, to new tensors."""
     return _run(
         "grouped_allreduce" if grouped else "allreduce",
         tensors,
@@ -247,7 +243,7 @@ def reduce(
 def gather(
     tensors: Sequence[Any], names: Names, process_set: ProcessSet, grouped: bool
 ) -> list[Any]:
-    """Allgather: see ``reduce``."""
+    """Gather (allgather); see ``reduce``."""
     return _run(
         "grouped_allgather" if grouped else "allgather",
         tensors,
@@ -262,7 +258,7 @@ def gather(
 def gather_rows(
     tensors: Sequence[Any], dense_shape: Sequence[int], names: Names, process_set: ProcessSet
 ) -> list[Any]:
-    """The parts of a sparse tensor: see ``Collectives.gather_rows``."""
+    """Gather the parts of a sparse tensor: see ``Collectives.gather_rows``."""
     return _run(
         "gather_rows",
         tensors,
@@ -276,7 +272,7 @@ def gather_rows(
 
 
 def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
-    """Broadcast: ``root``'s tensor."""
+    """Return ``root``'s tensor (broadcast)."""
     (copy,) = _run(
         "broadcast",
         [tensor],
@@ -290,12 +286,12 @@ def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any
 
 
 def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> list[Any]:
-    """Alltoall: the rows that this rank received, and how many of them from each rank."""
+    """Return the rows that this rank received, and their number from each rank (alltoall)."""
 
     def evenly(array: Array) -> list[Any]:
         size = context.engine(process_set).size
         if not array.ndim or len(array) % size:
-            return [array]  # the engine says what is wrong
+            return [array]  # the engine reports the error
         return [array, np.full(size, len(array) // size, np.int32)]
 
     inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
@@ -320,7 +316,7 @@ def scatter(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Reducescatter: see ``reduce``."""
+    """Reduce and scatter (reducescatter); see ``reduce``."""
     return _run(
         "grouped_reducescatter" if grouped else "reducescatter",
         tensors,

@@ -1,4 +1,4 @@
-"""Gradients of several passes, added up before they are reduced and applied once."""
+"""Gradients of several passes, accumulated before they are reduced and applied once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from farandole.tensorflow.sparse import is_slices
 
 
 class LocalGradientAggregationHelper:
-    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``;
-    ``allreduce_func``, a function of gradients and variables, reduces the sums in the last one, and
-    only then does ``apply_gradients`` apply anything.
+    """Accumulate gradients over ``backward_passes_per_step`` calls of ``compute_gradients``.
 
-    In v1 graphs its variables must be initialised with the others.
-    ``average_aggregated_gradients``: divide by the number of passes. ``sparse_as_dense``: take
-    tf.IndexedSlices, too, as dense tensors; without it they are a ValueError.
-    ``scale_local_gradients``: divide the gradients of variables given to ``register_local_var`` by
-    the number of ranks in ``process_set``. ``rank``, ``optimizer_type`` and ``name`` have no
-    effect; Horovod's programs give them.
+    ``allreduce_func``, a function of gradients and variables, reduces the sums in the last call;
+    ``apply_gradients`` applies gradients only then.
+
+    In v1 graphs the helper's variables must be initialized with the others.
+    ``average_aggregated_gradients``: divide by the number of passes. ``sparse_as_dense``: accept
+    tf.IndexedSlices as dense tensors; otherwise they raise ValueError. ``scale_local_gradients``:
+    divide the gradients of variables registered with ``register_local_var`` by the number of ranks
+    in ``process_set``. ``rank``, ``optimizer_type`` and ``name`` have no effect; they are accepted
+    for compatibility with Horovod.
     """
 
     _OPTIMIZER_TYPE_KERAS, _OPTIMIZER_TYPE_LEGACY = "optimizer_type_keras", "optimizer_type_legacy"
@@ -52,22 +53,25 @@ class LocalGradientAggregationHelper:
         self.counter: Any = None
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank: ``allreduce_func`` is not asked about it."""
+        """Keep ``var`` local to each rank: ``allreduce_func`` does not get its gradient."""
         self._local.append(var)
 
     @property
     def variables(self) -> list[Any]:
-        """The number of passes since the last step, and their sums; none before the first pass."""
+        """Return the number of passes since the last step, and their sums; empty before the first
+        pass.
+        """
         return [] if self.counter is None else [self.counter, *self._sums.values()]
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays
-        None.
+        """Accumulate ``grads``, and return the gradients to apply in the last pass (zeros in
+        others).
+
+        None stays None.
         """
         if self.backward_passes_per_step == 1:
             return self._exchanged(grads, vars)
-        # a variable that an earlier pass had a gradient for, and this one has not: what was added
-        # up counts
+        # the variable had a gradient in an earlier pass but not in this one: its sum still counts
         there = [
             place
             for place, gradient in enumerate(grads)
@@ -94,11 +98,11 @@ class LocalGradientAggregationHelper:
     def apply_gradients(
         self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """``apply_grads_closure()``, if this was the last pass.
+        """Call ``apply_grads_closure()`` if this was the last pass.
 
-        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``:
-        with Horovod, learning rates that decay with them, and the ends of trainings, were chosen
-        so.
+        Other passes also count in a Keras 2 optimizer's ``iterations`` and in ``global_step``, as
+        with Horovod, because programs chose their learning rate decay and training length
+        accordingly.
         """
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
@@ -118,8 +122,8 @@ class LocalGradientAggregationHelper:
             return tf.group(*_operations([self.counter.assign(0)]))
 
     def _add(self, number: Any, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Add ``gradients`` to the sums, which pass 1 begins: whether the last ones were applied
-        does not matter. (A LossScaleOptimizer skips steps with overflows.)
+        """Add ``gradients`` to the sums, which pass 1 resets, whether or not the last sums were
+        applied. (A LossScaleOptimizer skips steps with overflows.)
         """
         found: dict[Any, Any] = {}
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -151,7 +155,7 @@ class LocalGradientAggregationHelper:
         return [tf.convert_to_tensor(total) for total in self._exchanged(totals, variables)]
 
     def _exchanged(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """``gradients`` with the places of shared variables reduced."""
+        """Return ``gradients`` with the shared variables' gradients reduced."""
         local = {key_of(variable) for variable in self._local}
         shared = [
             place for place, variable in enumerate(variables) if key_of(variable) not in local
@@ -199,7 +203,7 @@ class LocalGradientAggregationHelper:
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """The same, with the arguments in the order of Horovod's helper for eager programs."""
+    """The same helper, with the argument order of Horovod's helper for eager programs."""
 
     def __init__(
         self,
@@ -221,14 +225,14 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
 
 
 def _counted(counters: Sequence[Any]) -> Any:
-    """One more pass that is not the last."""
+    """Count one more pass that is not the last."""
     return tf.group(
         *_operations([counter.assign_add(1) for counter in counters if counter is not None])
     )
 
 
 def _operations(values: Sequence[Any]) -> list[Any]:
-    """Arguments for control dependencies."""
+    """Return arguments for control dependencies."""
     return (
         []
         if tf.executing_eagerly()

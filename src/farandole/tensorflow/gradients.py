@@ -1,4 +1,4 @@
-"""The gradients of a step: all that are dense in one operation, those of embeddings as rows."""
+"""The gradients of a step: all dense ones in one operation, gradients of embeddings as rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from farandole.tensorflow.sparse import allreduce_slices, is_slices
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# one exchange at a time may hold a thread of TensorFlow while it waits
+# only one exchange at a time may hold a TensorFlow thread while it waits
 _waits_here = threading.Lock()
 
 
 def alone(process_set: ProcessSet = WORLD) -> bool:
-    """Is there nobody to exchange anything with, now or later? (In an elastic job there may be,
-    later.)
+    """Return whether there is no other rank to exchange with, now or later. (An elastic job may get
+    more ranks later.)
     """
     return context.engine(process_set).size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """Names for messages, without the numbers that count what else this process made."""
+    """Return variable names for messages, without the numbers that depend on other objects of this
+    process.
+    """
     return [
         re.sub(
             r"_\d+(?=/|:|$)",
@@ -55,16 +57,17 @@ def reduce_gradients(
     replica: TensorFlowReplica | None = None,
     differentiable: bool = False,
 ) -> list[Any]:
-    """``gradients``, reduced over the ranks by ``reducer``. In eager mode, tf.functions and v1
-    graphs.
+    """Return ``gradients`` reduced over the ranks by ``reducer``, in eager mode, tf.functions and
+    v1 graphs.
 
-    Dense ones travel as one list through ``reducer``, so all ranks must have the same, in the same
-    order, of any type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices
-    the rows of all ranks are gathered (Average and Sum only). None stays None.
+    Dense gradients are exchanged as one list, so all ranks must have the same ones in the same
+    order, of any type that can be reduced; shapes may be unknown when a graph is built. For
+    tf.IndexedSlices the rows of all ranks are gathered (Average and Sum only). None stays None.
 
     ``names``: for messages. In a graph two calls with the same ``reducer`` must not run at the same
-    time. ``differentiable``: gradients go through the results, too, with one more operation in
-    graphs. Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
+    time. ``differentiable``: gradients flow through the results, too, at the cost of one more
+    operation in graphs. Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists
+    differ.
     """
     results, compression = list(gradients), reducer.options.compressor
     dense = [
@@ -103,8 +106,8 @@ def _differentiable(
     reducer: GradientListReducer,
     replica: TensorFlowReplica | None,
 ) -> list[Any]:
-    """The results of ``reducer``. Their gradient is reduced as they were: sums and averages are
-    linear.
+    """Return the results of ``reducer``. Their gradients are reduced in the same way, because sums
+    and averages are linear.
     """
     if tf.executing_eagerly() and not record.could_possibly_record():
         return _exchanged(tensors, names, reducer, replica)
@@ -123,7 +126,7 @@ def _differentiable(
                 options.process_set,
                 grouped=True,
             )
-            # they are read to be compared only
+            # variables are only read for comparison
             return (found, [None] * len(variables)) if variables else found
 
         return _exchanged(tensors, names, reducer, replica), gradient
@@ -147,7 +150,7 @@ def _exchanged(
 
     forms = [(tensor.dtype, tensor.shape) for tensor in tensors]
     variables = [] if replica is None else replica.variables
-    # they are compared: those of one step on all ranks
+    # so that the comparison sees values of the same step on all ranks
     with tf.control_dependencies(graph.uses_of(variables)):
         results = graph.run("the exchange of gradients", start, tensors, forms)
     with tf.control_dependencies(results[:1]):
@@ -156,7 +159,7 @@ def _exchanged(
 
 
 def _threads() -> int:
-    """How many operations TensorFlow runs at a time."""
+    """Return the number of operations that TensorFlow runs at a time."""
     threads = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get(
         "TF_NUM_INTEROP_THREADS"
     )
@@ -164,8 +167,9 @@ def _threads() -> int:
 
 
 class _Exchanging(graph.Call):
-    """The first of those at work in this process waits in TensorFlow's own thread, the others in
-    one that is made for each: TensorFlow always has a thread left.
+    """A call that waits in TensorFlow's own thread if it is the only one at work in this process.
+
+    Any other call gets a new thread, so that TensorFlow always has a free one.
     """
 
     def __init__(self, finish: Callable[[], list[Array]], blocks: bool) -> None:
@@ -182,7 +186,7 @@ class _Exchanging(graph.Call):
             super().when_done(call)
 
 
-# with their variables, whose ids stay theirs so
+# holds the variables, too, so that their ids are not reused
 _Reducers = dict[Any, tuple[GradientListReducer, Sequence[Any]]]
 _reducers: _Reducers = {}
 
@@ -190,11 +194,11 @@ _reducers: _Reducers = {}
 def reducer_for(
     what: str, options: GradientOptions, variables: Sequence[Any] = ()
 ) -> GradientListReducer:
-    """A reducer with these options for one place of the program: the same one when a function is
-    traced again.
+    """Return a reducer with these options for one place in the program: the same one when a
+    function is traced again.
 
-    In a graph each call gives another: two in one graph may run at the same time. Other
-    ``variables`` get another, that lives as long as they do.
+    In a graph each call returns another one, because two in one graph may run at the same time.
+    Different ``variables`` get different reducers, which live as long as the variables do.
     """
     place = Names("Gradients", what).of(None, options.process_set) or what
     scales = options.prescale, options.postscale

@@ -1,16 +1,14 @@
-"""Collectives as operations of a graph, without holding one of TensorFlow's threads while they
-wait.
+"""Collectives as graph operations that hold none of TensorFlow's threads while they wait.
 
-There are as few such threads as cores. If each were held by a collective that waits for another
-rank, and the other rank's by others, all would wait for ever. So a collective is three operations:
-one starts it, and returns; one waits; one fetches the result. What waits is TensorFlow's own: a
-queue's dequeue, which leaves its thread until something is put into the queue. Each execution has a
-queue to itself, out of a pool, so nothing can be mistaken for another's.
+TensorFlow has only as many threads as cores. If each were held by a collective that waits for
+another rank, and the other rank's threads likewise, all would wait for ever. So a collective is
+three operations: one starts it and returns, one waits, and one fetches the result. The waiting
+operation is TensorFlow's own: a queue's dequeue, which gives up its thread until something is put
+into the queue. Each execution has its own queue from a pool, so results cannot be mixed up.
 
-In a session the queues of this process cannot be reached. There, those that wait stand in a line,
-which is TensorFlow's own, too: its mutex. The first one watches for a moment (the longer nothing
-happens, the longer), and then goes to the end of the line; so between two moments a thread is free
-for others.
+In a session the queues of this process cannot be reached. There, waiting operations form a line
+with TensorFlow's own mutex. The first one watches for a moment (the longer nothing happens, the
+longer) and then goes to the end of the line; between two moments the thread is free for others.
 """
 
 from __future__ import annotations
@@ -35,30 +33,30 @@ from farandole.job import context
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# AutoGraph would rewrite all that a tf.function calls, down to the engine, which then crawls
-# wherever it runs.
+# AutoGraph would convert everything that a tf.function calls, down to the engine, which would then
+# be very slow everywhere.
 autograph.CONVERSION_RULES = (autograph.DoNotConvert("farandole"), *autograph.CONVERSION_RULES)
 
-# seconds that one of those that wait in sessions watches, at least and at most
+# shortest and longest time in seconds that a waiting operation in a session watches
 _MOMENT = 0.002, 0.2
 
 
 class Task(Protocol):
-    """Something that was started and will be done."""
+    """Work that was started and will finish."""
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called once when it is done, or at once."""
+        """Call ``call`` once when the task is done, or immediately if it is."""
 
     def result(self) -> Sequence[Array]:
-        """Its result, or its error."""
+        """Return the result, or raise the task's error."""
 
 
-Start = Callable[..., Task]  # from arrays
+Start = Callable[..., Task]  # takes arrays
 Form = tuple[Any, Any]  # a tensor's dtype and static shape
 
 
 class Call:
-    """A Task: a function that blocks, in a thread of its own."""
+    """A Task that runs a blocking function in a thread of its own."""
 
     def __init__(self, function: Callable[[], Sequence[Array]]) -> None:
         self._function = function
@@ -69,7 +67,7 @@ class Call:
         threading.Thread(target=self.run, args=(call,), name="farandole-call", daemon=True).start()
 
     def run(self, call: Callable[[], None]) -> None:
-        """The function, and then ``call()``, in this thread."""
+        """Run the function and then ``call()`` in this thread."""
         try:
             self._results = self._function()
         except Exception as error:
@@ -93,21 +91,21 @@ _numbers = itertools.count(1)
 _running: dict[int, _Running] = {}
 _queues: list[Any] = []
 _changed = threading.Condition()
-_completions = 0  # of those that wait in sessions; this and what follows is guarded by _changed
-# of those that have watched in vain: how many completions each has heard of
+_completions = 0  # of tasks that sessions wait for; _changed guards this and the following
+# tasks that were watched in vain, and the number of completions at that time
 _watched: dict[int, int] = {}
 _last_change = 0.0
 
 
 def compiled() -> bool:
-    """Is what is being traced for XLA?"""
+    """Return whether the current trace is for XLA."""
     return not tf.executing_eagerly() and bool(
         control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
     )
 
 
 def check_not_compiled(what: str) -> None:
-    """XLA compiles no Python; its own message would not say what to do."""
+    """Raise an error with a cure: XLA compiles no Python, and its own message has no advice."""
     if compiled():
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA, for it talks to other processes. Take"
@@ -120,19 +118,18 @@ def check_not_compiled(what: str) -> None:
 def run(
     what: str, start: Start, inputs: Sequence[Any], forms: Sequence[Form], *, in_order: bool = False
 ) -> list[Any]:
-    """Operations in the current graph that give ``start``'s tensors (of ``forms``) for the tensors
-    ``inputs``.
+    """Return the tensors, of ``forms``, from graph operations that call ``start`` with ``inputs``.
 
-    ``what``: the function's name, for messages. ``in_order``: in functions, after what has side
-    effects and stands before it in the program, and before what stands behind it; others wait for
-    their inputs alone. Errors come as TensorFlow's: UnknownError for a collective that failed,
-    InvalidArgumentError for one that could not be started.
+    ``what``: the function's name, for messages. ``in_order``: in functions, run in program order
+    with operations that have side effects; otherwise an operation waits for its inputs only. Errors
+    arrive as TensorFlow's: UnknownError for a failed collective, InvalidArgumentError for one that
+    could not be started.
     """
     check_not_compiled(what)
     started = (
         _started if tf.compat.v1.executing_eagerly_outside_functions() else _started_in_session
     )
-    # a hint, where XLA names what it cannot do
+    # a hint in XLA's message, which names the operation that it cannot compile
     with tf.name_scope(re.sub(r"\W", "_", f"{what}_outside_of_XLA")):
         operations, number, permit = started(start, inputs)
         with tf.control_dependencies([permit]):
@@ -146,32 +143,31 @@ def run(
 
 
 def array(tensor: Any) -> Array:
-    """An eager tensor's memory, to be read."""
+    """Return an eager tensor's memory, read-only."""
     try:
         return np.asarray(tensor)
-    except ValueError:  # a single number of bfloat16, of which TensorFlow makes no array
+    except ValueError:  # a bfloat16 scalar, which TensorFlow cannot convert to an array
         return np.asarray(tensor.numpy())
 
 
 def uses_of(variables: Sequence[Any]) -> list[Any]:
-    """Operations that put into order who looks at ``variables`` from Python, in functions of
-    TensorFlow 2: they run after what changes a variable before this place in the program, and
-    before what changes it behind.
+    """Return operations that order Python's reads of ``variables``, in functions of TensorFlow 2.
 
-    Of reads alone TensorFlow knows that order; these are of shapes, for the reads of tables with
-    sparse updates copy.
+    They run after all earlier changes of a variable in the program and before all later ones.
+    TensorFlow knows this order only for its own reads. These operations read shapes, because
+    reading the values of tables with sparse updates would copy them.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []
-    # those of Keras 3 wrap TensorFlow's
+    # Keras 3 variables wrap TensorFlow's
     inner = [getattr(variable, "_value", variable) for variable in variables]
     kept = [variable for variable in inner if isinstance(variable, BaseResourceVariable)]
     return [tf.raw_ops.VariableShape(input=variable.handle).op for variable in kept]
 
 
 def _run_freely(operations: Sequence[Any]) -> None:
-    """TensorFlow runs what has side effects in the order of the program. That of another rank may
-    be another.
+    """Exempt operations from TensorFlow's program order for side effects, because another rank's
+    order may differ.
     """
     manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     for operation in operations if manager is not None else ():
@@ -216,7 +212,7 @@ def _started_in_session(start: Start, inputs: Sequence[Any]) -> tuple[list[Any],
 
 
 def _turns() -> tuple[Any, Any]:
-    """The condition and the body of the loops that wait: made once for a graph."""
+    """Return the condition and body of the waiting loops, made once per graph."""
     current: Any = tf.compat.v1.get_default_graph()
     found: tuple[Any, Any] | None = getattr(current, "_farandole_turns", None)
     if found is None:
@@ -235,7 +231,7 @@ def _not_done(number: Any, done: Any) -> Any:
 
 def _turn(number: Any, done: Any) -> Any:
     mutex = tf.raw_ops.MutexV2(container="", shared_name="farandole")
-    lock = tf.raw_ops.MutexLock(mutex=mutex)  # the line: whoever stands in it holds no thread
+    lock = tf.raw_ops.MutexLock(mutex=mutex)  # the line: an operation in it holds no thread
     with tf.control_dependencies([lock]):
         done = tf.numpy_function(_watch, [number], tf.bool)
     done.set_shape([])
@@ -247,7 +243,9 @@ def _turn(number: Any, done: Any) -> Any:
 
 
 def _watch(number: Any) -> Any:
-    """Is it done? Waits a moment for that, or for another one, which is to ask then."""
+    """Return whether task ``number`` is done, after waiting a moment for it or for another task,
+    whose loop should check next.
+    """
     number = int(number)
     done = _running[number].done
     with _changed:
@@ -260,7 +258,7 @@ def _watch(number: Any) -> Any:
         return np.bool_(done.is_set())
 
 
-# In both.
+# In functions and sessions.
 
 
 def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
@@ -301,7 +299,7 @@ def _fetch(number: Any) -> list[Any]:
 
 
 def _forget_the_dead() -> None:
-    """Collectives of an earlier life of this rank that were never fetched: a step failed
+    """Drop unfetched collectives of an earlier session of this rank, left by a step that failed
     half-way.
     """
     if len(_running) > 1000:

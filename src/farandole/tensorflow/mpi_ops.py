@@ -1,4 +1,4 @@
-"""The operations under the name of the module that Horovod has them in: ``hvd.mpi_ops``."""
+"""The operations under the name of Horovod's module: ``hvd.mpi_ops``."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from farandole.tensorflow.capabilities import rocm_built as rocm_built
     example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()",
 )
 def join() -> Any:
-    """This rank has no more data: it takes part in the others' allreduces with zeros, until all
-    ranks have joined. The rank that joined last, as an int32 tensor.
+    """Join: this rank has no more data, and takes part in the others' allreduces with zeros until
+    all ranks have joined. Returns the rank that joined last, as an int32 tensor.
     """
     return functions.join()
 
 
 @documented("init", "set", "disagree")
 def barrier(process_set: context.ProcessSet = WORLD) -> Any:
-    """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or
-    depended on.
+    """Wait until all ranks (of the set) have called this. In a graph, return an operation to be
+    fetched or depended on.
     """
     return functions.barrier(process_set)
 
 
 def _number(value: Callable[[], int]) -> Any:
-    """``value()`` when the graph runs: it may be another one by then."""
+    """Evaluate ``value()`` when the graph runs, because it may change after tracing."""
     if tf.executing_eagerly():
         return tf.constant(value(), tf.int32)
     graph.check_not_compiled("rank_op, size_op and the like")
@@ -52,13 +52,13 @@ def _number(value: Callable[[], int]) -> Any:
 
 @documented("init", name="has no effect; Horovod's programs give it.")
 def rank_op(name: str | None = None) -> Any:
-    """``rank()`` when the graph runs, as an int32 tensor."""
+    """Return ``rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.rank)
 
 
 @documented("init", name="has no effect; Horovod's programs give it.")
 def local_rank_op(name: str | None = None) -> Any:
-    """``local_rank()`` when the graph runs, as an int32 tensor."""
+    """Return ``local_rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_rank)
 
 
@@ -69,13 +69,13 @@ def local_rank_op(name: str | None = None) -> Any:
     name="has no effect; Horovod's programs give it.",
 )
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """How many ranks the set of this id has when the graph runs, as an int32 tensor."""
+    """Return the number of ranks in the set of this id when the graph runs, as an int32 tensor."""
     return _number(lambda: len(_ranks(process_set_id)))
 
 
 @documented("init", name="has no effect; Horovod's programs give it.")
 def local_size_op(name: str | None = None) -> Any:
-    """``local_size()`` when the graph runs, as an int32 tensor."""
+    """Return ``local_size()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_size)
 
 
@@ -86,7 +86,9 @@ def local_size_op(name: str | None = None) -> Any:
     name="has no effect; Horovod's programs give it.",
 )
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this rank is in the set of this id when the graph runs, else 0, as an int32 tensor."""
+    """Return 1 if this rank is in the set of this id when the graph runs, else 0, as an int32
+    tensor.
+    """
     return _number(lambda: int(context.rank() in _ranks(process_set_id)))
 
 
@@ -101,7 +103,7 @@ def _ranks(process_set_id: int) -> list[int]:
 
 @documented(num_rank="a whole number.")
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Is it a power of two? (Adasum here takes any number of ranks.)"""
+    """Return whether ``num_rank`` is a power of two. (Adasum here takes any number of ranks.)"""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

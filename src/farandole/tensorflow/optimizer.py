@@ -61,11 +61,11 @@ def DistributedOptimizer(
     strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
 ) -> Any:
-    """``optimizer``, stepping with gradients reduced over all ranks.
+    """Return ``optimizer``, stepping with gradients reduced over all ranks.
 
-    A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is
-    handed to ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a
-    subclass of its class.
+    A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; a Keras
+    optimizer goes to ``farandole.keras.DistributedOptimizer``; a ``tf_keras`` optimizer becomes an
+    instance of a subclass of its class.
     """
     arguments: dict[str, Any] = {
         "op": op,
@@ -91,8 +91,8 @@ def DistributedOptimizer(
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """The common part of the two kinds: all that is not about gradients is the wrapped
-    optimizer's.
+    """The common part of both kinds: everything except gradients is forwarded to the wrapped
+    optimizer.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         )
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank: its gradients are not exchanged."""
+        """Keep ``var`` local to each rank: its gradients are not exchanged."""
         self._local.append(var)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -127,11 +127,11 @@ class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
 
 class _Distributed(_Wrapping):
-    """Gradients are reduced when they are computed."""
+    """An optimizer that reduces gradients when they are computed."""
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Those of the wrapped optimizer, reduced over all ranks (zeros before the last of several
-        passes).
+        """Return the wrapped optimizer's gradients, reduced over all ranks (zeros before the last
+        of several passes).
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = (
@@ -142,7 +142,7 @@ class _Distributed(_Wrapping):
         )
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply what ``compute_gradients`` gave, after the last of several passes."""
+        """Apply the gradients from ``compute_gradients``, after the last of several passes."""
         global_step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
         return self._helper.apply_gradients(
             lambda: self._optimizer.apply_gradients(*args, **kwargs),
@@ -153,13 +153,13 @@ class _Distributed(_Wrapping):
 
 
 class _Adasum(_Wrapping):
-    """Every rank steps with its own gradients, and the steps are combined."""
+    """An optimizer that steps with each rank's own gradients and combines the steps."""
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return list(gradients)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Those of the wrapped optimizer, of this rank."""
+        """Return the wrapped optimizer's gradients on this rank."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = (
             (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
@@ -171,7 +171,7 @@ class _Adasum(_Wrapping):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Step, and put the combined step of all ranks in the place of this one."""
+        """Step, and replace this rank's step with the combined step of all ranks."""
         pairs = list(grads_and_vars)
 
         def step() -> Any:

@@ -1,4 +1,4 @@
-"""The reduction of gradients of variables: what tapes and optimizers have in common."""
+"""The reduction of variables' gradients, common to tapes and optimizers."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ class VariableReducer:
     """Reduces the gradients of variables, for a tape or an optimizer."""
 
     def __init__(self, what: str, options: GradientOptions) -> None:
-        """``what``: the place in the program that asks, for names. Raises NotInitializedError
+        """``what``: the tape or optimizer in the program, for names. Raises NotInitializedError
         before ``init()``.
         """
         context.size()
         self.what, self.options = what, options
-        self.optimizer: Any = None  # that steps with them, if it is known
+        self.optimizer: Any = None  # the optimizer that steps with the gradients, if known
         self.differentiable = False
 
     def trains_alone(self) -> bool:
-        """Is there nobody whose gradients this rank's should meet? Then they stay as they are."""
+        """Return whether no other rank's gradients are to be reduced with this rank's."""
         return not self.options.process_set.included() or alone(self.options.process_set)
 
     def reduced(
         self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()
     ) -> list[Any]:
-        """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's,
-        divided by the number of ranks (they are added up nowhere, and the loss counts for one
-        rank's part).
+        """Return ``gradients`` of ``variables``, reduced over all ranks.
+
+        Gradients of variables in ``local`` stay this rank's, divided by the number of ranks,
+        because they are not summed and each rank's loss counts for its share.
         """
-        if self.options.sparse_as_dense:  # in every job, for a norm of rows may be another
+        # in every job, because a norm over rows may differ from a dense one
+        if self.options.sparse_as_dense:
             gradients = as_dense(gradients)
         if self.trains_alone():
             return list(gradients)
@@ -53,7 +55,7 @@ class VariableReducer:
                     results[place], context.engine(self.options.process_set).size
                 )
         shared = [variables[place] for place in common]
-        every = numbered(names_of(variables))  # each keeps its own where others have no gradients
+        every = numbered(names_of(variables))  # each keeps its name when others have no gradients
         names = [every[place] for place in common]
         replica = VariablesReplica(shared, names, self._settings)
         totals = self._reduced([gradients[place] for place in common], shared, names, replica)
@@ -71,7 +73,7 @@ class VariableReducer:
         names: Sequence[str],
         replica: VariablesReplica,
     ) -> list[Any]:
-        if self.options.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
+        if self.options.op is ReduceOp.ADASUM:  # Adasum combines each tensor separately
             return grouped_allreduce(
                 gradients,
                 compression=self.options.compression,
@@ -85,9 +87,10 @@ class VariableReducer:
         )
 
     def _model(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of ``variables`` that tell models apart, where it matters: a codec keeps what is of
-        one model, and in graphs, two of one name that run at the same time are an error so.
-        (Tensors may be others in each step.)
+        """Return the variables that identify a model, where models must be told apart; else none.
+
+        A codec keeps state for one model, and in graphs two reducers with one name that run at the
+        same time are an error. (Plain tensors may differ in each step.)
         """
         if tf.executing_eagerly() and not self.options.codec:
             return []
@@ -95,7 +98,7 @@ class VariableReducer:
 
 
 def key_of(variable: Any) -> Any:
-    """The identity of a variable: those of Keras 3 wrap TensorFlow's."""
+    """Return the identity of a variable. Keras 3 variables wrap TensorFlow's."""
     variable = _tensor_of(variable)
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
@@ -106,7 +109,7 @@ def _tensor_of(variable: Any) -> Any:
 
 
 def divided(gradient: Any, size: int) -> Any:
-    """``gradient`` by ``size``, also of rows."""
+    """Divide ``gradient``, dense or rows, by ``size``."""
     if gradient is None:
         return None
     if is_slices(gradient):

@@ -1,4 +1,4 @@
-"""Allreduce, with its gradients."""
+"""Allreduce with its gradients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ def reduced(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """A reduction of each of ``tensors`` that gradients go through: one, or with ``grouped``
-    several as a unit.
-    """
+    """Return a differentiable reduction of one tensor, or with ``grouped`` of several as a unit."""
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         floats = [tensor.dtype.is_floating for tensor in tensors]
-        # whole numbers have no gradients, and no type for the factor
+        # integers have no gradients, and cannot hold the factor
         if pre * post != 1.0 and not all(floats):
             if any(floats):
                 one_by_one = zip(
@@ -40,7 +38,7 @@ def reduced(
                     for each, its in one_by_one
                 ]
             return functions.reduce(tensors, op, pre, post, names, process_set, grouped)
-        if pre < 0:  # a negative factor turns the order round
+        if pre < 0:  # a negative factor reverses the order
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found = _extremum(tensors, op, names, process_set, grouped)
         return found if pre * post == 1.0 else [tensor * (pre * post) for tensor in found]
@@ -49,7 +47,7 @@ def reduced(
 
 
 def dense(gradients: Sequence[Any]) -> list[Any]:
-    """Gradients may come as tf.IndexedSlices, when rows were taken from what a collective gave."""
+    """Return dense gradients: they arrive as tf.IndexedSlices if rows of a result were gathered."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -62,7 +60,7 @@ def _linear(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in
+    """Return sums and averages, whose gradients are reduced in the same way. So are Adasum's, as in
     Horovod.
     """
 
@@ -81,8 +79,8 @@ def _linear(
 def _extremum(
     tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: ProcessSet, grouped: bool
 ) -> list[Any]:
-    """The gradient goes where the extremum comes from: in equal parts, if it comes from several
-    ranks.
+    """Return the extremum; its gradient goes to the rank that had it, in equal parts if several
+    had.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -127,7 +125,7 @@ def _product(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """The gradient of a factor is the product of the others."""
+    """Return the product; the gradient of a factor is the product of the others."""
 
     def sums(values: Sequence[Any], suffix: str) -> list[Any]:
         return _linear(values, ReduceOp.SUM, 1.0, 1.0, names.and_(suffix), process_set, grouped)
@@ -137,7 +135,7 @@ def _product(
         def gradient(*upstream: Any) -> Any:
             zeros = [tf.cast(tf.equal(tensor, 0), tensor.dtype) for tensor in tensors]
             counts = sums(zeros, "_zeros")
-            # zeros count as ones
+            # zeros are replaced by ones
             factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]
             products = functions.reduce(
                 factors, op, pre, post, names.and_("_product"), process_set, grouped

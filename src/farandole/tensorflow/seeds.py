@@ -14,16 +14,18 @@ from farandole.core.api import helpers
     "noise = augmenting.normal([3])  # other noise on each"
 )
 def seed_everything(seed: int) -> tf.random.Generator:
-    """Seed Python's, numpy's, TensorFlow's and Keras's global generators alike on all ranks, so
-    that models begin alike; returns a ``tf.random.Generator`` that is this rank's own, for what
-    must differ: augmentation, noise.
+    """Seed the global generators of Python, numpy, TensorFlow and Keras with the same seed on all
+    ranks, so that models begin with the same weights.
+
+    Returns a ``tf.random.Generator`` of this rank's own, for values that must differ between ranks,
+    such as augmentation and noise.
 
     Call it outside of ``tf.function``. Dropout draws from the global generators, so its masks are
-    alike on all ranks.
+    the same on all ranks.
     """
     own = helpers.seeded(seed)
     tf.random.set_seed(seed)
-    # one that is loaded later draws from Python's
+    # a Keras that is loaded later takes its seed from Python's generator
     if "keras" in sys.modules or "tf_keras" in sys.modules:
         tf.keras.utils.set_random_seed(seed)
     return tf.random.Generator.from_seed(own)

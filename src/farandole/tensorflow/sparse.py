@@ -1,4 +1,4 @@
-"""tf.IndexedSlices, the gradients of embeddings: everybody gets everybody's rows."""
+"""tf.IndexedSlices, the gradients of embeddings: every rank gets the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_slices(value: Any) -> bool:
 
 
 def as_dense(gradients: Sequence[Any]) -> list[Any]:
-    """``gradients``, with rows as tensors."""
+    """Return ``gradients`` with rows as dense tensors."""
     return [
         tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient
         for gradient in gradients
@@ -29,7 +29,9 @@ def as_dense(gradients: Sequence[Any]) -> list[Any]:
 
 
 def tensor_of(value: Any) -> Any:
-    """``value`` as a tensor. Raises TypeError for what TensorFlow keeps in several."""
+    """Return ``value`` as a tensor. Raises TypeError for a value that consists of several
+    tensors.
+    """
     if isinstance(value, tf.RaggedTensor):
         cure = "its .to_tensor(), or .flat_values and .row_lengths() apart"
     elif isinstance(value, tf.SparseTensor):
@@ -50,8 +52,10 @@ def allreduce_slices(
     names: Names,
     process_set: ProcessSet,
 ) -> Any:
-    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there
-    several times, but not in averages of integers.
+    """Return the sum (or average) of all ranks' slices.
+
+    If several ranks have rows for one index, the index occurs several times, except in averages of
+    integers.
     """
     check_slices(op, prescale, postscale)
     small, token = compression.compress(slices.values)
@@ -66,7 +70,7 @@ def allreduce_slices(
 
 
 def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
-    """Raise NotImplementedError for what cannot be done with slices."""
+    """Raise NotImplementedError for reductions that slices do not support."""
     if op is ReduceOp.ADASUM:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors. As a workaround please"
@@ -79,8 +83,10 @@ def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
 
 
 def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
-    """Integers are added up first, as in ``kernels.average_of_halves``: the quotient of a sum is
-    not the sum of truncated quotients, and the sum may not fit where the average does.
+    """Average integers by index, adding them up as ``kernels.average_of_halves`` does.
+
+    The quotient of a sum is not the sum of truncated quotients, and the sum may overflow where the
+    average does not.
     """
     dtype = values.dtype
     if not dtype.is_integer:

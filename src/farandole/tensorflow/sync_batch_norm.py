@@ -1,5 +1,5 @@
 """Batch normalization as if one process had the batches of all ranks: the arithmetic, for a layer
-of either Keras.
+of Keras 2 or 3.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from farandole.tensorflow.differentiable import allreduce
 
 
 class Synchronized:
-    """The differences of the layer from its base class, that of Keras 3 or 2."""
+    """The methods that the layer adds to its base class, of Keras 3 or 2."""
 
     _process_set: ProcessSet
 
     def _moments(self, inputs: Any, *rest: Any, **more: Any) -> Any:
-        """Mean and (biased) variance per channel of all ranks' ``inputs``; where there is a mask,
-        of what it shows.
+        """Return the mean and (biased) variance per channel of all ranks' ``inputs``, restricted to
+        unmasked positions.
 
         Keras 3 calls this with (inputs, mask), Keras 2 with (inputs, axes, keep_dims=...,
         mask=...).
@@ -47,7 +47,8 @@ class Synchronized:
             count = tf.reduce_sum(shown) / channels
             sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
         mine = tf.concat([count[None], *sums], axis=0)
-        total = allreduce(  # names of layers and of their scopes count what else a process made
+        # without scopes: their names and the layers' count other objects of the process
+        total = allreduce(
             mine,
             op=ReduceOp.SUM,
             name="SyncBatchNormalization",

@@ -1,4 +1,4 @@
-"""Gradient tapes whose gradients are those of all ranks."""
+"""Gradient tapes that return the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,14 @@ def DistributedGradientTape(
     *,
     codec: str | Codec | None = None,
 ) -> Any:
-    """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It
-    stays a tape of its own class. On a rank outside ``process_set`` it gives that rank's own
+    """Return ``gradtape`` with a ``gradient()`` that reduces gradients over all ranks, in one
+    operation.
+
+    It remains a tape of its own class. On a rank outside ``process_set`` it returns that rank's own
     gradients.
 
-    ``register_local_source(variable)`` of the result leaves a variable's gradients to each rank.
+    ``register_local_source(variable)`` of the result keeps a variable's gradients local to each
+    rank.
     """
     options = gradient_options(
         op,
@@ -65,7 +68,7 @@ def DistributedGradientTape(
         instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras",
     )
     reducer = VariableReducer("DistributedGradientTape", options)
-    reducer.differentiable = True  # by an outer tape: penalties on gradients
+    reducer.differentiable = True  # by an outer tape, as for gradient penalties
     base = type(gradtape)
     wrapped: Any = object.__new__(
         type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
@@ -99,7 +102,9 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A ``DistributedGradientTape`` that leaves the variables of ``local_layers`` to each rank."""
+    """Return a ``DistributedGradientTape`` that keeps the variables of ``local_layers`` local to
+    each rank.
+    """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if not isinstance(layers, (list, tuple, set)) else list(layers)
     if not all(hasattr(layer, "trainable_weights") and callable(layer) for layer in layers):
@@ -124,14 +129,14 @@ def PartialDistributedGradientTape(
 
 
 class _Distributed:
-    """The differences of a distributed tape from its base class."""
+    """The methods that a distributed tape adds to its base class."""
 
     _farandole: VariableReducer
     _local: list[Any]
-    _alone = False  # gradients are wanted as this rank has them
+    _alone = False  # whether to return this rank's gradients
 
     def register_local_source(self, source: Any) -> None:
-        """Leave ``source``'s gradients to each rank."""
+        """Keep ``source``'s gradients local to each rank."""
         self._local.append(source)
 
     def gradient(
@@ -142,9 +147,10 @@ class _Distributed:
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``.
+        """Return the gradients of ``target``, reduced over all ranks, in the structure of
+        ``sources``.
 
-        ``use_generic_names``: there for programs that were written for Horovod.
+        ``use_generic_names``: accepted for compatibility with Horovod.
         """
         gradients = super().gradient(  # type: ignore[misc]
             target,
@@ -155,20 +161,22 @@ class _Distributed:
         return gradients if self._alone else self._reduced(gradients, sources)
 
     def jacobian(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
-        """The tape's ``jacobian``, reduced over all ranks as gradients are."""
+        """Return the tape's ``jacobian``, reduced over all ranks as gradients are."""
         with self._by_itself():
             found = super().jacobian(target, sources, *args, **options)  # type: ignore[misc]
         return self._reduced(found, sources)
 
     def batch_jacobian(self, target: Any, source: Any, *args: Any, **options: Any) -> Any:
-        """The tape's ``batch_jacobian``, reduced over all ranks as gradients are."""
+        """Return the tape's ``batch_jacobian``, reduced over all ranks as gradients are."""
         with self._by_itself():
             found = super().batch_jacobian(target, source, *args, **options)  # type: ignore[misc]
         return self._reduced(found, source)
 
     @contextmanager
     def _by_itself(self) -> Iterator[None]:
-        """Inside, TensorFlow asks for gradients in a loop that it vectorizes."""
+        """Return this rank's gradients within the context, in which TensorFlow calls ``gradient()``
+        in a vectorized loop.
+        """
         self._alone = True
         try:
             yield
@@ -176,7 +184,7 @@ class _Distributed:
             self._alone = False
 
     def _reduced(self, gradients: Any, sources: Any) -> Any:
-        # a structure of tf.IndexedSlices and None is one of leaves here
+        # here tf.IndexedSlices and None count as leaves of the structure
         reduced = self._farandole.reduced(
             _leaves(gradients, sources), tf.nest.flatten(sources), self._local
         )
@@ -189,7 +197,9 @@ class _Distributed:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """``gradient()`` as (source, gradient) pairs: those of local sources, and the others."""
+        """Return the result of ``gradient()`` as two lists of (source, gradient) pairs: local
+        sources and others.
+        """
         local = {key_of(source) for source in self._local}
         pairs = list(
             zip(
@@ -205,8 +215,8 @@ class _Distributed:
 
 
 def _leaves(gradients: Any, sources: Any) -> list[Any]:
-    """The gradients in the order of ``tf.nest.flatten(sources)``; None and tf.IndexedSlices are
-    leaves, too.
+    """Return the gradients in the order of ``tf.nest.flatten(sources)``, with None and
+    tf.IndexedSlices as leaves.
     """
     if isinstance(sources, dict):
         return [leaf for key in sorted(sources) for leaf in _leaves(gradients[key], sources[key])]

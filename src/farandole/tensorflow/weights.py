@@ -1,4 +1,4 @@
-"""Weights that are changed on the host, now and then, from inside of a program or outside."""
+"""Weights changed on the host from time to time, within a program or outside."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from farandole.tensorflow import graph
 def run_if(
     due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any
 ) -> Sequence[Any]:
-    """The tensors ``values``, as they are after ``run(arrays, step)`` wrote to them as arrays
-    (float32 or float64), if it is ``due``; ``due`` (if it is not True) and ``step`` may be tensors
-    of a graph.
+    """Call ``run(arrays, step)`` if ``due``, and return the tensors ``values`` with its changes.
+
+    ``run`` overwrites the arrays (float32 or float64) of ``values``. ``due`` (unless True) and
+    ``step`` may be tensors of a graph.
     """
 
     def on_copies(*arrays: Any) -> list[Any]:

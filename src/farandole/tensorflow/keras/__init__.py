@@ -1,6 +1,6 @@
-"""``farandole.keras`` where Horovod has it: ``import farandole.tensorflow.keras as hvd``.
+"""``farandole.keras`` under Horovod's name: ``import farandole.tensorflow.keras as hvd``.
 
-With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.keras.tf_keras``.
+With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, this is ``farandole.keras.tf_keras``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``farandole.keras.callbacks`` where Horovod has it; those for Keras 2 where that is asked for."""
+"""``farandole.keras.callbacks`` under Horovod's name; the Keras 2 callbacks if the program uses
+Keras 2.
+"""
 
 from __future__ import annotations
 

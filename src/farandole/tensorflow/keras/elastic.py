@@ -1,4 +1,6 @@
-"""``farandole.keras.elastic`` where Horovod has it; that for Keras 2 where it is asked for."""
+"""``farandole.keras.elastic`` under Horovod's name; the Keras 2 version if the program uses Keras
+2.
+"""
 
 from __future__ import annotations
 
