@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farandole.core.api import names
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+
+# not for ``*``, which would hide Python's print
+from farandole.core.api.helpers import print as print
 from farandole.core.api.objects import allgather_object as allgather_object
 from farandole.core.api.objects import broadcast_object as broadcast_object
-from farandole.mxnet import kvstore as kvstore  # MXNet finds it by its name
+from farandole.mxnet import kvstore as kvstore  # MXNet finds the store by its name
 from farandole.mxnet import mpi_ops as mpi_ops
 from farandole.mxnet.functions import Compression as Compression
 from farandole.mxnet.functions import gather as gather

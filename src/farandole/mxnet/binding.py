@@ -1,7 +1,7 @@
 """MXNet's arrays as flat numpy arrays, and back: zero-copy for dense ones on the host.
 
-``asnumpy()`` would copy. Where an array lies is asked of MXNet, after waiting for what its engine
-has still to do with it.
+``asnumpy()`` would copy. Instead, the address of an array is read from MXNet, after waiting for the
+engine's pending operations on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 NDArray = mx.nd.NDArray
-_BF16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls this type
+_BF16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's representation of this type
 _HOST = ("cpu", "cpu_pinned", "cpu_shared")
 _DTYPES: dict[Any, DType] = {
     np.uint8: DType.UINT8,
@@ -33,14 +33,14 @@ _DTYPES: dict[Any, DType] = {
     np.bool_: DType.BOOL,
     _BF16: DType.BFLOAT16,
 }
-_REORDERED = (DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8)  # the types of oneDNN
+_REORDERED = (DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8)  # types with oneDNN kernels
 _ONEDNN = bool(mx.runtime.Features().is_enabled("MKLDNN"))
 _MXNET = {ours: theirs for theirs, ours in _DTYPES.items()}
 
 
 class Pair(NamedTuple):
-    """The array that a collective reads, and that of the same shape and type which it writes (in
-    place: the same).
+    """The array that a collective reads and the array that it writes, of the same shape and type.
+    In place, they are the same.
     """
 
     source: Any
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
 
 class MXNetBinding:
-    """See ``contracts.Binding``. Its tensors are NDArrays and ``Pair``s of them."""
+    """A ``contracts.Binding`` for MXNet. Its tensors are NDArrays and ``Pair``s of them."""
 
     def buffer(self, tensor: Any) -> Buffer:
         if not isinstance(tensor, Pair):
@@ -83,7 +83,9 @@ class MXNetBinding:
 
 
 def dtype_of(tensor: Any) -> DType:
-    """Raises ValueError for what is no dense NDArray of a type that can cross."""
+    """Return the array's type. Raises TypeError for anything but an NDArray, and ValueError for a
+    sparse one.
+    """
     if not isinstance(tensor, NDArray):
         raise TypeError(
             f"an mxnet NDArray is needed, not {type(tensor).__name__}: use mx.nd.array(value)"
@@ -106,8 +108,9 @@ def on_host(tensor: Any) -> bool:
 
 
 def readable(tensor: Any) -> tuple[Array, DType]:
-    """The values, flat, when they have been computed: on the host the array's own memory, where it
-    stays as it is while others read it, else a copy.
+    """Return the flat values once they are computed: the array's own memory on the host, or a copy.
+
+    The memory of an array whose readers reorder it is copied, too.
     """
     dtype = dtype_of(tensor)
     if not on_host(tensor):
@@ -118,8 +121,8 @@ def readable(tensor: Any) -> tuple[Array, DType]:
 
 
 def writable(tensor: Any) -> tuple[Array, DType]:
-    """As ``readable``, when nothing reads the array any more, either: on the host always its own
-    memory.
+    """Return the flat values as ``readable`` does, once no operation reads the array: on the host
+    always its own memory.
     """
     dtype = dtype_of(tensor)
     if not on_host(tensor):
@@ -130,24 +133,26 @@ def writable(tensor: Any) -> tuple[Array, DType]:
 
 
 def wait_to_write(tensor: Any) -> None:
-    """Return when nothing that was asked of MXNet reads or writes the array any more."""
+    """Wait until no pending MXNet operation reads or writes the array."""
     check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
-    # they ask for it while they run: behind what has just been waited for
+    # Readers request the write while they run, so it is queued behind the operations awaited above.
     if reordered_by_readers(tensor):
         check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
 
 
 def reordered_by_readers(tensor: Any) -> bool:
-    """May an operation that only reads the array change the order of its numbers in memory?
-    oneDNN's convolutions do with their weights, outside of autograd.record(): MXNet's own
-    operations notice, who looks at memory does not. Any shape: it may be a view of weights.
+    """Return whether an operation that only reads the array may change the order of its elements.
+
+    oneDNN's convolutions do so with their weights, outside of autograd.record(). MXNet's own
+    operations handle this; direct memory access does not. Any shape may be affected, because the
+    array may be a view of weights.
     """
     return _ONEDNN and tensor.size > 1 and _kind(tensor) in _REORDERED
 
 
 def copied(tensor: Any) -> Any:
-    """A copy that nobody else knows, made when what was asked of MXNet before has been done. At
-    least one dimension.
+    """Return a private copy, made after all pending operations on the array. At least one
+    dimension.
     """
     made = empty_like(tensor)
     source, target = (each.as_nd_ndarray() for each in (tensor, made))
@@ -157,7 +162,7 @@ def copied(tensor: Any) -> Any:
 
 
 def overwrite(tensor: Any, values: Array) -> None:
-    """Set all elements; ``values`` is flat and of the type's storage type, and may be changed after
+    """Set all elements. ``values`` is flat, of the type's storage type, and may be changed after
     this.
     """
     if on_host(tensor):
@@ -172,7 +177,7 @@ def overwrite(tensor: Any, values: Array) -> None:
 
 
 def empty_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
-    """Of the same type and on the same device, and of the same kind (mx.nd or mx.np)."""
+    """Return an empty array of the same type, device and kind (mx.nd or mx.np)."""
     size = tensor.shape if shape is None else shape
     return empty(size, tensor.dtype, tensor.context, numpy_like=isinstance(tensor, mx.np.ndarray))
 
@@ -185,7 +190,7 @@ def empty(shape: Sequence[int], dtype: Any, context: Any, *, numpy_like: bool = 
 
 
 class _Memory:
-    """Speaks numpy's array interface; keeps the NDArray alive for as long as an array looks at its
+    """An object with numpy's array interface that keeps the NDArray alive while an array uses its
     memory.
     """
 
@@ -200,9 +205,7 @@ class _Memory:
 
 
 def memory(tensor: Any) -> Array:
-    """The memory of an NDArray on the host, flat. MXNet must have nothing to do with it in the
-    meantime.
-    """
+    """Return the flat memory of an NDArray on the host. MXNet must not use the array meanwhile."""
     storage = _kind(tensor).storage
     count = 1
     for length in tensor.shape:

@@ -6,15 +6,15 @@ import mxnet as mx
 
 
 def cuda_built() -> bool:
-    """Can this MXNet use CUDA?"""
+    """Return whether this MXNet can use CUDA."""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
 
 def rocm_built() -> bool:
-    """False: MXNet has no ROCm."""
+    """Return False: MXNet has no ROCm."""
     return False
 
 
 def nccl_built() -> int:
-    """1 if MXNet was built with NCCL (it does not say which version), else 0."""
+    """Return 1 if MXNet was built with NCCL (it does not report the version), else 0."""
     return int(mx.runtime.Features().is_enabled("NCCL"))

@@ -1,4 +1,4 @@
-"""The checks of MXNet programs: digests of parameters, settings of optimizers."""
+"""Checks of MXNet programs: digests of parameters, settings of optimizers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _SETTINGS = (
 
 
 class TrainerReplica:
-    """See ``checks.agreement.Replica``: the parameters of a gluon trainer that travel
-    together.
-    """
+    """A ``checks.agreement.Replica``: the parameters that a gluon trainer exchanges together."""
 
     cures = CURES
     patient = False

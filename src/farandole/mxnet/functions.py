@@ -1,7 +1,7 @@
-"""The collectives on MXNet's arrays, and compression.
+"""Collectives on MXNet's arrays, and compression.
 
-What has the shape of its input returns when that has been computed (see ``pending``); what becomes
-larger or smaller waits for its result.
+A collective whose result has the input's shape returns once the input is computed (see
+``pending``); others wait for the result.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def allreduce(
     process_set: ProcessSet = WORLD,
     op: int | None = None,
 ) -> Any:
-    """The reduction of every rank's ``tensor``, as a new array of its shape and type.
+    """Reduce every rank's ``tensor`` to a new array of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
-    and bfloat16 are summed in float32, and rounded once. Returns when its input has been computed.
-    An error that all ranks are told (mismatched shapes, say) is raised when the array is read:
-    HorovodInternalError, which is an MXNetError here.
+    Any shape; shape and type must be the same on all ranks, and the result is bit-identical on all
+    of them. float16 and bfloat16 are summed in float32 and rounded once. Returns once the input is
+    computed. An error that affects all ranks (such as mismatched shapes) is raised when the result
+    is read: HorovodInternalError, which is an MXNetError here.
     """
     pair = _fresh(tensor)
     return _run(
@@ -76,7 +76,7 @@ def allreduce_(
     process_set: ProcessSet = WORLD,
     op: int | None = None,
 ) -> Any:
-    """``allreduce`` in place: overwrites ``tensor``, and returns it."""
+    """Reduce in place; see ``allreduce``. Overwrites ``tensor`` and returns it."""
     pair = Pair(tensor, tensor)
     return _run(
         lambda: collectives.allreduce_async_(
@@ -98,7 +98,7 @@ def grouped_allreduce(
     process_set: ProcessSet = WORLD,
     op: int | None = None,
 ) -> list[Any]:
-    """``allreduce`` of several arrays as one unit."""
+    """Reduce several arrays as one unit; see ``allreduce``."""
     pairs = [_fresh(tensor) for tensor in tensors]
     return _run(
         lambda: collectives.grouped_allreduce_async_(
@@ -120,7 +120,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = WORLD,
     op: int | None = None,
 ) -> list[Any]:
-    """``grouped_allreduce`` in place: overwrites ``tensors``, and returns them as a list."""
+    """Reduce several arrays in place; see ``grouped_allreduce``. Overwrites ``tensors`` and returns
+    them as a list.
+    """
     pairs = [Pair(tensor, tensor) for tensor in tensors]
     return _run(
         lambda: collectives.grouped_allreduce_async_(
@@ -139,8 +141,8 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on
-    all ranks.
+    """Return ``root_rank``'s ``tensor`` as a new array on every rank. Shape and type must be the
+    same on all ranks.
     """
     pair = _fresh(tensor)
     return _run(
@@ -156,7 +158,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``broadcast`` in place: overwrites ``tensor``, and returns it."""
+    """Broadcast in place; see ``broadcast``. Overwrites ``tensor`` and returns it."""
     pair = Pair(tensor, tensor)
     return _run(
         lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority
@@ -169,7 +171,7 @@ def broadcast_(
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Every rank's ``tensor``, one below the other in rank order, as a new array.
+    """Concatenate every rank's ``tensor`` in rank order, as a new array.
 
     At least one dimension. The first may differ from rank to rank, the others and the type may not.
     """
@@ -183,7 +185,7 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = WORLD,
 ) -> list[Any]:
-    """``allgather`` of several arrays as one unit."""
+    """Gather several arrays as one unit; see ``allgather``."""
     return list(collectives.grouped_allgather(tensors, name, process_set))
 
 
@@ -201,12 +203,12 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
     ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows
-    came from each rank (int32, on the host). Dimensions but the first, and the type, must be the
-    same on all ranks.
+    Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
+    number of rows from each rank (int32, on the host). The type, and all dimensions but the first,
+    must be the same on all ranks.
     """
     if hasattr(splits, "asnumpy"):
         splits = splits.asnumpy()
@@ -231,10 +233,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction, as a new array.
+    """Return this rank's rows of the reduction, as a new array.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
-    goes one row each to the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. If the rows do not divide
+    evenly, the first ranks get one more each.
     """
     return collectives.reducescatter(
         tensor, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor
@@ -251,7 +253,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """``reducescatter`` of several arrays as one unit."""
+    """Reduce and scatter several arrays as one unit; see ``reducescatter``."""
     return collectives.grouped_reducescatter(
         tensors, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor
     )
@@ -266,7 +268,7 @@ def _fresh(tensor: Any) -> Pair:
 
 
 def _run(start: Callable[[], int], pairs: Sequence[Pair], priority: int) -> list[Any]:
-    """Start a collective over ``pairs``; their targets, promised. Raises what is wrong on this rank
+    """Start a collective over ``pairs`` and return its promised targets. Raises errors of this rank
     alone.
     """
     handle = start()
@@ -281,16 +283,16 @@ def _run(start: Callable[[], int], pairs: Sequence[Pair], priority: int) -> list
 
 
 class _Outcome:
-    """How a collective ends: told to each of its arrays, on whichever thread."""
+    """The outcome of a collective, reported to each of its arrays on any thread."""
 
     def __init__(self, handle: int) -> None:
         self._handle, self._lock = handle, threading.Lock()
-        self._waiting: list[pending.Keep] | None = []  # None: it has ended
+        self._waiting: list[pending.Keep] | None = []  # None once the collective has ended
         self._error: Exception | None = None
         collectives.when_done(handle, self._ended)
 
     def tell(self, keep: pending.Keep) -> None:
-        """Call ``keep`` with what it failed with, or None, when it has ended."""
+        """Call ``keep`` with the error or None, once the collective has ended."""
         with self._lock:
             if self._waiting is not None:
                 self._waiting.append(keep)
@@ -309,7 +311,7 @@ class _Outcome:
 
 
 class Compression:
-    """How gradients travel: ``none``, ``fp16``, or a subclass of ``Compressor`` of your own."""
+    """Compression of gradients: ``none``, ``fp16``, or a custom subclass of ``Compressor``."""
 
     Compressor = Compressor
     none = NoneCompressor

@@ -16,13 +16,15 @@ from farandole.core.api import helpers
     "noise = mx.nd.array(augmenting.normal(size=3))  # other noise on each"
 )
 def seed_everything(seed: int) -> np.random.Generator:
-    """Seed Python's, numpy's and MXNet's global generators (on all devices) alike on all ranks, so
-    that networks begin alike; returns a ``numpy.random.Generator`` that is this rank's own, for
-    what must differ: augmentation, noise.
+    """Seed the global generators of Python, numpy and MXNet (on all devices) with the same seed on
+    all ranks, so that networks begin with the same weights.
 
-    MXNet has no generators but the global ones. Dropout draws from them, so its masks are alike on
-    all ranks; to have others on each, call ``mx.random.seed`` with another number on each when the
-    network is initialised.
+    Returns a ``numpy.random.Generator`` of this rank's own, for values that must differ between
+    ranks, such as augmentation and noise.
+
+    MXNet has only global generators. Dropout draws from them, so its masks are the same on all
+    ranks; for different masks, call ``mx.random.seed`` with a different number on each rank after
+    the network is initialized.
     """
     own = helpers.seeded(seed)
     mx.random.seed(seed)
@@ -38,9 +40,10 @@ def seed_everything(seed: int) -> np.random.Generator:
     example="hvd.save(net, 'last.params')\nnet.load_parameters('last.params')",
 )
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
-    """Save by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so
-    that a job that ends meanwhile leaves the old one. All ranks call it, and go on when it is
-    there.
+    """Save ``obj`` on rank 0, completely or not at all.
+
+    The old file is replaced once the new one is on disk, so a job that ends meanwhile leaves the
+    old file. All ranks call this, and return when the file is there.
     """
 
     def write(place: str) -> None:

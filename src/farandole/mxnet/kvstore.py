@@ -1,4 +1,4 @@
-"""MXNet's key-value store of the name "horovod": ``gluon.Trainer(...,
+"""MXNet's key-value store named "horovod": ``gluon.Trainer(...,
 kvstore=mx.kv.create("horovod"))``.
 """
 
@@ -14,10 +14,10 @@ from farandole.mxnet.functions import allreduce_, broadcast
 
 
 @KVStoreBase.register
-# mxnet has no types, and makes the name of that of the class
+# mxnet has no types, and takes the store's name from the class
 class Horovod(KVStoreBase):  # type: ignore[misc]
-    """Adds up over all ranks. MXNet 1.9.1 has the name, and behind it a store of this process
-    alone.
+    """A key-value store that adds up over all ranks. MXNet 1.9.1's own store of this name only
+    covers one process.
     """
 
     type = "horovod"
@@ -36,17 +36,17 @@ class Horovod(KVStoreBase):  # type: ignore[misc]
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """False of ``KVStoreBase.OPTIMIZER``: each rank updates."""
+        """Return False for ``KVStoreBase.OPTIMIZER``: each rank updates."""
         return False
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Rank 0's ``value``, to ``out`` (an array for each device)."""
+        """Copy rank 0's ``value`` to ``out`` (an array for each device)."""
         found = broadcast(_list(value)[0], 0, priority=priority)
         for each in _list(out):
             found.copyto(each)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """The sum of ``value`` over all devices of all ranks, to ``out``, or in place."""
+        """Write the sum of ``value`` over all devices of all ranks to ``out``, or to ``value``."""
         first, *others = _list(value)
         total = first.copy()
         for other in others:

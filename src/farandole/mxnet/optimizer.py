@@ -20,16 +20,16 @@ from farandole.strategies.options import GradientOptions, gradient_options
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxnet has no types
-    """``optimizer``, with gradients averaged over all ranks before it updates.
+    """Average the gradients over all ranks before ``optimizer`` updates.
 
     For ``Module.fit`` and for ``gluon.Trainer``; with gluon, ``DistributedTrainer`` is faster. All
-    attributes are those of ``optimizer``, whose ``rescale_grad`` is divided by the number of ranks:
-    gradients are summed.
+    attributes are ``optimizer``'s. Gradients are summed, so its ``rescale_grad`` is divided by the
+    number of ranks.
 
     ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
-    ``num_groups``: exchange the gradients that are updated together as so many units.
-    ``process_set``: whose gradients are averaged; on a rank outside it, the optimizer updates with
-    its own.
+    ``num_groups``: the number of units in which gradients that are updated together are exchanged.
+    ``process_set``: the ranks whose gradients are averaged; on a rank outside it, the optimizer
+    updates with its own.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         return _restored, (mine.optimizer, *rest)
 
     def unwrapped(self) -> Any:
-        """The optimizer that this was given, as it was."""
+        """Return the original optimizer, with its original settings."""
         mine = self._mine
         mine.optimizer.rescale_grad /= mine.factor
         return mine.optimizer
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Reduce ``grad``, which is overwritten with the sum, and update. Lists of all four are
-        fine, too.
+        accepted, too.
         """
         _reduce(self._mine, index, grad)
         self._mine.optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """``update`` with a copy of the weights in float32 where they are float16."""
+        """Update as ``update`` does, with a float32 copy of float16 weights."""
         _reduce(self._mine, index, grad)
         self._mine.optimizer.update_multi_precision(index, weight, grad, state)
 
 
-# all other attributes are those of the wrapped optimizer
+# all other attributes are forwarded to the wrapped optimizer
 _OWN = frozenset(DistributedOptimizer.__dict__) | {"_mine"}
 
 
@@ -118,15 +118,16 @@ class _OptimizerState(NamedTuple):
     optimizer: Any
     options: GradientOptions
     num_groups: int
-    active: bool  # is there anybody to exchange with?
-    factor: float  # by what rescale_grad was multiplied
-    # what names begin with: they must differ between optimizers, and be the same on all ranks
+    active: bool  # whether there is another rank to exchange with
+    factor: float  # the factor applied to rescale_grad
+    # the prefix of names: it must differ between optimizers and be the same on all ranks
     label: str
     names: dict[Any, str]
 
     def name(self, index: Any) -> str:
-        """The ranks' name for the parameter of this number. Gluon says which one it is; Module
-        numbers alike.
+        """Return the ranks' common name for the parameter of this number.
+
+        Gluon gives the parameter's name; Module numbers parameters in the same order on all ranks.
         """
         known = self.optimizer.param_dict
         if len(known) != len(self.names):
@@ -138,7 +139,7 @@ class _OptimizerState(NamedTuple):
 
 
 def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
-    """Sum up gradients over the ranks, in place."""
+    """Sum gradients over the ranks, in place."""
     if not mine.active:
         return
     _check_unscaled(mine.optimizer)
@@ -170,8 +171,10 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
 
 
 def _check_unscaled(optimizer: Any) -> None:
-    """Raises ValueError if the trainer that steps with ``optimizer`` scales losses: it decides for
-    its rank alone whether to skip a step, before the optimizer hears of gradients.
+    """Raise ValueError if the trainer that steps with ``optimizer`` scales losses.
+
+    Such a trainer decides for its rank alone whether to skip a step, before the optimizer gets the
+    gradients.
     """
     parameter = next(iter(optimizer.param_dict.values()), None)
     if getattr(getattr(parameter, "_trainer", None), "_amp_loss_scaler", None) is not None:
@@ -187,13 +190,13 @@ def _restored(
     optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float
 ) -> Any:
     optimizer.rescale_grad = rescale_grad
-    if not context.takes_part():  # somebody looks at a checkpoint
+    if not context.takes_part():  # not a rank of a job, such as a program that opens a checkpoint
         return optimizer
     return DistributedOptimizer(optimizer, predivide, num_groups, process_set or WORLD)
 
 
 def split(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """At most ``parts`` runs of items, as long as each other or one longer; none of them empty."""
+    """Split items into at most ``parts`` runs of equal length, or one longer; none is empty."""
     count = min(parts, len(items))
     ends = [len(items) * number // count for number in range(count + 1)] if count else [0]
     return [items[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -9,12 +9,11 @@ _NUMBERED = re.compile(r"(.*?)([1-9]\d*|0)$")
 
 
 def canonical(names: Iterable[str]) -> list[str]:
-    """``names`` of gluon's parameters, with the numbers in them counted from 0: ``dense7_bias`` and
+    """Return ``names`` of gluon's parameters with their numbers counted from 0: ``dense7_bias`` and
     ``dense12_bias`` become ``dense0_bias`` and ``dense1_bias``.
 
-    Gluon numbers the layers that a process has made, so that the same network is called otherwise
-    on a rank that made another one before; and in alphabetical order, ``dense10`` comes before
-    ``dense9``.
+    Gluon numbers the layers of a process, so a network's names differ on a rank that made another
+    network before; and in alphabetical order, ``dense10`` comes before ``dense9``.
     """
     parts = [[_split(part) for part in name.split("_")] for name in names]
     seen: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Start alike: parameters from one rank to all, now or when they come to be."""
+"""Broadcasts of parameters from one rank to all, now or when they are initialized."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from farandole.mxnet.parameter_names import canonical
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = WORLD
 ) -> None:
-    """Overwrite parameters with ``root_rank``'s. (``Module.get_params()`` gives two dictionaries of
-    them.)
+    """Overwrite parameters with ``root_rank``'s values.
 
-    A parameter whose shape is not known yet is broadcast when it is initialised: in the first
-    forward pass. Ranks may initialise it at different times.
+    ``Module.get_params()`` returns two dictionaries of parameters. A parameter with unknown shape
+    is broadcast when it is initialized, in the first forward pass; ranks may do so at different
+    times.
     """
     if not isinstance(params, (dict, ParameterDict)):
         raise ValueError(
@@ -64,7 +64,7 @@ def broadcast_parameters(
 
 
 def check_dense(value: Any) -> None:
-    """Raises ValueError for a parameter whose own values are sparse."""
+    """Raise ValueError for a parameter with sparse values."""
     stype = getattr(value, "_stype", "default")
     if stype != "default":
         raise ValueError(
@@ -91,7 +91,7 @@ def _broadcast_parameter(
 def _broadcast_when_initialised(
     parameter: Any, root_rank: int, label: str, process_set: ProcessSet
 ) -> None:
-    times = itertools.count()  # it may be initialised again while the first broadcast is on its way
+    times = itertools.count()  # it may be initialized again during the first broadcast
 
     def initialise(self: Any, *args: Any, **options: Any) -> None:
         type(self)._init_impl(self, *args, **options)

@@ -1,10 +1,10 @@
-"""Arrays whose values are still on their way.
+"""Arrays whose values are still being computed.
 
-MXNet computes in the background: an operation returns arrays at once, and whoever reads one waits.
-A collective does the same: its outputs are promised to MXNet's engine as being written, and the
-promise is kept when all ranks have come. So small tensors of one step travel together, and ranks
-may call in different orders, if they compute with results after the last call only: operations of
-MXNet that wait hold temporary spaces, which others need.
+MXNet computes in the background: an operation returns arrays at once, and reading one waits. A
+collective does the same: it registers its outputs with MXNet's engine as being written, and fulfils
+this promise when all ranks have taken part. So small tensors of one step are exchanged together.
+Ranks may call in different orders if they compute with results only after the last call, because
+waiting MXNet operations hold temporary memory that others need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mxnet.base import _LIB, MXNetError, check_call, register_error
 
 from farandole.errors import HorovodInternalError
 
-_KEPT = 100  # errors that nobody has seen yet
+_KEPT = 100  # errors that have not been raised yet
 _ASYNC = ctypes.c_int(4)  # FnProperty::kAsync
 _CPU = (ctypes.c_int * 2)(1, 0)  # Context: device type, device id
 _Start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -30,7 +30,7 @@ _Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 
 
 class _OnComplete(ctypes.Structure):
-    """mxnet::engine::CallbackOnComplete of MXNet 1.x, the last there will be."""
+    """mxnet::engine::CallbackOnComplete of MXNet 1.x, which is no longer developed."""
 
     _fields_ = (
         ("done", ctypes.c_void_p),
@@ -43,13 +43,13 @@ Keep = Callable[[Exception | None], None]
 _numbers = itertools.count(1)
 _to_start: dict[int, Callable[[Keep], None]] = {}
 _open = 0  # promises not kept yet
-_change = threading.Condition()  # of their number, which stands still while the process forks
+_change = threading.Condition()  # of their number, which is constant while the process forks
 _errors: dict[str, HorovodInternalError] = {}
 
 
 def _exceptions() -> Any:
-    """How to make and destroy a C++ exception: (construct, destroy); None where the names are
-    others.
+    """Return functions that make and destroy a C++ exception, (construct, destroy); None if the
+    symbols have other names.
     """
     try:
         library = ctypes.CDLL("libstdc++.so.6")
@@ -65,8 +65,8 @@ _cxx = _exceptions()
 
 
 def possible() -> bool:
-    """Can arrays be promised? Not with the engine that runs everything at once, which is for
-    debugging.
+    """Return whether arrays can be promised: not with NaiveEngine, which runs everything at once,
+    for debugging.
     """
     return (
         _cxx is not None
@@ -76,10 +76,11 @@ def possible() -> bool:
 
 
 def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep], None]) -> None:
-    """Tell MXNet that ``target`` is being written from ``source`` (the same array: in place).
+    """Register with MXNet that ``target`` is being written from ``source`` (the same array: in
+    place).
 
-    ``when_done(keep)`` is called soon, on some thread, and must have ``keep(None)`` called, on any
-    thread, when the values are there; or ``keep(error)``, which then is raised to whoever reads
+    ``when_done(keep)`` is called soon, on any thread. It must arrange a call of ``keep(None)``, on
+    any thread, once the values are there, or of ``keep(error)``, which is raised to readers of
     ``target``.
     """
     global _open
@@ -126,7 +127,7 @@ def _complete(keeper: _OnComplete, error: Exception | None) -> None:
         done(keeper.engine, keeper.parameter, None)
         return
     construct, destroy = _cxx
-    exception = ctypes.create_string_buffer(64)  # a std::runtime_error: its table and its text
+    exception = ctypes.create_string_buffer(64)  # a std::runtime_error: vtable and text
     construct(exception, _noted(error).encode())
     try:
         done(keeper.engine, keeper.parameter, exception)
@@ -134,7 +135,7 @@ def _complete(keeper: _OnComplete, error: Exception | None) -> None:
         destroy(exception)
 
 
-# Errors. MXNet carries a text from thread to thread, and asks by its first word what to raise.
+# Errors. MXNet carries a text from thread to thread, and its first word selects the exception.
 
 
 def _noted(error: Exception) -> str:
@@ -148,7 +149,7 @@ def _noted(error: Exception) -> str:
 
 
 def _raised(text: str) -> HorovodInternalError:
-    """The error of a collective, which is MXNet's, too: programs catch the one or the other."""
+    """Return the error of a collective, which is also MXNet's: programs catch either one."""
     text = text.partition(": ")[2]
     original = _errors.pop(text, None)
     kind = type(original) if original is not None else HorovodInternalError
@@ -170,8 +171,8 @@ def _both(kind: type) -> Any:
 register_error(HorovodInternalError.__name__, _raised)
 
 
-# Forks (workers of a DataLoader). MXNet then waits for all its operations, and the interpreter's
-# lock is held, which is needed to keep promises: wait for these before.
+# Forks (workers of a DataLoader). Before a fork MXNet waits for all its operations, with the
+# interpreter's lock held; keeping promises needs this lock, so wait for them first.
 
 
 def _before_fork() -> None:

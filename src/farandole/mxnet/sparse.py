@@ -1,4 +1,6 @@
-"""Gradients of a few rows of a parameter (``grad_stype="row_sparse"``): only these rows travel."""
+"""Gradients of a few rows of a parameter (``grad_stype="row_sparse"``): only these rows are
+sent.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ _collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 def reduce_rows(
     name: str, gradients: list[Any], fresh: bool, factor: float, process_set: ProcessSet
 ) -> Callable[[], bool]:
-    """Start to add up the rows of all ranks, times ``factor``. Calling the result waits, and writes
-    them to ``gradients``: the same parameter's on each device of this rank. It says whether any
-    rank's were ``fresh``.
+    """Start to add up the rows of all ranks, times ``factor``, and return a function that waits.
+
+    ``gradients``: of the same parameter on each device of this rank. The function writes the sum to
+    them, and returns whether any rank's were ``fresh``.
     """
     parts = [_rows(gradient) for gradient in gradients] if fresh else [_none(gradients[0])]
     indices = np.concatenate([part[0] for part in parts])
@@ -45,8 +48,8 @@ def reduce_rows(
 
 
 def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array, Array]:
-    """``factor`` times the rows of equal index added up (half types in float32, integers in 64
-    bits); indices ascend, and none is there twice.
+    """Sum the rows of equal index, times ``factor``; half types in float32, integers in 64 bits.
+    Returned indices ascend without duplicates.
     """
     if not len(indices):
         return indices, values
@@ -54,7 +57,7 @@ def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array,
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     divisor = divisor_of(factor)
-    if values.dtype == np.int64 and divisor > 1:  # the sum may not fit where the average does
+    if values.dtype == np.int64 and divisor > 1:  # the sum may overflow where the average does not
         high, low = (np.add.reduceat(half[order], starts, axis=0) for half in halves(values))
         return ordered[starts], average_of_halves(high, low, divisor)
     wide = {"f": values.dtype if values.dtype != np.float16 else np.dtype(np.float32)}.get(

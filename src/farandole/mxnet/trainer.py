@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# told of a gradient that was computed: the predivide factor divides whole numbers, too, and
-# truncates
+# Sent for a computed gradient; large, because the predivide factor divides and truncates integers.
 _USED = 1 << 30
 
-# MXNet's own names, of its key-value stores.
+# MXNet's names of key-value stores.
 KVSTORES = {
     "dist": "ps",
     "dist_sync": "ps",
@@ -44,23 +43,25 @@ KVSTORES = {
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
-    """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in
-    ``allreduce_grads``).
+    """Average gradients over all ranks in ``step`` (and in ``allreduce_grads``) of a
+    ``gluon.Trainer``.
 
     As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the
-    predivide factor, and the update divides by the number of ranks: so does ``step(batch_size)``
-    with this rank's batch size.
+    predivide factor, and the update divides by the number of ranks; ``step(batch_size)``, with this
+    rank's batch size, does the same.
 
-    ``params``, ``optimizer``, ``optimizer_params``: those of ``gluon.Trainer``. ``compression``:
-    how gradients travel. ``gradient_predivide_factor``: divide by it before summing, and by size /
-    factor afterwards. ``prefix``: tells several trainers of one program apart. ``num_groups``:
-    exchange the gradients as so many units; one by default. ``codec``: adds up gradients by sending
-    less, as "int8" or "topk:0.01"; see docs/strategies.md. ``process_set``: whose gradients are
-    averaged; a rank outside it steps alone. A parameter that some rank did not use counts as zeros
-    there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of them used it.
-    ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then
-    ("local_sgd:8", an object like LocalSGD(8)); without it, that of ``--strategy``. MXNet's own
-    names of key-value stores are understood: "dist_sync" is "ps", "dist_async" is "ps_async".
+    ``params``, ``optimizer``, ``optimizer_params``: as for ``gluon.Trainer``. ``compression``: of
+    the exchanged gradients. ``gradient_predivide_factor``: divide by it before summing, and by size
+    / factor afterwards. ``prefix``: distinguishes several trainers of one program. ``num_groups``:
+    the number of units in which gradients are exchanged; one by default. ``codec``: sends fewer
+    bytes, as "int8" or "topk:0.01"; see docs/strategies.md. ``process_set``: the ranks whose
+    gradients are averaged; a rank outside it steps alone. ``strategy``: whether ranks exchange
+    gradients ("allreduce"), or weights from time to time ("local_sgd:8", an object like
+    LocalSGD(8)); by default ``--strategy``. MXNet's names of key-value stores are accepted:
+    "dist_sync" is "ps", "dist_async" is "ps_async".
+
+    A parameter that some rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it
+    is updated on all ranks if any of them used it.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         return bool(members.included() and members.size() > 1)
 
     def allreduce_grads(self) -> None:
-        """Reduce the gradients that ``backward`` has computed since the last update, in place, to
-        clip them, say.
+        """Reduce the gradients computed by ``backward`` since the last update, in place, so that
+        the program can clip them, for instance.
         """
         super().allreduce_grads()
         trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
@@ -142,14 +143,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
     def end_of_epoch(self) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
-        Collective then.
+        Collective for such a strategy.
         """
         if self._exchange is not None and self._active():
             self._exchange.end_of_epoch(self._params)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
-        ranks exchange weights; they have the same ones otherwise.
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
+        ranks exchange weights; otherwise their weights are equal already.
         """
         if self._exchange is not None and self._active():
             self._exchange.average(self._params)
@@ -181,8 +182,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             wait()
 
     def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
-        """Send a group of gradients, and with them which of them this rank has computed since its
-        last step.
+        """Send a group of gradients, and which of them this rank has computed since its last
+        step.
         """
         fresh = np.array([_USED * gradient.fresh for gradient in group], dtype=np.int64)
         names = [*(gradient.name for gradient in group), "fresh"]
@@ -229,7 +230,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
 
 class _TrainerGradient:
-    """One parameter's gradient, on its way out and back."""
+    """One parameter's gradient before and after the exchange."""
 
     def __init__(self, name: str, parameter: Any, compressor: Any) -> None:
         self.name, self.fresh = name, _is_fresh(parameter)
@@ -238,9 +239,10 @@ class _TrainerGradient:
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
-        """To send: the sum over the devices of this rank; zeros if it was not computed since the
-        last step. It may be the gradient's own memory: MXNet has nothing to do with it until
-        ``unpack``.
+        """Return the array to send: the sum over this rank's devices, or zeros if it was not
+        computed since the last step.
+
+        It may be the gradient's own memory, which MXNet does not use until ``unpack``.
         """
         first, *others = self.parameter.list_grad()
         shape = first.shape
@@ -259,7 +261,9 @@ class _TrainerGradient:
         return shaped
 
     def unpack(self, total: Array, anywhere: bool) -> None:
-        """``total``: what came back. ``anywhere``: did any rank compute it?"""
+        """Store the reduced gradient ``total``. ``anywhere``: whether any rank computed the
+        gradient.
+        """
         if anywhere and not self.fresh:
             _make_fresh(self.parameter)
         gradients = self.parameter.list_grad()
@@ -277,8 +281,8 @@ class _TrainerGradient:
 
 
 def _values(gradient: Any) -> Array:
-    """Flat; bfloat16, which numpy does not know, as float32. Nobody looks at the gradient any
-    more.
+    """Return flat values; bfloat16, which numpy does not know, as float32. No operation reads the
+    gradient any more.
     """
     values, dtype = writable(gradient)
     return widen(values, dtype) if dtype is DType.BFLOAT16 else values

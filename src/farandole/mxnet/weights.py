@@ -1,4 +1,4 @@
-"""Trainers whose ranks step by themselves and exchange weights, as a strategy says."""
+"""Trainers that step locally and exchange weights according to a strategy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainerExchange:
         self._step = 0
 
     def before_step(self, parameters: Sequence[Any], optimizer: Any) -> None:
-        """Raises ValueError where ``optimizer`` would undo exchanges."""
+        """Raise ValueError if ``optimizer`` would undo exchanges."""
         if not self._kept.begun:
             self._check_precision(parameters, optimizer)
         self._kept.begin(parameters, _read, _trained(parameters), stepping=True)
@@ -38,7 +38,7 @@ class TrainerExchange:
             self._run(parameters)
 
     def end_of_epoch(self, parameters: Sequence[Any]) -> None:
-        """Exchange now, if the strategy wants to hear of epochs."""
+        """Exchange weights now, if the strategy exchanges by epochs."""
         if self._kept.at_end_of_epoch(self._step) and self._kept.begun:
             self._run(parameters)
 
@@ -66,7 +66,7 @@ class TrainerExchange:
     ) -> None:
         trained = self._kept.chosen(parameters)
         weights = [_read(parameter) for parameter in trained]
-        # of all: they keep theirs where some are frozen
+        # names count all parameters, so they do not change when some are frozen
         names = canonical(parameter.name for parameter in parameters)
         change(weights, self._kept.chosen(list(names)))
         for parameter, weight in zip(trained, weights, strict=True):
@@ -79,6 +79,6 @@ def _trained(parameters: Sequence[Any]) -> list[bool]:
 
 
 def _read(parameter: Any) -> Array:
-    """A copy, in a type that strategies compute with."""
+    """Return a copy, in a type that strategies compute with."""
     array: Array = parameter.list_data()[0].asnumpy()
     return array.astype(np.float64 if array.dtype == np.float64 else np.float32)
