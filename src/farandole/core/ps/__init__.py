@@ -1,7 +1,7 @@
-"""Parameter servers: they hold a centre of weights, to which ranks push and from which they pull.
+"""Parameter servers, which hold a centre of weights: ranks push changes to it and pull the weights.
 
-``clocks`` decides which pushes count and who waits (pure); ``centre`` holds the numbers of one
-``group`` of ranks; ``layout`` deals tensors to servers; ``wire`` moves them; ``server`` and
-``client`` are the two ends, and ``replicas`` are other servers that are told all. ``python -m
-farandole.core.ps`` is a server process.
+``clocks`` decides which pushes count and which ranks wait (pure); ``centre`` holds the weights of
+one ``group`` of ranks; ``layout`` distributes tensors over servers; ``wire`` transfers them.
+``server`` and ``client`` are the two ends; ``replicas`` are servers that receive every event.
+``python -m farandole.core.ps`` runs a server process.
 """

@@ -1,6 +1,4 @@
-"""``python -m farandole.core.ps``: a server process of a job, which its driver starts. It ends when
-it is told to.
-"""
+"""``python -m farandole.core.ps``: a server process of a job, started and ended by the driver."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def main() -> int:
     )
     log.configure(settings.log_level, who=f"server {index}", hide_time=settings.log_hide_time)
     store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
-    # servers with their replicas, one after the other
+    # each server is followed by its replicas
     last = (index // settings.replicas + 1) * settings.replicas
 
     def others() -> list[str]:
@@ -40,7 +38,7 @@ def main() -> int:
             for other in range(index + 1, last)
         ]
 
-    speaks = not index and not settings.stall_check_disable  # one of all
+    speaks = not index and not settings.stall_check_disable  # a single server warns
     warning = settings.stall_warning_seconds if speaks else math.inf
     listening = [beside] if beside is not None else _own(store, settings)
     server = CentreServer(connection.secret, listening, stored_end(store), others, warning)
@@ -51,7 +49,7 @@ def main() -> int:
 
 
 def _own(store: StoreClient, settings: Settings) -> list[str]:
-    """The addresses of this host, which is not the driver's, for ranks to try."""
+    """Return this host's addresses for the ranks. The host is not the driver's."""
     at = interfaces.offered(store.host, settings.network_interfaces)
     return [interfaces.parted(address)[0] for address in at.split(",")]
 

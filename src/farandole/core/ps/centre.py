@@ -1,4 +1,4 @@
-"""The numbers of a centre: a server's share of the weights, of what its optimizer keeps, and of the
+"""The centre's numbers: a server's share of the weights, of its optimizer's state, and of the
 statistics.
 """
 
@@ -14,13 +14,14 @@ from farandole.core.ps.clocks import Clocks, Fate, PushDecision
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-BETA, EPSILON = 0.999, 1e-8  # of Adam; EPSILON of Adagrad, too
+BETA, EPSILON = 0.999, 1e-8  # of Adam; EPSILON also of Adagrad
 
 
 class Centre:
-    """``values``: flat arrays, which it may keep; the last ``statistics`` of them are values that
-    nobody trains: of those, ranks push what they have, not by how much it has changed. ``clocks``:
-    the decisions.
+    """One server's share of a centre.
+
+    ``clocks``: the decisions about pushes; ``values``: flat arrays, which the centre keeps. The
+    last ``statistics`` of them are untrained: ranks push their values, not their changes.
     """
 
     def __init__(self, clocks: Clocks, values: Sequence[Array], statistics: int = 0) -> None:
@@ -37,8 +38,10 @@ class Centre:
         self._steps = 0
 
     def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> PushDecision:
-        """``changes``: of the weights since the pull of version ``pulled``, and the statistics;
-        they may be written to. See ``Clocks.push``.
+        """Handle a push, and return its decision, see ``Clocks.push``.
+
+        ``changes``: the changes of the weights since the pull of version ``pulled``, then the
+        statistics. The arrays may be overwritten.
         """
         decision = self.clocks.push(rank, number, pulled)
         if decision.fate is Fate.APPLY:
@@ -54,13 +57,17 @@ class Centre:
         return decision
 
     def leave(self, rank: int, *, for_good: bool) -> None:
-        """See ``Clocks.leave``."""
+        """Record that a rank left, see ``Clocks.leave``, and apply the pushes that this
+        completes.
+        """
         self._finish(self.clocks.leave(rank, for_good=for_good))
 
     def flush(self, rank: int, number: int, changes: Sequence[Array]) -> None:
-        """Take what a rank has done since its last pull, outside of the count of steps: it is
-        added, times the learning rate, and is no step of the servers' optimizer. So is what has
-        become of its statistics since: ``changes`` of those, too. The rank has joined, then.
+        """Add a rank's changes since its last pull, outside of the step count. The rank counts as
+        joined afterwards.
+
+        Changes of weights are multiplied by the learning rate and added, without a step of the
+        servers' optimizer. Statistics are given as changes, too.
         """
         if not self.clocks.seen(rank, number):
             share = 1.0 / len(self.clocks.ranks)
@@ -70,7 +77,7 @@ class Centre:
             for place, (value, change) in enumerate(zip(self.values, changes, strict=True)):
                 value += (scale if place < self._trained else share) * change
         self.clocks.settled.add(rank)
-        # also if it bears the number of a push that was interrupted
+        # also if its number repeats the number of an interrupted push
         self.leave(rank, for_good=False)
 
     def _finish(self, count: int) -> None:
@@ -82,7 +89,7 @@ class Centre:
     def _apply(
         self, changes: Sequence[Array], factor: float, share: float, mean: bool = False
     ) -> None:
-        """A step of the optimizer. ``share``, ``mean``: see ``_take_in``."""
+        """Take a step of the optimizer. ``share``, ``mean``: see ``_take_in``."""
         self._take_in(changes, share, mean=mean)
         self._steps += 1
         for place, (value, change) in enumerate(
@@ -93,8 +100,8 @@ class Centre:
             self._update(value, change, [kept[place] for kept in self._kept])
 
     def _take_in(self, changes: Sequence[Array], share: float, *, mean: bool) -> None:
-        """The statistics, which count by ``share``; with ``mean`` they replace those that are
-        there.
+        """Merge statistics with the weight ``share``; with ``mean`` they replace the current
+        values.
         """
         for value, change in zip(
             self.values[self._trained :], changes[self._trained :], strict=True
@@ -107,7 +114,7 @@ class Centre:
             value += change
 
     def _update(self, value: Array, change: Array, kept: Sequence[Array]) -> None:
-        """One step of the optimizer, whose gradient is ``-change``."""
+        """Take one step of the optimizer for one array, with the gradient ``-change``."""
         rule = self.rule
         if rule.optimizer == "add":
             value += change

@@ -1,4 +1,4 @@
-"""A rank's end of the job's parameter servers."""
+"""The client of the job's parameter servers, on each rank."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """What became of a push: ``staleness``: updates of the centre that this rank had not seen, at
-    the server where they were most; ``dropped``: it came too late to count.
+    """The result of a push. ``staleness``: the updates of the centre that this rank had not seen,
+    at the server with the most; ``dropped``: the push came too late to count.
     """
 
     staleness: int
@@ -34,8 +34,11 @@ class Pushed(NamedTuple):
 
 
 class Servers:
-    """All of the job's. ``addresses``: of each with its replicas; ``host``: that of the job's
-    store, as this rank calls it; ``scope``: this stay in the job; ``patience``: see ``Server``.
+    """All servers of the job.
+
+    ``addresses``: for each server, its own and its replicas'; ``host``: the address of the job's
+    store for this rank; ``scope``: this rank's current session in the job; ``patience``: see
+    ``ServerConnection``.
     """
 
     def __init__(
@@ -68,11 +71,13 @@ class Servers:
         codec: PushCodec | None = None,
         after: CentreClient | None = None,
     ) -> CentreClient:
-        """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those
-        of the first of ``ranks``. ``codec``: compresses pushes; ``after``: that of the optimizer so
-        far. Raises ValueError if this rank's are not like those of another.
+        """Return the centre of one optimizer's ``weights`` (float32 or float64), which starts with
+        the weights of the first of ``ranks``.
+
+        ``codec``: compresses pushes; ``after``: the optimizer's previous centre. Raises ValueError
+        if the weights or the strategy differ between ranks.
         """
-        # process sets count their optimizers each for itself
+        # each process set counts its own optimizers
         name += f"/{','.join(map(str, ranks))}"
         found = CentreClient(
             self, name, ranks, rule, spec, weights, names, statistics, codec, after
@@ -82,11 +87,11 @@ class Servers:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """One thread at a time asks and hears.
+        """Let one thread at a time send requests and receive answers.
 
-        What ends it early leaves answers unread, which later questions would take for theirs: the
-        connections go. An interrupt makes new ones at once, for servers give up ranks that stay
-        away.
+        An exception leaves answers unread, which later requests would take for their own, so all
+        connections are closed. After an interrupt they are opened again at once, because servers
+        give up ranks that stay away.
         """
         with self._lock:
             try:
@@ -100,7 +105,7 @@ class Servers:
                 raise
 
     def leave(self) -> None:
-        """No rank waits for this one until it pushes again."""
+        """Let no rank wait for this one until it pushes again."""
         message = {"do": "leave"}
         with self.speaking():
             asked = [server.ask(message) for server in self.servers]
@@ -108,7 +113,9 @@ class Servers:
                 server.answer(sent, message, None, ())
 
     def close(self, failed: bool = False) -> None:
-        """Say bye (not if this rank ends with an error), and tell of the staleness seen."""
+        """Leave the servers and log the staleness. The goodbye is skipped if this rank
+        ``failed``.
+        """
         for server in self.servers:
             server.hurry()
         try:
@@ -130,7 +137,9 @@ class Servers:
 
 
 class CentreClient:
-    """See ``Servers.group``. Arrays of its calls are the weights, and after them the statistics."""
+    """This rank's end of a centre, see ``Servers.group``. Arrays in its calls are the weights,
+    followed by the statistics.
+    """
 
     def __init__(
         self,
@@ -162,15 +171,15 @@ class CentreClient:
             Share(server, own, tensors, codec)
             for server, own in zip(servers.servers, pieces, strict=True)
         ]
-        self._still = [array.copy() for array in statistics]  # after the last answer
-        self._number = 0  # of the last push or flush that was answered
+        self._still = [array.copy() for array in statistics]  # as of the last answer
+        self._number = 0  # of the last answered push or flush
         self._versions = [0] * len(self._shares)  # of the last answers
         described = [
             [name, array.shape, array.dtype.name]
             for name, array in zip(labels, arrays, strict=True)
         ]
         by = "" if codec is None else codec.spec
-        codec_of_pushes(by)  # an error here is better than one at the servers
+        codec_of_pushes(by)  # raise errors here rather than on the servers
         before = "" if after is None else after._name
         self._hello(
             lambda share: {
@@ -180,9 +189,10 @@ class CentreClient:
         )
 
     def push(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
-        """Push what has changed since the last pull, and the statistics; wait as the rule says, and
-        put the centre in their place. ``first``: the weights at the beginning, should the centre
-        want them.
+        """Push the changes since the last pull and the statistics, wait as the rule requires, and
+        overwrite them with the centre.
+
+        ``first``: the initial weights, in case the centre needs them.
         """
         answers = self._run("push", changes, first)
         found = Pushed(
@@ -193,9 +203,10 @@ class CentreClient:
         return found
 
     def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
-        """Push outside of the count of steps; nobody waits. Of statistics, too, how they have
-        changed: those of a rank that has stopped are in the centre already, and are older than what
-        is there.
+        """Push outside of the step count, without waiting for other ranks.
+
+        Statistics are sent as changes, too: the values of a rank that has stopped are in the centre
+        already, and are older than the centre's own.
         """
         count = len(changes) - len(self._still)
         statistics = changes[count:]
@@ -206,11 +217,11 @@ class CentreClient:
         return Pushed(0, False)
 
     def pull(self, into: Sequence[Array]) -> None:
-        """The centre, as it is."""
+        """Copy the current centre into ``into``."""
         self._run("pull", into, ())
 
     def log_staleness(self) -> None:
-        """Log the staleness of this rank's pushes, and the bytes of its codec."""
+        """Log the staleness of this rank's pushes, and the bytes saved by its codec."""
         logger.info(
             "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to"
             " count; staleness: mean %.2f, maximum %d",
@@ -235,11 +246,12 @@ class CentreClient:
                 self._check(answer)
 
     def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
-        """Ask all servers, then take all answers, which are written over ``arrays``.
+        """Send a request to all servers, then receive all answers into ``arrays``.
 
-        Numbers count when all have answered: what was interrupted is sent again under its number,
-        with what has been learned since, and a server that had it takes it for the same. So does
-        what a codec keeps; of a push that came too late at a server it keeps what it had before.
+        The number advances once all servers have answered. An interrupted request is sent again
+        under the same number, with the changes since, and a server that has handled it already does
+        not count it twice. The codec's state advances at the same time; for a push that came too
+        late at a server, it keeps the previous state.
         """
         self._compare(arrays)
         if what != "pull":
@@ -317,6 +329,6 @@ class CentreClient:
 
 
 def _flat(arrays: Sequence[Array]) -> list[Array]:
-    """Views. Arrays that are not contiguous would be copied, and not written to."""
+    """Return flat views. Non-contiguous arrays would be copied, and answers would be lost."""
     assert all(array.flags.c_contiguous for array in arrays)
     return [array.reshape(-1) for array in arrays]

@@ -1,7 +1,7 @@
-"""Which pushes to a centre count, and which ranks wait: a state from events to decisions. No I/O,
-no clock, no numbers.
+"""Decisions on which pushes to a centre count and which ranks wait: a state machine without I/O,
+time or weights.
 
-It is the same for a server and for its replicas, which see the same events in the same order.
+A server and its replicas see the same events in the same order, and so reach the same state.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ OPTIMIZERS = ("add", "sgd", "momentum", "adagrad", "adam")
 
 
 class Rule(NamedTuple):
-    """How a centre takes pushes, the same for all ranks. ``sync``: step by step, from all but
-    ``backup`` ranks; else each at once. ``bound``: so many clocks a rank may be ahead of the
-    slowest one; -1: no bound. ``damp``: scale by 1 / staleness. ``optimizer``: what takes a push as
-    its (negative) gradient; "add" adds it.
+    """The rule by which a centre accepts pushes, the same for all ranks.
+
+    ``sync``: step by step, from all but ``backup`` ranks; else each push at once. ``bound``: the
+    number of clocks by which a rank may be ahead of the slowest; -1: no bound. ``damp``: scale
+    pushes by 1 / staleness. ``optimizer``: takes a push as its (negative) gradient; "add" adds it.
     """
 
     sync: bool = False
@@ -32,7 +33,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, facts: Any) -> Rule:
-        """Of what came over a connection. WireError for what is no rule."""
+        """Return the rule received over a connection. Raises WireError if it is invalid."""
         try:
             rule = cls(*facts)
             kinds = [type(value) for value in rule]
@@ -44,8 +45,9 @@ class Rule(NamedTuple):
 
 
 class Fate(enum.Enum):
-    """Of a push. APPLY: to the centre, now. COLLECT: with those of other ranks. DROP: it came too
-    late. AGAIN: it has come before, and its rank did not hear the answer.
+    """The fate of a push. APPLY: apply it to the centre now. COLLECT: apply it with other ranks'
+    pushes. DROP: it came too late. AGAIN: it is a repetition, because its rank did not receive the
+    answer.
     """
 
     APPLY = enum.auto()
@@ -55,9 +57,9 @@ class Fate(enum.Enum):
 
 
 class PushDecision(NamedTuple):
-    """``staleness``: updates of the centre since the rank's last pull. ``complete``: so many
-    collected pushes are the step now; 0: more are awaited. ``dropped``: it came too late, now or
-    when it came first.
+    """The decision on a push. ``staleness``: updates of the centre since the rank's last pull.
+    ``complete``: the number of collected pushes in the step that is complete now; 0: more are
+    awaited. ``dropped``: the push came too late, now or at its first arrival.
     """
 
     fate: Fate
@@ -67,24 +69,27 @@ class PushDecision(NamedTuple):
 
 
 class Clocks:
-    """Of ``ranks``. ``version``: updates of the centre so far."""
+    """The clocks of ``ranks``. ``version``: the number of updates of the centre."""
 
     def __init__(self, ranks: Sequence[int], rule: Rule) -> None:
         self.ranks = tuple(ranks)
         self.rule = rule
         self.version = 0
         self.clocks = dict.fromkeys(ranks, 0)  # pushes, by rank
-        self.gone: set[int] = set()  # they have ended, or left in order
-        self.joined: set[int] = set()  # they wait until all have joined
-        self.settled: set[int] = set()  # those of ``joined`` that have flushed, as all do then
-        self.moved: set[int] = set()  # they push to another centre from now on, and are gone here
+        self.gone: set[int] = set()  # ranks that have ended, or left in order
+        self.joined: set[int] = set()  # ranks that wait until all have joined
+        self.settled: set[int] = set()  # joined ranks that have flushed, as all joined ranks do
+        # ranks that push to another centre from now on; they are gone here
+        self.moved: set[int] = set()
         self._numbers = dict.fromkeys(ranks, 0)  # of the last event of each rank
-        self._decisions: dict[int, PushDecision] = {}  # on that event, if it is a push
-        self._pulled = dict.fromkeys(ranks, 0)  # versions from which they set out, by rank
-        self._arrived: set[int] = set()  # collected for the present step
+        self._decisions: dict[int, PushDecision] = {}  # the decision on that event, if it is a push
+        self._pulled = dict.fromkeys(ranks, 0)  # the version that each rank pulled last
+        self._arrived: set[int] = set()  # ranks with a collected push for the current step
 
     def seen(self, rank: int, number: int) -> bool:
-        """Has this event of the rank come before? WireError for one that cannot be the next."""
+        """Return whether this event of the rank is a repetition. Raises WireError if it is not the
+        next one either.
+        """
         last = self._numbers[rank]
         if number not in (last, last + 1):
             raise WireError(
@@ -96,9 +101,10 @@ class Clocks:
         return number == last
 
     def push(self, rank: int, number: int, pulled: int) -> PushDecision:
-        """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out.
-        One that comes again is not counted, and its rank hears what it would have heard the first
-        time.
+        """Decide a push. ``number``: of the rank's event, from 1; ``pulled``: the version that the
+        rank pulled before.
+
+        A repeated push is not counted, and gets the same answer as the first time.
         """
         if self.seen(rank, number):
             first = self._decisions.get(rank, PushDecision(Fate.AGAIN))
@@ -124,16 +130,20 @@ class Clocks:
         return PushDecision(Fate.COLLECT, 0, self._completed())
 
     def leave(self, rank: int, *, for_good: bool) -> int:
-        """The rank will not push any more, or not before all others have joined, too: nobody waits
-        for it. Returns the number of collected pushes that are the step now.
+        """Record that a rank pushes no more, or not before all others have joined, so that no rank
+        waits for it.
+
+        Return the number of collected pushes in the step that this completes; 0: none.
         """
         (self.gone if for_good else self.joined).add(rank)
         return self._completed()
 
     def stray(self, *, late: bool = False) -> tuple[int, int] | None:
-        """A rank that goes on here, and one that has moved, though it came less far: one of them
-        would never have an answer. Where nobody waits, that shows only when all flush, or when it
-        is ``late``: ranks need not take as many steps.
+        """Return a rank that continues here and a rank that moved to another centre after fewer
+        pushes: one of them would never get an answer. None if there is no such pair.
+
+        Where no rank waits, the pair is detected only when all flush, or if the push is ``late``:
+        ranks need not take the same number of steps.
         """
         slack = 0 if self.rule.sync or late else self.rule.bound
         for other in sorted(self.moved - self.settled):
@@ -145,21 +155,21 @@ class Clocks:
         return None
 
     def here(self) -> list[int]:
-        """The ranks that are expected to push."""
+        """Return the ranks that are expected to push."""
         return [rank for rank in self.ranks if rank not in self.gone and rank not in self.joined]
 
     def ready(self, rank: int) -> bool:
-        """May the rank go on after its last push?"""
+        """Return whether the rank may continue after its last push."""
         if self.rule.sync:
             return self.version > self._pulled[rank]
         return self.rule.bound < 0 or self.clocks[rank] - self.slowest() <= self.rule.bound
 
     def slowest(self) -> int:
-        """The clock of the slowest rank that is here."""
+        """Return the clock of the slowest rank that is expected to push."""
         return min((self.clocks[rank] for rank in self.here()), default=0)
 
     def awaited(self, rank: int) -> list[int]:
-        """The ranks that hold this one up."""
+        """Return the ranks that this one is waiting for."""
         if self.ready(rank):
             return []
         here = [other for other in self.here() if other != rank]
@@ -168,11 +178,11 @@ class Clocks:
         return [other for other in here if self.clocks[rank] - self.clocks[other] > self.rule.bound]
 
     def _come_back(self, rank: int) -> None:
-        """A rank that pushes after it has joined shows that all have, and that all go on."""
+        """Reset the joins if a joined rank pushes: all ranks have joined, and all continue."""
         if rank in self.joined:
             self.joined.clear()
             self.settled.clear()
-            # nobody waits for what one has missed
+            # no rank waits for the steps that another one missed
             self.clocks = dict.fromkeys(self.ranks, max(self.clocks.values()))
 
     def _completed(self) -> int:

@@ -1,4 +1,4 @@
-"""A rank's connection to one parameter server."""
+"""A rank's connection to one parameter server and its replicas."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from farandole.net.liveness import await_answer
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-LAST = 5.0  # seconds for the answer to bye
-SILENCE = 10.0  # seconds without a byte until a server has to let in a new connection
-PROOF = 10.0  # seconds for that
+LAST = 5.0  # seconds for the answer to the goodbye
+SILENCE = 10.0  # seconds without a byte after which the server must accept a test connection
+PROOF = 10.0  # seconds for the test connection
 AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class ServerConnection:
-    """One server with its replicas, of which one is connected. ``number``: for messages;
-    ``patience``: seconds for which one that is stopped is waited for, if it has no replica; 0: for
-    ever.
+    """One server with its replicas; one of them is connected. ``number``: for messages;
+    ``patience``: seconds to wait for a stopped server without replicas; 0: forever.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class ServerConnection:
         self._session: Session | None = None
 
     def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
-        """Send a message; False if the server is lost (``answer`` tries its replicas)."""
+        """Send a message. Return False if the server is lost (``answer`` tries its replicas)."""
         try:
             session = self._open()
             with self._limited(session):
@@ -66,9 +65,10 @@ class ServerConnection:
     def answer(
         self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
     ) -> Message:
-        """The answer, also if a replica has to give it. Raises PeerLostError if none is left,
-        TimeoutError if there is no time: who does not answer at once may be well, and its replica
-        must not take over.
+        """Return the answer of the server or of a replica.
+
+        Raises PeerLostError if no replica is left, and TimeoutError when in a hurry: a server that
+        does not answer at once may be well, so its replica must not take over.
         """
         while True:
             trouble = self._trouble or "it hung up"
@@ -96,7 +96,7 @@ class ServerConnection:
         return found
 
     def _wait(self, session: Session) -> None:
-        """Until something comes. A server may wait for other ranks as long as those take."""
+        """Wait for the first byte. A server may have to wait for other ranks for any time."""
         self._silent_since = time.monotonic()
         while not self._hurried:
             try:
@@ -106,8 +106,8 @@ class ServerConnection:
                 self._look()
 
     def _look(self) -> None:
-        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where
-        none is left, we say so and go on waiting, as long as we may.
+        """Handle a silent server. If it does not accept a test connection, it is stopped, and its
+        replica takes over. Without a replica, warn and go on waiting, up to ``patience``.
         """
         if self._hurried:
             raise TimeoutError(f"it says nothing for {LAST:g} s")
@@ -143,7 +143,7 @@ class ServerConnection:
 
     @contextlib.contextmanager
     def _limited(self, session: Session) -> Iterator[None]:
-        """Of what is under way, some goes on within ``SILENCE``."""
+        """Limit a transfer: it must make progress within ``SILENCE``."""
         self._silent_since = time.monotonic()
         self._trouble = ""
         session.sock.settimeout(LAST if self._hurried else SILENCE)
@@ -164,7 +164,7 @@ class ServerConnection:
         return self._session
 
     def renew(self) -> None:
-        """Connect again, if that is soon done; else the next ``ask`` does."""
+        """Try briefly to connect again; else the next ``ask`` does."""
         with contextlib.suppress(OSError, HorovodInternalError):
             self._open(AGAIN)
 
@@ -186,7 +186,7 @@ class ServerConnection:
         )
 
     def hurry(self) -> None:
-        """From now on, it is lost if it does not answer within seconds."""
+        """Treat the server as lost from now on if it does not answer within seconds."""
         self._hurried = True
         if self._session is not None:
             self._session.sock.settimeout(LAST)

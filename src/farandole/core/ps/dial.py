@@ -1,4 +1,4 @@
-"""A connection to a parameter server: a Unix socket on its host, TCP from others."""
+"""Connections to a parameter server: a Unix socket on its host, TCP from other hosts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from farandole.net import liveness
 from farandole.net.handshake import Session, authenticate, derive
 
 SECONDS = 10.0
-ROOM = 1 << 20  # bytes on their way over a Unix socket
+ROOM = 1 << 20  # send buffer of a Unix socket, in bytes
 
 
 def unix_name(secret: str, token: str) -> str:
-    """The Unix socket of a server; only who knows the secret can compute it."""
+    """Return the name of a server's Unix socket. It cannot be computed without the secret."""
     return "\0farandole-" + derive(secret, f"ps|{token}")
 
 
@@ -27,10 +27,11 @@ def dial(
     seconds: float = SECONDS,
     purpose: str = PURPOSE,
 ) -> Session:
-    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches
-    the servers, too; ``seconds``: for each of the connection and its proof.
+    """Connect to a server and prove the secret.
 
-    Raises OSError and AuthenticationError.
+    ``address``: published by the server; ``host``: the address of the job's store, at which this
+    host also reaches the servers; ``seconds``: for the connection, and again for the proof. Raises
+    OSError and AuthenticationError.
     """
     sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(
         host, int(address["port"]), seconds
@@ -46,8 +47,8 @@ def dial(
 
 
 def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
-    """A parameter server, beside the driver (``host``: of the job's store) or on a host of its own,
-    whose addresses are tried in turn. Raises as ``dial`` does.
+    """Connect to a parameter server: on the driver's host (``host``: of the job's store), or on
+    another one, whose addresses are tried in turn. Raises the same errors as ``dial``.
     """
     at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
     for name, port in at[:-1]:
@@ -57,7 +58,7 @@ def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECO
 
 
 def _near(name: str) -> socket.socket | None:
-    """A connection on this host; None if the server is on another."""
+    """Return a connection to a server on this host; None if it is on another one."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)

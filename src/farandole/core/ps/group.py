@@ -1,4 +1,6 @@
-"""One optimizer's weights at one server: who takes part, whether they agree, and the centre."""
+"""One optimizer's weights on one server: the participants, the checks that they agree, and the
+centre.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,26 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 MOST = 1 << 44  # bytes of one server's share, at most
-# bytes by which a payload may be longer than what it stands for, which small blocks are
+# bytes by which a payload may exceed twice the size of its numbers, as small blocks do
 ROOM = 1 << 12
 Facts = dict[str, Any]
 
 
 class Failure(NamedTuple):
-    """What all ranks of a group are told. ``lost``: the rank that went away; -1: they differ."""
+    """The error sent to all ranks of a group. ``lost``: the rank that went away; -1: the ranks
+    differ.
+    """
 
     text: str
     lost: int = -1
 
 
 class CentreGroup:
-    """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts
-    (type, count) of this server's share, of which the last ``statistics`` are no weights, codec (of
-    pushes; empty: none).
+    """The group described by a rank's ``hello``.
+
+    ``facts``: ranks, rule, spec, tensors (name, shape, dtype), parts (type, count) of this server's
+    share (the last ``statistics`` are untrained), codec (of pushes; empty: none). Raises WireError
+    if they are invalid.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -64,20 +70,19 @@ class CentreGroup:
         self.clocks = Clocks(ranks, self.rule)
         self.centre: Centre | None = None
         self.failure: Failure | None = None
-        self.known: set[int] = set()  # ranks that have said hello
-        self._later: CentreGroup | None = None  # of the same optimizer, with other weights
-        self._moved = 0.0  # when the first rank went on to that
-        self._answering: list[int] = []  # ranks whose pushes have no answer yet
+        self.known: set[int] = set()  # ranks that have sent hello
+        # the same optimizer's next group, with other weights
+        self._later: CentreGroup | None = None
+        self._moved = 0.0  # time of the first move to it
+        self._answering: list[int] = []  # ranks that still wait for the answer to a push
 
     def arrays(self) -> list[Array]:
-        """New memory for this server's share. Pages of it come into being when they are
-        written to.
-        """
+        """Return new memory for this server's share. Its pages are allocated only when written."""
         return [np.empty(count, dtype=kind) for kind, count in self._parts]
 
     def payloads(self, sizes: Sequence[Any]) -> list[Array]:
-        """New memory for payloads of so many bytes, one for each part that is trained. Raises
-        WireError.
+        """Return new memory for payloads of these ``sizes`` in bytes, one for each trained part.
+        Raises WireError if the sizes are invalid.
         """
         trained = self._parts[: len(self._parts) - self.statistics]
         most = [ROOM + 2 * np.dtype(kind).itemsize * count for kind, count in trained]
@@ -92,7 +97,9 @@ class CentreGroup:
         return [np.empty(size, dtype=np.uint8) for size in sizes]
 
     def unpack(self, payloads: Sequence[Array], into: Sequence[Array]) -> None:
-        """What a codec has made of pushed changes, as the changes. Raises WireError."""
+        """Decompress the payloads of a push into its changes. Raises WireError if they are
+        invalid.
+        """
         assert self._codec is not None
         try:
             with quiet():
@@ -102,17 +109,17 @@ class CentreGroup:
             raise WireError(f"a push cannot be unpacked by {self._codec.spec}: {error}") from None
 
     def begin(self, values: Sequence[Array]) -> None:
-        """The first weights."""
+        """Create the centre from the initial weights, unless it exists."""
         if self.centre is None:
             self.centre = Centre(self.clocks, values, self.statistics)
 
     def first(self) -> int:
-        """The rank whose weights the centre begins with."""
+        """Return the rank that provides the initial weights."""
         return min(self.clocks.here(), default=0)
 
     @contextlib.contextmanager
     def answering(self, rank: int) -> Iterator[None]:
-        """While the rank waits for the centre that its push leads to."""
+        """Record the rank as waiting for the centre that results from its push."""
         self._answering.append(rank)
         try:
             yield
@@ -120,13 +127,13 @@ class CentreGroup:
             self._answering.remove(rank)
 
     def owes(self) -> bool:
-        """Is there a centre that a rank may have, and has not been given? A flush before that would
-        be in it, and ranks that stepped together would have other weights.
+        """Return whether a rank may have a centre that it has not received yet. A flush before that
+        would change it, and ranks that stepped together would get different weights.
         """
         return any(self.clocks.ready(rank) for rank in self._answering)
 
     def leave(self, rank: int, *, for_good: bool) -> None:
-        """See ``Clocks.leave``."""
+        """Record that a rank left, see ``Clocks.leave``."""
         if rank not in self.clocks.ranks:
             return
         if self.centre is None:
@@ -135,7 +142,9 @@ class CentreGroup:
             self.centre.leave(rank, for_good=for_good)
 
     def move(self, rank: int, later: CentreGroup) -> None:
-        """The rank has other weights from now on, those of ``later``: nobody waits for it here."""
+        """Move a rank to the group ``later``, with other weights, so that no rank waits for it
+        here.
+        """
         if self._later is None:
             self._later = later
             self._moved = time.monotonic()
@@ -145,12 +154,14 @@ class CentreGroup:
             self.leave(rank, for_good=True)
 
     def late(self, seconds: float) -> bool:
-        """Has a rank gone on to other weights so long ago that the others should have?"""
+        """Return whether the first rank moved on to other weights so long ago that the others
+        should have followed.
+        """
         return self._later is not None and time.monotonic() - self._moved > seconds
 
     def compare(self, *, late: bool = False) -> None:
-        """All ranks fail, if one goes on with weights that another does not have any more.
-        ``late``: see ``Clocks.stray``.
+        """Fail all ranks if one continues with weights that another one has dropped. ``late``: see
+        ``Clocks.stray``.
         """
         stray, later = self.clocks.stray(late=late), self._later
         if stray is None or later is None or self.failure is not None:
@@ -168,8 +179,8 @@ class CentreGroup:
             group.failure, group = group.failure or failure, group._later
 
     def difference(self, rank: int, other: CentreGroup, known: int) -> str:
-        """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty
-        if nowhere.
+        """Return how the hello of ``rank``, whose group is ``other``, differs from the group of
+        ``known``; empty if it does not.
         """
         if (other._spec, other.rule, other.clocks.ranks) != (
             self._spec,
@@ -199,8 +210,8 @@ class CentreGroup:
 
 
 def codec_of_pushes(spec: str) -> PushCodec | None:
-    """That of a server; None if ``spec`` is empty. Raises SettingsError for one that servers cannot
-    make.
+    """Return the codec with which a server decompresses pushes; None if ``spec`` is empty. Raises
+    SettingsError for one that does not compress pushes.
     """
     made = registry.make("codec", spec) if spec else None
     if made is not None and not isinstance(made, PushCodec):
@@ -209,7 +220,7 @@ def codec_of_pushes(spec: str) -> PushCodec | None:
 
 
 def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
-    """What a rank does that trains other tensors than before."""
+    """Return the changes from one set of tensors to another, as text."""
     names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
     changes = (
         ("has frozen or left out", [*(names[0] - names[1])]),
@@ -237,7 +248,7 @@ def facts(
     statistics: int,
     codec: str,
 ) -> Message:
-    """What a rank says in its ``hello``."""
+    """Return the facts for a rank's ``hello``."""
     return {
         "ranks": list(ranks),
         "rule": list(rule),

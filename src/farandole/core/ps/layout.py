@@ -1,4 +1,4 @@
-"""Which server holds what: tensors in pieces, spread by size. Pure; the same on all ranks."""
+"""The distribution of tensors over servers, in pieces by size. Pure, and the same on all ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-PIECE = 1 << 20  # numbers in a piece, at most: a large tensor is spread over servers
+PIECE = 1 << 20  # largest number of elements in a piece: a large tensor is spread over servers
 
 
 class Piece(NamedTuple):
-    """Numbers ``begin`` to ``end`` of a tensor, flat."""
+    """Elements ``begin`` to ``end`` of a flat tensor."""
 
     tensor: int
     begin: int
@@ -18,9 +18,7 @@ class Piece(NamedTuple):
 
 
 def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a piece of a tensor of this shape: a matrix, as long as it has whole rows of one; else
-    flat.
-    """
+    """Return the shape of a piece of a tensor: a matrix if it consists of whole rows, else flat."""
     count, columns = piece.end - piece.begin, prod(shape[1:])
     if len(shape) < 2 or piece.begin % columns or count % columns:
         return (count,)
@@ -28,8 +26,10 @@ def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[list[Piece]]:
-    """The pieces of each server, in order of tensors: the largest first to whoever has least so
-    far. ``sizes``: numbers in each tensor.
+    """Return the pieces of each server, in the order of the tensors.
+
+    The largest piece goes first, each to the server with the least load. ``sizes``: elements in
+    each tensor.
     """
     pieces = [
         Piece(tensor, begin, min(begin + PIECE, size))

@@ -1,4 +1,4 @@
-"""A process to which others of its job connect for weights: a Unix socket, TCP, and a thread for
+"""A process that accepts connections for weights: over a Unix socket and TCP, with one thread for
 each connection.
 """
 
@@ -16,13 +16,14 @@ from farandole.errors import AuthenticationError, HorovodInternalError, WireErro
 from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, hang_up
 
-PENDING = 1024  # connections that have proved nothing yet
+PENDING = 1024  # connections that are not authenticated yet
 
 
 class Listener:
-    """Serves as soon as it is made: ``_converse`` with each connection that proves the secret,
-    until it returns. ``place``: who that is, for messages; ``names``: where to listen, beside
-    a Unix socket (empty: on all).
+    """A listener, which serves as soon as it is created.
+
+    It calls ``_converse`` with each authenticated connection. ``place``: its name in messages;
+    ``names``: the interfaces to listen on, in addition to a Unix socket (empty: all).
     """
 
     def __init__(self, place: str, secret: str, purpose: str, names: Sequence[str]) -> None:
@@ -57,7 +58,7 @@ class Listener:
             acceptor.start()
 
     def _hang_up(self) -> None:
-        """On everybody; nobody can connect any more."""
+        """Close all connections and accept no more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -67,7 +68,7 @@ class Listener:
         self._newcomers.close()
 
     def _join(self) -> None:
-        """Wait until it has ended. May be called twice."""
+        """Wait until the acceptors have ended. May be called twice."""
         for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
             acceptor.join(2.0)
             listener.close()

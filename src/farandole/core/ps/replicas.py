@@ -1,6 +1,4 @@
-"""A server's replicas: they are told of each event before the rank that caused it gets its
-answer.
-"""
+"""A server's replicas, which receive each event before the rank that caused it gets its answer."""
 
 from __future__ import annotations
 
@@ -20,11 +18,13 @@ if TYPE_CHECKING:
 
 DISMISSED = {"do": "dismissed"}
 
-ANSWER = 10.0  # seconds for it; all ranks stand still so long
+ANSWER = 10.0  # seconds for an answer, during which all ranks wait
 
 
 class Replicas:
-    """``others``: their addresses, in the order in which they take over. One thread at a time."""
+    """The replicas of a server. ``others``: returns their addresses, in the order in which they
+    take over. Not thread-safe.
+    """
 
     def __init__(self, secret: str, others: Callable[[], list[str]]) -> None:
         self._secret = secret
@@ -32,8 +32,9 @@ class Replicas:
         self._sessions: list[Session] | None = None
 
     def replicate(self, message: Message, arrays: list[Array] | None) -> bool:
-        """Returns when all have done it; False if one of them has taken over. Those that are lost
-        are left out.
+        """Send an event to all replicas and wait until each has handled it.
+
+        Lost replicas are removed. Return False if a replica has taken over.
         """
         for session in self._open():
             try:
@@ -73,7 +74,9 @@ class Replicas:
         return list(self._sessions)
 
     def _dismiss(self, session: Session) -> None:
-        """Should it go on, it must not take in ranks: it has missed events."""
+        """Dismiss a replica that did not answer. If it resumes, it must not accept ranks: it has
+        missed events.
+        """
         with contextlib.suppress(OSError, HorovodInternalError):
             send(session, DISMISSED)
         self._forget(session, f"it did nothing for {ANSWER:g} s")

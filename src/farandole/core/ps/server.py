@@ -1,5 +1,6 @@
-"""One parameter server: connections of ranks, a thread for each, and its replicas, which are told
-of every event before the rank that caused it gets its answer.
+"""One parameter server: the connections of ranks, with a thread for each, and its replicas.
+
+The replicas receive every event before the rank that caused it gets its answer.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from farandole.net.handshake import Session, hang_up
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-LOOK = 0.5  # seconds between looks whether ranks that others wait for have left
-GRACE = 1.0  # seconds for a rank whose connection has ended to come back, here or to a replica
-ASK = 0.1  # seconds between questions whether it has gone to a replica
-Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
+LOOK = 0.5  # seconds between two checks whether awaited ranks have left
+GRACE = 1.0  # seconds for a disconnected rank to return, here or to a replica
+ASK = 0.1  # seconds between two checks whether the rank is connected to a replica
+Name = tuple[str, str]  # of a group: the session in the job, the optimizer
 
 
 class CentreServer(Listener):
-    """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket;
-    ``ended(scope, rank)``: of a rank that was never seen here, "bye" if it has ended, "leave" if it
-    has joined, else empty. ``others``: addresses of its replicas, asked for when needed.
-    ``warning``: seconds for which a rank waits for others until they are named, and again whenever
-    that has doubled.
+    """A parameter server, which serves as soon as it is created.
+
+    ``interfaces``: where to listen, in addition to a Unix socket. ``ended(scope, rank)``: for a
+    rank that never connected here, "bye" if it has ended, "leave" if it has joined, else empty.
+    ``others``: returns the addresses of the replicas when needed. ``warning``: seconds for which a
+    rank waits before the awaited ranks are logged, and again each time that the wait has doubled.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class CentreServer(Listener):
         self._ended = ended
         self._warning = warning
         self._groups: dict[Name, CentreGroup] = {}
-        self._gone: set[tuple[str, int]] = set()  # ranks that said bye
+        self._gone: set[tuple[str, int]] = set()  # ranks that have ended in order
         self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
         self._ranks = 0  # connections of ranks
         self._promoted = False
@@ -58,9 +60,7 @@ class CentreServer(Listener):
         super().__init__("a parameter server", secret, PURPOSE, interfaces)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be
-        called twice.
-        """
+        """Close the server once all ranks have left, or after ``seconds``. May be called twice."""
         with self._changed:
             self._changed.wait_for(lambda: not self._ranks, seconds)
         self._stop()
@@ -80,7 +80,7 @@ class CentreServer(Listener):
             self._attend(session, str(first["scope"]), int(first["rank"]))
 
     def _attend(self, session: Session, scope: str, rank: int) -> None:
-        """A rank, until it says bye or is lost."""
+        """Serve a rank until it ends in order or is lost."""
         session.peer = f"rank {rank}"
         client = Client(self, session, scope, rank)
         with self._changed:
@@ -101,15 +101,15 @@ class CentreServer(Listener):
                 self._changed.notify_all()
 
     def _await_return(self, client: Client, scope: str, rank: int) -> None:
-        """The connection has ended. A rank that has not said bye may come back, or have gone to a
-        replica.
+        """Wait after a connection has ended: a rank that did not end in order may return, or be
+        connected to a replica.
         """
 
         def settled() -> bool:
             return self._closed or (scope, rank) in self._gone or not self.attends(client)
 
         end = time.monotonic() + GRACE
-        with contextlib.suppress(WireError):  # a replica has taken this one's place
+        with contextlib.suppress(WireError):  # a replica has taken over
             while not self._changed.wait_for(settled, min(ASK, GRACE)):
                 late = time.monotonic() >= end
                 self.event((scope, ""), {"do": "lost" if late else "missed", "rank": rank})
@@ -117,7 +117,7 @@ class CentreServer(Listener):
                     return
 
     def attends(self, client: Client) -> bool:
-        """(Holding the lock.) Has the rank no newer connection?"""
+        """Return whether this is the rank's newest connection. Requires the lock."""
         return self._attended.get((client.scope, client.rank)) is client
 
     def _lose(self, scope: str, rank: int) -> None:
@@ -130,8 +130,8 @@ class CentreServer(Listener):
     # ---- events, holding the lock ----
 
     def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
-        """Do what a rank asks, here and before that at the replicas: they hear all events in the
-        same order.
+        """Run an event of a rank, first on the replicas, then here. All see the events in the same
+        order.
         """
         if not self._replicas.replicate({**message, "name": list(name)}, arrays):
             logger.warning("another parameter server has taken this one's place")
@@ -140,7 +140,7 @@ class CentreServer(Listener):
         return self._happen(name, message, arrays)
 
     def _retire(self) -> None:
-        self._closed = True  # before any other thread takes ranks that go elsewhere for lost ones
+        self._closed = True  # before another thread reports ranks that moved to the replica as lost
         self._changed.notify_all()
         threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
 
@@ -153,7 +153,7 @@ class CentreServer(Listener):
             self._leave(name[0], rank, what == "bye")
         elif what == "lost":
             self._lose(name[0], rank)
-        elif what != "missed":  # that is said only to hear whether a replica has taken over
+        elif what != "missed":  # a "missed" only tests whether a replica has taken over
             found = self._count(name, message, rank, arrays or [])
         self._changed.notify_all()
         return found
@@ -201,12 +201,14 @@ class CentreServer(Listener):
                 group.leave(rank, for_good=for_good)
 
     def until(self, true: Callable[[], object], name: Name, client: Client) -> bool:
-        """Wait for it; False if this server closes, or the rank has connected anew. Ranks that
-        never came, and have left, are let go.
+        """Wait until ``true()``. Return False if this server closes or the rank has a newer
+        connection.
+
+        Awaited ranks that never connected and have ended or joined are removed from the group.
         """
         begin = time.monotonic()
         warnings = 0
-        look = begin + LOOK  # not from the last change: other groups may make some without a pause
+        look = begin + LOOK  # not from the last change: other groups may cause changes all the time
         while self.attends(client) and not self._closed:
             if true():
                 return True
@@ -224,8 +226,8 @@ class CentreServer(Listener):
         return [group.first()] if group.centre is None else group.clocks.awaited(rank)
 
     def _warn_of_awaited(self, name: Name, rank: int, seconds: float, warnings: int) -> bool:
-        """Is it time to name those for which a rank waits? The first of those that wait for the
-        same ones speaks.
+        """Return whether it is time to log the awaited ranks. Among the ranks that wait for the
+        same ones, only the first logs.
         """
         awaited = self._awaited(name, rank)
         if not awaited or seconds < self._warning * 2**warnings:
@@ -260,7 +262,7 @@ class CentreServer(Listener):
                 self.event(name, {"do": how, "rank": other})
 
     def is_late(self, name: Name) -> bool:
-        """Should ranks that push there have gone on to other weights by now?"""
+        """Return whether the ranks of this group should have moved on to other weights by now."""
         return self._groups[name].late(self._warning)
 
     def group(self, name: Name) -> CentreGroup:
@@ -273,8 +275,8 @@ class CentreServer(Listener):
     # ---- the other side of ``Replicas`` ----
 
     def _follow(self, session: Session) -> None:
-        """Do what the primary did, until it goes or a rank comes here: then this one is the
-        primary.
+        """Follow the primary's events until it goes away. If a rank connects here, this server
+        becomes the primary.
         """
         session.peer = "the primary of a parameter server"
         while (message := receive(session)) is not None:
@@ -293,12 +295,13 @@ class CentreServer(Listener):
                 if not self._promoted:
                     self._happen(name, message, arrays)
                 taken = self._promoted
-            with contextlib.suppress(OSError):  # a primary that waits no longer may have said so
+            # the primary may have sent a dismissal, and waits no longer
+            with contextlib.suppress(OSError):
                 send(session, {"promoted": taken})
 
     def _dismissed(self) -> None:
-        """The primary went on without this replica, which did not answer: it was stopped,
-        perhaps.
+        """End this replica, which the primary dismissed because it did not answer; it may have been
+        stopped.
         """
         with self._changed:
             if not self._promoted:
@@ -310,18 +313,18 @@ class CentreServer(Listener):
 
 
 class Client:
-    """One rank's connection, at the server."""
+    """One rank's connection, on the server."""
 
     def __init__(self, server: CentreServer, session: Session, scope: str, rank: int) -> None:
         self._server = server
         self._session = session
         self.scope = scope
         self.rank = rank
-        # for what comes in and goes out
+        # buffers for input and output, by group
         self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}
 
     def answer(self, message: Message) -> bool:
-        """True after bye."""
+        """Handle a message. Return True for the goodbye."""
         what, message["rank"] = message["do"], self.rank
         name = (self.scope, str(message.get("group", "")))
         if what == "hello":
@@ -364,8 +367,8 @@ class Client:
         send(self._session, answer, outgoing if answer.get("data") else None)
 
     def _receive(self, group: CentreGroup, message: Message, into: list[Array]) -> None:
-        """The arrays of a message. Those that a codec has compressed are unpacked here, so that
-        replicas, which are told of ``into``, add up the same.
+        """Receive the arrays of a message into ``into``. Compressed changes are decompressed here,
+        so that replicas, which receive ``into``, add up the same numbers.
         """
         coded = message.pop("coded", None)
         payloads = [] if coded is None else group.payloads(coded)
@@ -374,13 +377,13 @@ class Client:
             group.unpack(payloads, into)
 
     def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
-        """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any
-        more.
+        """Wait for the result of a request and return the answer; None if the rank is no longer
+        connected here. Requires the lock.
         """
         server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
         if what == "begin":
             server.event(name, {**message, "data": True}, incoming)
-            # the centre has kept the other memory
+            # the centre has kept the input buffers
             self._memory[name] = group.arrays(), self._memory[name][1]
             return _refusal(group) or {}
         there = functools.partial(_there, group, rank)
@@ -403,7 +406,8 @@ class Client:
                 here = server.until(
                     lambda: group.failure is not None or group.clocks.ready(rank), name, self
                 )
-            server.changed.notify_all()  # flushes hear of it when this thread has copied the centre
+            # flushes may continue once this thread has copied the centre
+            server.changed.notify_all()
             if not here:
                 return None
         counted = {"dropped": decision.dropped, "staleness": decision.staleness}
@@ -411,7 +415,7 @@ class Client:
 
 
 def _there(group: CentreGroup, rank: int) -> bool:
-    """Is there a centre, or is this rank to bring it?"""
+    """Return whether the centre exists, or this rank must provide it."""
     return group.failure is not None or group.centre is not None or group.first() == rank
 
 
@@ -422,7 +426,7 @@ def _refusal(group: CentreGroup) -> Message | None:
 
 
 def stored_end(store: Any) -> Callable[[str, int], str]:
-    """``ended`` of a server that asks the job's store."""
+    """Return the function ``ended`` of a server, which reads the job's store."""
 
     def ended(scope: str, rank: int) -> str:
         with contextlib.suppress(OSError, HorovodInternalError):

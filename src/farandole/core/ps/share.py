@@ -1,5 +1,5 @@
-"""What one server holds of a group's tensors, at a rank: memory, the places of the pieces in it,
-and what a codec makes of them.
+"""One server's share of a group's tensors, on a rank: its memory, the places of the pieces, and
+their codec.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Tensor(NamedTuple):
-    """A weight, or with ``still`` a statistic, which nobody trains. ``kind``: its type, as numpy
-    spells it.
+    """A weight, or with ``still`` an untrained statistic. ``kind``: its dtype in numpy's
+    notation.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Tensor(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """A message to a server, with the arrays that follow it (None: none do), and what a codec made
-    of them.
+    """A message to a server, the arrays that follow it (None: no arrays), and the packed tensors
+    behind them.
     """
 
     message: Message
@@ -42,8 +42,8 @@ class Sending(NamedTuple):
 
 
 class Share:
-    """Of ``server``. ``parts``: type and length of its arrays, the last ``statistics`` of which are
-    no weights.
+    """The share of ``server``. ``parts``: type and length of its arrays; the last ``statistics``
+    are untrained.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Share:
         self.statistics = sum(still for _, still in own)
         self.outgoing = [np.zeros(count, dtype=kind) for kind, count in self.parts]
         self.incoming = [np.zeros(count, dtype=kind) for kind, count in self.parts]
-        self._places: list[tuple[Piece, int, int]] = []  # with the part, and where it begins in it
+        # piece, index of its part, offset in the part
+        self._places: list[tuple[Piece, int, int]] = []
         for place, found in enumerate(own.values()):
             begin = 0
             for piece in found:
@@ -75,8 +76,8 @@ class Share:
         self._coded = self._codec_parts(tensors)
 
     def _codec_parts(self, tensors: Sequence[Tensor]) -> list[list[Part]]:
-        """By type, the pieces of weights as a codec takes them. It keeps what it keeps for each of
-        them, whichever server holds it.
+        """Return the pieces of weights as inputs of a codec, by type. The codec's state for each
+        piece is kept when the piece moves to another server.
         """
         keys = keys_of([tensor.name for tensor in tensors])
         found: list[list[Part]] = [[] for _ in self.parts[: len(self.parts) - self.statistics]]
@@ -90,8 +91,8 @@ class Share:
         return found
 
     def sending(self, message: Message, rank: int) -> Sending:
-        """``message`` with what has been packed: with a codec a push is compressed, and a flush
-        brings all that was not sent before.
+        """Return ``message`` with the packed arrays. With a codec, a push is compressed, and a
+        flush sends all residuals.
         """
         if message["do"] == "pull":
             return Sending(message)
@@ -109,7 +110,7 @@ class Share:
         )
 
     def arrived(self, sending: Sending, taken: bool) -> None:
-        """See ``contracts.PushCodec``."""
+        """Report an arrival to the codec, see ``contracts.PushCodec``."""
         if self._codec is not None:
             for packed in sending.packed:
                 self._codec.arrived(packed, taken)
@@ -124,8 +125,8 @@ class Share:
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
-    """What codecs keep of the pieces of these tensors begins with these keys: the same ones where
-    other tensors come or go; of tensors with one name, each has its own.
+    """Return the prefixes of codec state keys for the pieces of these tensors. They stay the same
+    when other tensors are added or removed. Tensors with the same name get different ones.
     """
     seen: Counter[str] = Counter()
     keys = []

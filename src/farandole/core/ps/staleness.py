@@ -1,11 +1,12 @@
-"""How far ranks have gone on between a rank's pull and its push."""
+"""The number of updates by other ranks between a rank's pull and its push."""
 
 from __future__ import annotations
 
 
 class Staleness:
     """Statistics of one rank's pushes: their number, how many came too late to count, and the mean
-    and maximum of the updates by others between a rank's pull and its push.
+    and maximum staleness. Staleness is the number of updates by others between a rank's pull and
+    its push.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""What goes between ranks and parameter servers: messages of JSON, and arrays after some of them.
+"""The protocol between ranks and parameter servers: JSON messages, some followed by arrays.
 
-Messages are authenticated as a whole, arrays by their number, length and end, as between ranks. A
-receiver knows how long the arrays are before they come.
+Messages are authenticated as a whole; arrays by their number, length and end, as between ranks. A
+receiver knows the length of the arrays in advance.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 PURPOSE = "parameter-server"
-LIMIT = 64 << 20  # bytes of a message: the names and shapes of all tensors of a model may be in it
+# bytes of a message, which may contain the names and shapes of all tensors of a model
+LIMIT = 64 << 20
 TYPES = ("<f4", "<f8")
-PIECE = 1 << 18  # bytes that a socket with a time limit sends in that time, at least
+PIECE = 1 << 18  # bytes that a socket with a timeout must be able to send within it
 Message = dict[str, Any]
 
 
@@ -32,8 +33,9 @@ def send(
     arrays: Sequence[Array] | None = None,
     stalled: Callable[[], None] | None = None,
 ) -> None:
-    """Raises OSError. ``stalled`` is called when nothing goes for as long as the socket's time
-    limit, and may raise.
+    """Send a message, and ``arrays`` after it. Raises OSError.
+
+    ``stalled`` is called when no byte is sent for the socket's timeout, and may raise.
     """
     session.send(json.dumps(message).encode())
     if arrays is not None:
@@ -55,8 +57,8 @@ def _send_all(session: Session, memory: memoryview, stalled: Callable[[], None])
 
 
 def receive(session: Session) -> Message | None:
-    """None if the other end hung up. Raises WireError for what is no message, OSError,
-    PeerLostError.
+    """Receive a message; None if the other end hung up. Raises WireError for an invalid message,
+    OSError, PeerLostError.
     """
     data = session.receive(LIMIT)
     if data is None:
@@ -73,8 +75,8 @@ def receive(session: Session) -> Message | None:
 def receive_into(
     session: Session, arrays: Sequence[Array], stalled: Callable[[], None] | None = None
 ) -> None:
-    """The arrays that follow a message. ``stalled``: see ``send``. Raises WireError, OSError,
-    PeerLostError.
+    """Receive the arrays that follow a message. ``stalled``: see ``send``. Raises WireError,
+    OSError, PeerLostError.
     """
     parts = [as_bytes(array) for array in arrays]
     expected = session.incoming.envelope(sum(map(len, parts)))
@@ -95,7 +97,7 @@ def receive_into(
 
 
 def as_bytes(array: Array) -> memoryview:
-    """The array's own memory."""
+    """Return a view of the array's memory as bytes."""
     view: Any = array.view(np.uint8)
     return memoryview(view)
 
