@@ -1,4 +1,4 @@
-"""Another rank, as the one that asks it for an average sees it."""
+"""Another rank, from the point of view of the rank that requests averages with it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 PURPOSE = "weights"
-SILENCE = 5.0  # seconds without an answer until a partner is left alone
-AGAIN = 30.0  # seconds for which it is
-# seconds for which a partner may have other weights until a warning: steps take ranks other times
+SILENCE = 5.0  # seconds without an answer after which a partner is avoided
+AGAIN = 30.0  # seconds for which it is avoided
+# seconds for which a partner may have other weights before a warning: ranks take steps at different
+# times
 APART = 60.0
-PAUSE = 0.02  # seconds until one that hung up is called again
+PAUSE = 0.02  # seconds until a partner that hung up is called again
 _GONE: Message = {"gone": True}
 
 
 class Caller(Protocol):
-    """The rank that asks. ``ended(rank)``: whether that rank has left the job in order."""
+    """The requesting rank. ``ended(rank)``: whether that rank has left the job in order."""
 
     rank: int
     secret: str
@@ -41,7 +42,7 @@ class Caller(Protocol):
 
 
 class Partner:
-    """Another rank, as the one that asks sees it. ``address``: of its ``PeerServer``."""
+    """Another rank, as seen by the requesting one. ``address``: of its ``PeerServer``."""
 
     def __init__(self, rank: int, address: dict[str, Any], caller: Caller) -> None:
         self.rank = rank
@@ -51,14 +52,17 @@ class Partner:
         self._silent_until = 0.0
         self._gone = False
         self._warned = False
-        self._unknown_since = math.inf  # it does not know what this rank would average
+        # since when the partner does not know the weights to average
+        self._unknown_since = math.inf
 
     def once_more(self) -> Partner:
-        """The same rank, with a connection of its own."""
+        """Return a second partner object for the same rank, with its own connection."""
         return Partner(self.rank, self._address, self._caller)
 
     def reachable(self) -> bool:
-        """Connected, or it can be. Raises PeerLostError for a rank that is lost."""
+        """Return whether the partner is or can be connected. Raises PeerLostError if the rank is
+        lost.
+        """
         if self._gone or time.monotonic() < self._silent_until:
             return False
         if self._session is None:
@@ -66,7 +70,9 @@ class Partner:
         return self._session is not None
 
     def agrees(self, message: Message) -> bool:
-        """Whether it averages now. Raises ValueError if it has another model."""
+        """Return whether the partner agrees to average now. Raises ValueError if it has another
+        model.
+        """
         answer = self._answer_to(lambda session: self._asked(session, message))
         if "error" in answer:
             raise ValueError(answer["error"])
@@ -74,7 +80,7 @@ class Partner:
         return "agreed" in answer
 
     def exchange(self, memory: Sequence[Array]) -> bool:
-        """Send ``memory``, and receive the partner's answer into it. False if the partner is
+        """Send ``memory``, and receive the partner's answer into it. Return False if the partner is
         gone.
         """
         return self._answer_to(lambda session: self._exchanged(session, memory)) is not _GONE
@@ -86,7 +92,7 @@ class Partner:
                 session.close()
 
     def _answer_to(self, ask: Callable[[Session], Message | None]) -> Message:
-        """Its answer; ``_GONE`` if there is none."""
+        """Return the partner's answer; ``_GONE`` if there is none."""
         assert self._session is not None
         try:
             answer = ask(self._session)
@@ -100,7 +106,7 @@ class Partner:
         except (OSError, HorovodInternalError):
             pass
         self.close()
-        self._session = self._connected()  # it has ended, or is lost, if there is none
+        self._session = self._connected()  # None if it has ended; raises if it is lost
         return _GONE
 
     def _asked(self, session: Session, message: Message) -> Message | None:
@@ -111,7 +117,9 @@ class Partner:
         return answer
 
     def _exchanged(self, session: Session, memory: Sequence[Array]) -> Message | None:
-        """It may have done its part already: only its end is a reason not to wait."""
+        """Exchange weights. The partner may have done its part already, so only its end stops the
+        wait.
+        """
         send(session, {}, memory)
         while True:
             try:
@@ -127,11 +135,14 @@ class Partner:
         return answer
 
     def _connected(self) -> Session | None:
-        """None if it has left the job in order, or is silent."""
+        """Return a new connection; None if the partner has left the job in order, or is silent.
+        Raises PeerLostError if it is lost.
+        """
         until = time.monotonic() + SILENCE
         found = self._called()
         while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
-            # it hung up: a process that was killed listens a moment longer than it lives
+            # it hung up: the socket of a killed process accepts a moment longer than the process
+            # lives
             time.sleep(PAUSE)
             found = self._called()
         if isinstance(found, Session):
@@ -147,7 +158,9 @@ class Partner:
         raise PeerLostError(text, self.rank)
 
     def _called(self) -> Session | Exception:
-        """A connection to the first of its addresses that answers, or why there is none."""
+        """Return a connection to the first address that answers, or the reason why there is
+        none.
+        """
         error: Exception = ConnectionError("it has no address")
         for host, port in self._address["at"]:
             try:

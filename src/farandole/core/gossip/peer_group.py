@@ -1,7 +1,8 @@
-"""Averages of weights in pairs, in the background: each rank serves its weights to the others.
+"""Averages of weights between pairs of ranks, in the background: each rank serves its weights to
+the others.
 
-Of two ranks the lower one asks. A rank averages with one other rank at a time. If it is asked
-meanwhile, it waits a little, and then answers that it is busy. So no rank holds a lock that another
+In each pair the lower rank sends the request. A rank averages with one other rank at a time;
+further requests wait briefly and are then answered as busy. So no rank holds a lock that another
 rank waits for, and an average is atomic: see ``shared_weights``.
 """
 
@@ -24,14 +25,14 @@ from farandole.net.handshake import Session
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-BUSY = 0.05  # seconds for which a rank that is asked waits until its own average is done
-HOLD = 0.25  # seconds for which training waits, once, for an average of its own that is late
-LAST = 5.0  # seconds for averages under way when this rank ends
+BUSY = 0.05  # seconds for which a request waits for the current average to end
+HOLD = 0.25  # seconds for which training waits, once, for its own late average
+LAST = 5.0  # seconds for averages in progress when this rank ends
 
 
 class PeerServer(Listener):
-    """Serves the weights of all of this rank's optimizers to other ranks. ``rank``: its number in
-    the job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
+    """Serves the weights of all optimizers of this rank to other ranks. ``rank``: its number in the
+    job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
     order.
     """
 
@@ -53,7 +54,7 @@ class PeerServer(Listener):
             self._groups.pop(group.name, None)
 
     def close(self) -> None:
-        """End averages that are under way, and hang up. May be called twice."""
+        """Finish the averages in progress, and close all connections. May be called twice."""
         with self._changed:
             groups = list(self._groups.values())
         for group in groups:
@@ -69,7 +70,8 @@ class PeerServer(Listener):
                 session.peer = f"rank {rank}"
                 with self._changed:
                     group = self._groups.get(str(message["group"]))
-                if group is None:  # it does not know of the others' weights yet, or not any more
+                # this rank has not registered these weights yet, or no longer has them
+                if group is None:
                     send(session, {"busy": True, "unknown": True})
                 else:
                     group.answer(session, message)
@@ -81,10 +83,12 @@ class PeerServer(Listener):
 
 
 class PeerGroup:
-    """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the
-    ranks, each JSON; empty where unknown. ``ranks``: their numbers in the job; ``shared``: the
-    weights; ``on_average``: called after each average that this rank has asked for, with its name,
-    begin and end; ``digest``: of the weights' names and shapes, the same on all ranks.
+    """One optimizer's weights on this rank.
+
+    ``name``: the same on all ranks; ``addresses``: one for each rank, as JSON; empty if unknown.
+    ``ranks``: their numbers in the job; ``shared``: the weights; ``on_average``: called after each
+    average that this rank requested, with its name, begin and end; ``digest``: a hash of the
+    weights' names and shapes, the same on all ranks.
     """
 
     def __init__(
@@ -108,8 +112,8 @@ class PeerGroup:
         self._changed = threading.Condition()
         self._engaged = False
         self._closing = False
-        self._late = False  # the average under way: training does not wait for it any more
-        # partners, until an average with one of them is done
+        self._late = False  # whether training no longer waits for the current average
+        # partners to request, until an average with one of them is done
         self._wanted: Sequence[int] | None = None
         self._failure: Exception | None = None
         self._asker: threading.Thread | None = None
@@ -121,19 +125,22 @@ class PeerGroup:
 
     @property
     def trained(self) -> Sequence[Array]:
-        """See ``SharedWeights.trained``; once it is closed."""
+        """The weights, see ``SharedWeights.trained``. For use after ``close``."""
         return self._shared.trained
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Adopt addresses that were unknown before."""
+        """Add addresses that were unknown before."""
         for place, (rank, address) in enumerate(zip(self._ranks, addresses, strict=True)):
             if address and self._partners[place] is None:
                 self._partners[place] = Partner(rank, json.loads(address), self._server)
 
     def take(self, given: Sequence[Array], damp: bool = False) -> int:
-        """See ``SharedWeights.take``. First wait a moment for the average that this rank has asked
-        for: where steps are quicker than averages, ranks would drift apart. The wait depends on no
-        other rank's steps. Raises errors of the background thread, and ValueError for other arrays.
+        """Call ``SharedWeights.take``, after waiting briefly for the average that this rank
+        requested.
+
+        Without the wait, ranks whose steps are faster than averages would drift apart. The wait
+        does not depend on other ranks' steps. Raises errors of the background thread, and
+        ValueError for arrays of other sizes.
         """
         if [array.size for array in given] != self._shared.sizes:
             raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
@@ -150,8 +157,8 @@ class PeerGroup:
             self._shared.correct(moves, statistics)
 
     def ask(self, others: Sequence[int]) -> None:
-        """Begin to average with the first of ``others`` (places among the ranks) that is not busy,
-        unless an average that was asked for is under way.
+        """Start to average with the first of ``others`` (indexes of ranks) that is not busy, unless
+        a requested average is in progress.
         """
         with self._changed:
             if self._wanted is not None or self._closing or not others:
@@ -166,12 +173,12 @@ class PeerGroup:
             self._changed.notify_all()
 
     def rest(self, seconds: float | None = None) -> None:
-        """Return when no average is under way that this rank has asked for."""
+        """Wait until no average requested by this rank is in progress, for up to ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted is None, seconds)
 
     def close(self) -> None:
-        """Begin no more averages, and wait for those under way."""
+        """Start no more averages, and wait for those in progress."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -191,8 +198,8 @@ class PeerGroup:
         )
 
     def look_for(self, rank: int) -> None:
-        """Check a rank that has hung up. If it is lost, training fails at its next exchange: the
-        highest rank asks no other, and would not notice.
+        """Check a rank that has hung up. If it is lost, training fails at its next exchange. The
+        highest rank needs this check, as it sends no requests of its own.
         """
         partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
         if partner is None or self._closing:
@@ -205,10 +212,10 @@ class PeerGroup:
         finally:
             found.close()
 
-    # ---- for those that ask ----
+    # ---- Answering requests ----
 
     def answer(self, session: Session, message: Message) -> None:
-        """Average with a rank that asks."""
+        """Average with a rank that requests it."""
         refusal = self._refusal(message)
         if refusal is not None:
             send(session, refusal)
@@ -269,7 +276,7 @@ class PeerGroup:
         with self._changed:
             self._failure = self._failure or error
 
-    # ---- asking ----
+    # ---- Sending requests ----
 
     def _run(self) -> None:
         while True:

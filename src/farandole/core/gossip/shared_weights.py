@@ -1,8 +1,8 @@
-"""The numbers of a rank's weights as other ranks see them: pure, and not for two threads at once.
+"""A rank's weights as shared with other ranks. Pure, and not thread-safe.
 
-Two ranks average by this: one lends a copy of its numbers, the other moves by half of the
-difference to its own and gives that back. What either has learned meanwhile stays, and so does the
-sum of both.
+To average, one rank lends a copy of its weights; the other moves half of the difference towards it
+and returns the opposite move. Changes learned meanwhile are kept on both ranks, and so is the sum
+of both.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class SharedWeights:
-    """Weights that other ranks average with. They begin as ``first``, arrays of float32 or float64,
-    of which the last ``statistics`` are untrained.
+    """Weights that other ranks average with.
 
-    ``flat``: all numbers, in one array for each type. ``averages``: with other ranks, so far.
-    ``gamma``: how much of the way to their mean two ranks go.
+    They start as ``first``, arrays of float32 or float64; the last ``statistics`` arrays are
+    untrained. ``gamma``: the fraction of the way to their mean that two ranks move. Attributes:
+    ``flat``, all numbers in one array for each type; ``averages``, the number of averages with
+    other ranks.
     """
 
     def __init__(self, first: Sequence[Array], statistics: int = 0, gamma: float = 1.0) -> None:
@@ -43,7 +44,7 @@ class SharedWeights:
         for view, array in zip(self._views, first, strict=True):
             view[...] = array
         self._trained = len(first) - statistics
-        # as they were taken
+        # their values at the last ``take``
         self._statistics = [view.copy() for view in self._views[self._trained :]]
 
     def _cut(self, first: Sequence[Array]) -> list[Array]:
@@ -66,12 +67,14 @@ class SharedWeights:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """Type and number of what ``flat`` holds."""
+        """The type and length of the arrays in ``flat``."""
         return [(flat.dtype.newbyteorder("<").str, flat.size) for flat in self.flat]
 
     def take(self, changes: Sequence[Array], damp: bool = False) -> int:
-        """Add changes of weights, and adopt statistics; then replace both by the result. Returns
-        the number of averages since the last call; ``damp``: changes are divided by it.
+        """Add changes of weights and update the statistics, then overwrite ``changes`` with the
+        results.
+
+        Return the number of averages since the last call; with ``damp``, changes are divided by it.
         """
         stale, self._seen = self.averages - self._seen, self.averages
         for view, change in zip(self._views[: self._trained], changes, strict=False):
@@ -89,9 +92,10 @@ class SharedWeights:
         return stale
 
     def correct(self, moves: Sequence[Array], statistics: Sequence[Array]) -> None:
-        """Move from the result of the last ``take`` to the values that all ranks have agreed on, by
-        changes of weights and by new statistics. The next ``take`` still counts the averages since
-        the last one.
+        """Move from the result of the last ``take`` to the values that all ranks have agreed on.
+
+        ``moves``: changes of weights; ``statistics``: new values. The next ``take`` still counts
+        the averages since the last one.
         """
         for view, move in zip(self._views, moves, strict=False):
             view += move
@@ -102,13 +106,13 @@ class SharedWeights:
             last[...] = value
 
     def lend(self, into: Sequence[Array]) -> None:
-        """Copy the numbers into the memory of a message, for a partner's ``halve``."""
+        """Copy the weights into the memory of a message, for a partner's ``halve``."""
         for flat, copy in zip(self.flat, into, strict=True):
             copy[:] = flat
 
     def halve(self, theirs: Sequence[Array]) -> None:
-        """Move half of the way, times ``gamma``, to a partner's numbers, and replace these by the
-        move that is left to the partner.
+        """Move half of the way, times ``gamma``, towards a partner's weights, and overwrite these
+        with the partner's move.
         """
         for flat, other in zip(self.flat, theirs, strict=True):
             np.subtract(flat, other, out=other)
@@ -117,7 +121,7 @@ class SharedWeights:
         self.averages += 1
 
     def move(self, moves: Sequence[Array]) -> None:
-        """Make the move that a partner has left to this rank."""
+        """Apply the move that a partner returned to this rank."""
         for flat, move in zip(self.flat, moves, strict=True):
             flat += move
         self.averages += 1
