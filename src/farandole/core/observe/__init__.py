@@ -1,3 +1,3 @@
-"""The observers of an engine: timeline, autotune, stall check, and whether ranks that began alike
-learned together.
+"""Observers of an engine: timeline, autotune, stall check, and the counts of exchanged parameters
+and gradients.
 """

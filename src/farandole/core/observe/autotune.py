@@ -1,8 +1,8 @@
-"""Autotune: tries sizes of exchanges while training goes on, and keeps the fastest.
+"""Autotune: tries sizes of exchanges during training and keeps the fastest.
 
-Rank 0 measures and decides; its decisions hang on what it posts, so all ranks obey in the same
-round. A coordinate search over a grid of sizes finds the best one, which has to beat the sizes that
-the job began with in a duel, or those are kept.
+Rank 0 measures and decides; its decisions are attached to its messages, so all ranks adopt them in
+the same round. A coordinate search over a grid of sizes finds the best one. It must beat the
+initial sizes in a duel, else these are kept.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from farandole.errors import SettingsError
 from farandole.job.config import Settings
 
 SAMPLES = 5  # per size; the median counts
-GAIN = 1.02  # a challenger must be better by so much, or what was there stays
-SHORTEST = 0.02  # seconds that a sample lasts at least
+GAIN = 1.02  # factor by which a challenger must be better to replace the initial sizes
+SHORTEST = 0.02  # least duration of a sample in seconds
 THRESHOLDS = [0, *(1 << power for power in range(18, 28))]  # 0, 256 KiB, ... 128 MiB
 BUCKETS = [1 << power for power in range(20, 27)]  # 1 MiB ... 64 MiB
 
 
 class Sample(NamedTuple):
-    """``score``: bytes exchanged per microsecond of training; ``step_bytes``: bytes exchanged in a
-    step.
+    """One measurement. ``score``: bytes exchanged per microsecond of training; ``step_bytes``:
+    bytes exchanged in a step.
     """
 
     score: float
@@ -37,9 +37,10 @@ class Sample(NamedTuple):
 
 
 class TunableEngine(Protocol):
-    """The tuner's view of an engine. A strategy that can change the size of its buckets lays them
-    out with rank 0's ``sizes`` on all ranks, and says so in ``bucketed``; as long as that is None,
-    buckets are left alone.
+    """The tuner's view of an engine.
+
+    A strategy that can change the size of its buckets lays them out with rank 0's ``sizes`` on all
+    ranks, and stores the size in ``bucketed``. While that is None, buckets are not tuned.
     """
 
     bucketed: int | None
@@ -55,8 +56,8 @@ def search(
 ) -> Generator[Sizes, float, Sizes]:
     """Find the best point of a grid, axis by axis: yields a point, receives its score. Pure.
 
-    All values of one axis are tried with the best value of the other, by turns, until neither
-    changes. Each point is tried once, and at most ``limit`` points are.
+    All values of one axis are tried with the best value of the other, alternately, until neither
+    changes. Each point is tried once, up to ``limit`` points.
     """
     scores = {start: (yield start)}
     best, before = start, None
@@ -81,20 +82,20 @@ def _best_of(
 
 
 def _outwards(values: Sequence[int], start: int) -> list[int]:
-    """The values of an axis, the nearest to ``start`` first."""
+    """Return the values of an axis, the nearest to ``start`` first."""
     middle = values.index(start)
     return sorted(values, key=lambda value: abs(values.index(value) - middle))
 
 
 def better(challenger: Sequence[float], champion: Sequence[float]) -> bool:
-    """Is the challenger clearly better? Scores taken by turns."""
+    """Return whether the challenger is clearly better, given scores measured alternately."""
     wins = sum(one > two for one, two in zip(challenger, champion, strict=True))
     return wins >= 0.8 * len(champion) and median(challenger) > GAIN * median(champion)
 
 
 def axis(values: Sequence[int], start: int, most: float) -> list[int]:
-    """The values to try: none that amounts to the same as a smaller one, which is already more than
-    ``most``.
+    """Return the values to try. Above ``most``, larger values have the same effect, so only the
+    smallest of them is included.
     """
     useful = [value for value in values if value < most] + [
         value for value in values if value >= most
@@ -103,7 +104,7 @@ def axis(values: Sequence[int], start: int, most: float) -> list[int]:
 
 
 class Tuning:
-    """The course of a tuning: ``run`` yields a point and is sent a sample of it, again and again.
+    """The course of a tuning: ``run`` repeatedly yields a point and receives a sample of it.
     Pure.
     """
 
@@ -125,9 +126,9 @@ class Tuning:
             self._write("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
 
     def run(self) -> Generator[Sizes, Sample, Sizes]:
-        """Returns the point to stay with."""
+        """Run the search and the duel. Return the point to keep."""
         start, settings = self._start, self._settings
-        last = yield start  # the first one tells how much is exchanged
+        last = yield start  # the first sample shows how much is exchanged
         for _ in range(settings.autotune_warmup_samples - 1):
             last = yield start
         thresholds, buckets = [start.fusion_threshold], [start.bucket_bytes]
@@ -155,7 +156,9 @@ class Tuning:
                 return best
 
     def _duel(self, challenger: Sizes) -> Generator[Sizes, Sample, Sizes]:
-        """The start and the challenger by turns: what both suffer from counts for neither."""
+        """Measure the initial sizes and the challenger alternately, so that disturbances affect
+        both.
+        """
         champion = self._start
         if challenger == champion:
             scores = []
@@ -192,12 +195,12 @@ class Tuning:
 
 
 class Tuner(Observer):
-    """Observes rank 0's engine. Sizes that were set to something else than the default are not
+    """Tunes the sizes from rank 0, by observing its engine. Sizes that the user has set are not
     tuned.
     """
 
     def __init__(self, settings: Settings, *, on: bool = False) -> None:
-        """``on``: go on with the log that is there. Raises SettingsError if it cannot be
+        """Open the log. ``on``: append to an existing one. Raises SettingsError if it cannot be
         written.
         """
         self._settings = settings
@@ -211,14 +214,14 @@ class Tuner(Observer):
         self._begin: float | None = None  # of the sample
 
     def attach(self, engine: TunableEngine) -> None:
-        """Before anything runs."""
+        """Attach to an engine, before any collective runs."""
         self._engine = engine
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         if self.done:
             return
         keys = [_key(name, nbytes) for name in names]
-        if not self._seen.isdisjoint(keys):  # a tensor comes again: that is another step
+        if not self._seen.isdisjoint(keys):  # a tensor is repeated: a new step
             self._seen.clear()
             self._step()
         self._seen.update(keys)
@@ -227,7 +230,7 @@ class Tuner(Observer):
     def close(self) -> None:
         self.done = True
         if self._log is not None:
-            with contextlib.suppress(OSError):  # what could not be written before cannot now
+            with contextlib.suppress(OSError):  # it failed to be written before
                 self._log.close()
             self._log = None
 
@@ -270,7 +273,7 @@ class Tuner(Observer):
             self._engine.propose(point)
 
     def _tuning(self) -> Tuning:
-        """Begun with the first sample: strategies have laid out their buckets by then."""
+        """Start the tuning with the first sample, when strategies have laid out their buckets."""
         settings, usual = self._settings, Settings()
         thresholds = settings.fusion_threshold == usual.fusion_threshold
         buckets = settings.bucket_bytes == usual.bucket_bytes and self._engine.bucketed is not None
@@ -278,7 +281,9 @@ class Tuner(Observer):
 
 
 def _key(name: str, nbytes: int) -> str:
-    """Unnamed collectives are numbered; those of a step are told apart by their size instead."""
+    """Return the key of a collective within a step: its name, or its size if it is unnamed and only
+    numbered.
+    """
     head, _, tail = name.rpartition(".")
     return f"{head}/{nbytes}" if head.endswith("noname") and tail.isdigit() else name
 

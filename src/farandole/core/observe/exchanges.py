@@ -1,5 +1,5 @@
-"""The amounts that the ranks of a job exchange: broadcast parameters, and the largest piece that
-was reduced or gathered.
+"""Counts of the elements that ranks exchange: broadcast parameters, and the largest reduced or
+gathered tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from farandole.base.contracts import Observer
 from farandole.base.exchange_names import is_of_optimizer
 from farandole.base.types import Kind, Response
 
-_FEW = 64  # numbers in one piece: a metric, not a gradient
+_FEW = 64  # elements; smaller tensors are metrics rather than gradients
 # sparse gradients are gathered
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}
 
@@ -20,24 +20,24 @@ class ExchangeCounts(Observer):
     """Observes all engines of this process, from ``init`` to ``shutdown``."""
 
     def __init__(self) -> None:
-        self.broadcast = 0  # elements of parameters that all ranks were given
-        self.largest = 0  # elements of the largest broadcast: one model, where there are several
-        self.exchanged = 0  # elements of the largest piece that ranks put together
-        self.by_program = 0  # ... that is not of a distributed optimizer
+        self.broadcast = 0  # elements of parameters broadcast to all ranks
+        self.largest = 0  # elements of the largest broadcast: one model of several
+        self.exchanged = 0  # elements of the largest tensor that ranks combined
+        self.by_program = 0  # ... without distributed optimizers
         self._before = 0  # elements of parameters broadcast before the ranks were initialized again
-        self.skipped = False  # whatever is broadcast later
-        # is what was broadcast still the same? None: unknown
+        self.skipped = False  # the user turned the check off
+        # return whether the broadcast parameters are unchanged; None: unknown
         self.unchanged: list[Callable[[], bool | None]] = []
 
     def add_broadcast(self, elements: int) -> None:
-        """Count a broadcast to all ranks. A negative number takes back elements of the last one
-        that were no parameters.
+        """Count a broadcast to all ranks. A negative number subtracts elements of the last one that
+        were not parameters.
         """
         self.broadcast += elements
         self.largest = max(min(self.largest, self.broadcast_in_all()), elements)
 
     def broadcast_in_all(self) -> int:
-        """Return the elements of parameters that were broadcast in this session or before it."""
+        """Return the elements of parameters broadcast in this session or before it."""
         return max(self.broadcast, self._before)
 
     def agreed(self, responses: Sequence[Response]) -> None:
@@ -51,7 +51,9 @@ class ExchangeCounts(Observer):
                             self.by_program = size
 
     def continue_from(self, earlier: ExchangeCounts) -> None:
-        """Count on from ``earlier``: the ranks were initialized again in the middle of training."""
+        """Continue the counts of ``earlier``, when the ranks were initialized again during
+        training.
+        """
         self._before = earlier.broadcast_in_all()
         self.largest = earlier.largest
         self.unchanged = list(earlier.unchanged)
@@ -60,8 +62,8 @@ class ExchangeCounts(Observer):
         self.skipped = self.skipped or earlier.skipped
 
     def no_gradients(self, size: int) -> bool:
-        """Return whether ``size`` ranks began alike and have exchanged no gradients since. False if
-        the user knows already.
+        """Return whether ``size`` ranks received the same parameters and exchanged no gradients
+        since. False if the check is off.
         """
         enough = min(_FEW, self.largest / 10)
         return (
@@ -72,6 +74,6 @@ class ExchangeCounts(Observer):
         )
 
     def predicted(self) -> bool:
-        """Return whether the parameters are still those that were broadcast, as far as known."""
+        """Return whether the parameters are unchanged since their broadcast, as far as known."""
         known = {unchanged() for unchanged in self.unchanged}
         return True in known and False not in known

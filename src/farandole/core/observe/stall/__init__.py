@@ -1,5 +1,5 @@
-"""The stall check: says which ranks stay away from which tensors and where they are, and ends the
-job when told to.
+"""The stall check: reports the ranks that are missing in a collective and their positions in the
+program. It ends the job after the configured time.
 """
 
 from farandole.core.observe.stall.check import StallCheck

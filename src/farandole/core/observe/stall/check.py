@@ -14,18 +14,20 @@ from farandole.job.config import Settings
 if TYPE_CHECKING:
     from farandole.core.observe.stall.stack_query import Answer, StackQuery
 
-_ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
+_ANSWER_SECONDS = 3.0  # seconds after which a rank counts as silent
 _LAST_SECONDS = 0.7  # the same when the job is about to end
-# seconds that the others leave to the rank that reports, before they end the job themselves
+# seconds that other ranks leave to the reporting rank before they end the job themselves
 _GRACE = 2.0
-# seconds of the first warning at least: doubled, 0 would stay 0, and be due without end
+# least seconds of the first warning: 0 could not be doubled, and would always be due
 _LEAST = 0.1
-_FRESH = 3.0  # seconds for which the engine's last word counts
+_FRESH = 3.0  # seconds for which the engine's last report is valid
 
 
 class StallCheck(Observer):
-    """Reports what stalls after the warning time, and again whenever the wait has doubled, in more
-    detail. Of the ranks that wait, the lowest one reports. First lines are Horovod's.
+    """Reports stalled collectives after the warning time, and again with more details each time
+    that the wait has doubled.
+
+    The lowest of the waiting ranks reports. The first lines are Horovod's.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class StallCheck(Observer):
         ranks: Sequence[int] = (),
         query: StackQuery | None = None,
     ) -> None:
-        """``ranks``: the numbers in the job of this engine's ranks (default: the same numbers).
-        ``query``: asks all ranks of the job what they do.
+        """Create the check of one engine.
+
+        ``ranks``: the job's numbers of this engine's ranks (default: the same numbers). ``query``:
+        queries all ranks of the job for their stacks.
         """
         self.rank = rank
         self._ranks = ranks
@@ -44,7 +48,7 @@ class StallCheck(Observer):
         warning = max(_LEAST, settings.stall_warning_seconds)
         self.warning = min(warning, self.limit or warning)
         self._query = query
-        self._reported: dict[str, int] = {}  # how often
+        self._reported: dict[str, int] = {}  # number of reports, by name
         self._last: tuple[float, Sequence[Waiting]] = (0.0, ())
         self._reporter: threading.Thread | None = None
 
@@ -70,7 +74,9 @@ class StallCheck(Observer):
         return ""
 
     def now(self) -> Sequence[Waiting]:
-        """The collectives that wait on this rank, with ranks' numbers in the job. Any thread."""
+        """Return the collectives that wait on this rank, with the job's rank numbers.
+        Thread-safe.
+        """
         when, collectives = self._last
         return self._in_job(collectives) if monotonic() - when < _FRESH else ()
 
@@ -105,7 +111,7 @@ class StallCheck(Observer):
 
     def _log(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer], count: int) -> None:
         if not self._left_to_another(stalled, answers):
-            from farandole.core.observe.stall import report  # here: few jobs ever wait so long
+            from farandole.core.observe.stall import report  # imported here: few jobs ever stall
 
             seconds = self.warning * 2 ** (count - 1)
             text = report.report(
@@ -114,13 +120,15 @@ class StallCheck(Observer):
             logger.warning("%s", text)
 
     def _left_to_another(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer]) -> bool:
-        """Ranks that wait for each other all think that they are the lowest."""
+        """Return whether a lower rank reports. Ranks that wait for each other all consider
+        themselves the lowest.
+        """
         mine = self._ranks[self.rank] if self._ranks else self.rank
         about = 0.8 * max(wait.seconds for wait in stalled)
         return any(answers[rank].seconds >= about for rank in answers if rank < mine)
 
     def _end(self, stalled: Sequence[Waiting], over: Sequence[Waiting]) -> str:
-        """Why the job ends; empty if another rank is to say so first."""
+        """Return why the job ends; empty to leave the report to another rank."""
         reports = any(self._is_reporter(wait) for wait in over)
         late = max(wait.seconds for wait in over) >= self.limit + _GRACE
         if not reports and not late:

@@ -1,7 +1,7 @@
-"""Asks ranks for their stacks, each over a connection of its own.
+"""Queries ranks for their stacks, each over its own connection.
 
-A thread of every rank answers, so that also a rank does whose main thread is busy with something
-else. For one that is silent the kernel answers, if it is on this host.
+A thread of every rank answers, so a rank whose main thread is busy answers, too. For a silent rank
+on this host, the kernel provides the state of its process.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from farandole.errors import HorovodInternalError, UnfinishedHandshakeError
 from farandole.net import interfaces
 from farandole.net.handshake import Newcomers, authenticate
 
-_SERVE_SECONDS = 3.0  # for which one that asks is served
+_SERVE_SECONDS = 3.0  # seconds for which one query is served
 _LONGEST = 1 << 20  # bytes of an answer
-_PENDING = 16  # connections that may be in a handshake at one time, at least: all ranks may ask
-_PAUSE = 0.05  # seconds until a rank that hung up is asked again: it had too many newcomers
+_PENDING = 16  # least number of connections in a handshake at one time; all ranks may query
+_PAUSE = 0.05  # seconds before a rank that hung up is queried again: it had too many connections
 
 
 class DirectQuery:
-    """One rank's side. ``host``: its address; ``publish``: puts this rank's entry where the others
-    find it; ``look_up``: finds the entry of a rank, None if it is not there; it may block. All
-    ``size`` ranks have the same ``secret`` and ``scope``.
+    """One rank's side of the queries.
+
+    ``host``: its address; ``publish``: publishes this rank's entry; ``look_up``: returns the entry
+    of a rank, or None, and may block. All ``size`` ranks have the same ``secret`` and ``scope``.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class DirectQuery:
             raise
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """See ``StackQuery``. ``seconds``: for the entries of all, and for the answer of each."""
+        """Query ``ranks``, see ``StackQuery``. ``seconds``: for all entries together, and for each
+        answer.
+        """
         found = {}
         for rank, entry in self._entries(ranks, seconds).items():
             host, port, here = json.loads(entry)
@@ -102,8 +105,8 @@ class DirectQuery:
             sock.close()
 
     def _entries(self, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
-        """The entries of these ranks that are found in time: the server that has them may be the
-        process that has stopped.
+        """Return the entries of these ranks that are found within ``seconds``. Their server may be
+        the stopped process itself.
         """
         found: dict[int, bytes] = {}
 
@@ -119,7 +122,9 @@ class DirectQuery:
         return dict(found)
 
     def _ask_until(self, end: float, host: str, port: int, rank: int) -> Answer | None:
-        """An answer without a stack if the rank has hung up, or refused; None if it was silent."""
+        """Return the answer of a rank: without a stack if the rank hung up or refused; None if it
+        was silent.
+        """
         silent, left = True, end - time.monotonic()
         while left > 0:
             try:

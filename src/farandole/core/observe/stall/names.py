@@ -1,4 +1,4 @@
-"""Collectives that the program did not name itself, called after what it did."""
+"""Readable names for collectives that the program did not name itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 MOST = 6  # names in one text
-_INTERNAL = [  # patterns, compiled when the first collective waits for long
+_INTERNAL = [  # patterns, compiled when the first collective stalls
     (r"(?:allocate\.)?optimizer\.(\d+)(?:\..*)?", r"gradients of DistributedOptimizer \1"),
     (r"process_set\.(add|remove)\.\d+", r"\1_process_set"),
     (r"broadcast\.arrays", "broadcast of variables"),
@@ -22,12 +22,12 @@ _INTERNAL = [  # patterns, compiled when the first collective waits for long
 
 
 def listed(names: Iterable[str]) -> str:
-    """At most ``MOST`` of ``names``, as they are shown, once each."""
+    """Return up to ``MOST`` of ``names`` as text, without repetitions."""
     return ", ".join(list(dict.fromkeys(map(shown, names)))[:MOST])
 
 
 def shown(name: str) -> str:
-    """``name`` if the program can know it, else what it stands for."""
+    """Return ``name`` if the program gave it, else the call that it represents."""
     for pattern, text in _INTERNAL:
         found = re.fullmatch(pattern, name)
         if found:

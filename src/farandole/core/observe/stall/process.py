@@ -1,4 +1,4 @@
-"""The kernel's word on a rank's process that does not answer."""
+"""The kernel's information about the process of a silent rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STATES = {
 
 
 def here() -> bytes:
-    """How the others can look at this process."""
+    """Return the entry by which other ranks can examine this process."""
     return json.dumps([os.getpid(), socket.gethostname(), namespace("pid")]).encode()
 
 
 def why_silent(where: bytes | None) -> str:
-    """Why a rank does not answer, given what it said of itself with ``here``."""
+    """Return why a rank does not answer. ``where``: the rank's entry from ``here``."""
     if where is None:
         return "where its process is, nobody was told"
     pid, host, space = json.loads(where)
@@ -36,7 +36,7 @@ def why_silent(where: bytes | None) -> str:
 
 
 def state(pid: int) -> str:
-    """The activity of a process of this host, in words."""
+    """Return the activity of a process of this host as text."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
@@ -48,7 +48,7 @@ def state(pid: int) -> str:
 
 
 def _swapped(pid: int) -> int:
-    """KiB in swap space."""
+    """Return the KiB of a process in swap space."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         found = re.search(r"^VmSwap:\s+(\d+) kB", file.read(), re.MULTILINE)
         return int(found[1]) if found else 0

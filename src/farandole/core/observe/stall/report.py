@@ -23,8 +23,8 @@ def report(
     *,
     detailed: bool = False,
 ) -> str:
-    """The warning about these collectives; ``detailed``: with the user's whole stack of every
-    rank.
+    """Return the warning about these collectives; ``detailed``: with the user's whole stack of
+    every rank.
     """
     agreeing = [wait for wait in stalled if not wait.inside]
     begun = [wait for wait in stalled if wait.inside]
@@ -42,7 +42,7 @@ def report(
 
 
 def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer]) -> str:
-    """Why the job ends."""
+    """Return the reason why the job ends."""
     names = _names(over)
     silent = {rank: answer.silent for rank, answer in answers.items() if answer.silent}
     if any(wait.inside for wait in over):
@@ -56,7 +56,9 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
 
 
 def stacks_text(answers: Mapping[int, Answer]) -> str:
-    """The innermost frames of each rank, or why it is silent: lines that end a message."""
+    """Return the innermost frames of each rank, or why it is silent, as lines for the end of a
+    message.
+    """
     lines = []
     for rank, answer in answers.items():
         lines.append(_what(rank, answer) if answer.silent else f"{_what(rank, answer)} at:")
@@ -65,7 +67,7 @@ def stacks_text(answers: Mapping[int, Answer]) -> str:
 
 
 def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[str]:
-    """Horovod's warning."""
+    """Return Horovod's warning."""
     lines = [
         (
             "One or more tensors were submitted to be reduced, gathered or broadcasted by subset"
@@ -116,7 +118,7 @@ def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
 
 
 def _place(rank: int, answer: Answer) -> str:
-    """One rank in one line."""
+    """Return the position of a rank in one line."""
     if answer.silent or not answer.stack:
         return _what(rank, answer)
     return f"{_what(rank, answer)} at {_at(answer.stack[-1])}"
@@ -154,7 +156,7 @@ def _missing(stalled: Sequence[Waiting]) -> list[int]:
 
 
 def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
-    """Those missing, without the ranks that another missing one still holds in an earlier
+    """Return the missing ranks, without ranks that wait for another missing one in an earlier
     collective.
     """
     held = {

@@ -1,8 +1,8 @@
-"""Asks ranks what they do and where their programs are.
+"""Queries for the activity and the stacks of ranks.
 
-``StoreQuery`` asks through the job's store, ``DirectQuery`` over a connection to the rank itself,
-for groups of torch.distributed: they may exist without a job's store. Questions, answers and what
-is known of a silent rank are the same.
+``StoreQuery`` uses the job's store; ``DirectQuery`` uses a connection to each rank, for groups of
+torch.distributed, which may exist without a store. Questions, answers and the information about
+silent ranks are the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """A rank's activity. ``silent``: why it does not answer, empty if it does. ``waits``: names of
-    collectives that others stay away from; ``stuck``: of one that has begun and does not go on, for
-    it waits for the ranks ``awaited``. ``seconds``: for how long. ``stack``: the user's frames of
+    """A rank's activity.
+
+    ``silent``: why it does not answer; empty if it does. ``waits``: names of collectives in which
+    other ranks are missing. ``stuck``: names of started collectives that do not proceed, as they
+    wait for the ranks ``awaited``. ``seconds``: the longest wait. ``stack``: the user's frames of
     the main thread, the innermost last.
     """
 
@@ -33,15 +35,15 @@ class Answer(NamedTuple):
 
 
 class StackQuery(Protocol):
-    """One rank's side of the queries: its thread answers, and it may ask. ``ranks``: all that can
-    be asked.
+    """One rank's side of the queries: its thread answers, and it may send queries. ``ranks``: all
+    ranks that can be queried.
     """
 
     ranks: Sequence[int]
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """Return the answers of these ranks within ``seconds``. Ranks about which nothing is known
-        are left out.
+        """Return the answers of these ranks within ``seconds``. Ranks without any information are
+        left out.
         """
 
     def close(self) -> None: ...
@@ -49,7 +51,7 @@ class StackQuery(Protocol):
 
 def encode_own_answer(waiting: Sequence[Waiting]) -> bytes:
     """Encode this rank's answer, given its waiting collectives."""
-    from farandole.core.observe.stall import stacks  # here: most jobs never stall
+    from farandole.core.observe.stall import stacks  # imported here: most jobs never stall
 
     waiting = [wait for wait in waiting if wait.missing]
     fields = {
@@ -64,7 +66,7 @@ def encode_own_answer(waiting: Sequence[Waiting]) -> bytes:
 
 def decode_answer(content: bytes | bytearray) -> Answer:
     """Decode the answer of another rank."""
-    from farandole.core.observe.stall.stacks import Frame  # here: as above
+    from farandole.core.observe.stall.stacks import Frame  # imported here for the same reason
 
     fields = json.loads(content)
     return Answer(

@@ -1,4 +1,4 @@
-"""The lines at which the user's program is."""
+"""The current lines of the user's program."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Frame(NamedTuple):
 
 
 def users() -> list[Frame]:
-    """The frames of the main thread that are the user's own, the innermost last; those of libraries
-    if there are no others.
+    """Return the user's own frames of the main thread, the innermost last; library frames if there
+    are no others.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
@@ -37,13 +37,13 @@ def users() -> list[Frame]:
 
 
 def is_users(file: str) -> bool:
-    """Is this file neither ours nor of an installed library?"""
+    """Return whether a file belongs neither to this package nor to an installed library."""
     return not file.startswith((_OURS, *_libraries(), "<frozen"))
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    import sysconfig  # it takes milliseconds, which no job should lose at its start
+    import sysconfig  # imported here: it takes milliseconds at the start of a job
 
     return tuple(
         {

@@ -1,8 +1,8 @@
-"""Asks every rank what it does, over the job's store.
+"""Queries every rank for its activity, through the job's store.
 
-A thread of every rank waits for the question, so that also a rank answers whose main thread is busy
-with something else. A rank that does not answer is stopped, or holds Python's lock; the kernel
-knows more, if it is on this host.
+A thread of every rank waits for the question, so a rank whose main thread is busy answers, too. A
+rank that does not answer is stopped, or holds Python's lock. If it is on this host, the kernel
+provides its state.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farandole.core.observe.stall import process
 from farandole.core.observe.stall.stack_query import Answer, decode_answer, encode_own_answer
 from farandole.errors import HorovodInternalError, PeerLostError, RendezvousError
 
-_PATIENCE = 30.0  # seconds that one request to the store waits for a question
+_PATIENCE = 30.0  # seconds for which one request to the store waits for a question
 _PAUSE = 1.0
 
 
 class QueryStore(Protocol):
-    """The methods needed of ``farandole.net.store.StoreClient``."""
+    """The methods that are needed of ``farandole.net.store.StoreClient``."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes: ...
@@ -33,11 +33,11 @@ class QueryStore(Protocol):
 
 
 class StoreQuery:
-    """One rank's side, from ``init`` to ``shutdown``. ``waiting`` gives the collectives that wait
-    on this rank, in any thread.
+    """One rank's side of the queries, from ``init`` to ``shutdown``.
 
-    ``client`` is used at once, to say which process this is; ``connect`` makes a connection of our
-    own ``delay`` seconds later, so that a job that lasts no longer is not bothered.
+    ``waiting`` returns the collectives that wait on this rank, on any thread. ``client`` is used at
+    once, to publish this process. ``connect`` opens a dedicated connection ``delay`` seconds later,
+    so that shorter jobs do not need it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StoreQuery:
         self._scope = scope
         self._delay = delay
         self._waiting = waiting
-        self._turn = 0  # questions answered
+        self._turn = 0  # answered questions
         self._client: QueryStore | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -67,7 +67,7 @@ class StoreQuery:
         threads.start(self._thread)
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """See ``StackQuery``. Empty if the store is gone."""
+        """Query ``ranks``, see ``StackQuery``. Empty if the store is gone."""
         turn, deadline = self._turn, monotonic() + seconds
         answers = {}
         try:
@@ -93,7 +93,7 @@ class StoreQuery:
 
     def _store(self) -> QueryStore:
         if self._client is None:
-            # without the lock: a store that cannot be reached must not hold up ``close``
+            # without the lock: an unreachable store must not delay ``close``
             new = self._connect()
             with self._lock:
                 if self._client is None and not self._over.is_set():
@@ -111,7 +111,7 @@ class StoreQuery:
             return Answer(silent=process.why_silent(store.try_get(self._key("process", rank))))
 
     def _answer_all(self) -> None:
-        # the driver has gone, or we were closed
+        # the driver is gone, or this query was closed
         with contextlib.suppress(HorovodInternalError, OSError):
             if self._over.wait(self._delay):
                 return

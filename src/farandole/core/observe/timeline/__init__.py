@@ -1,8 +1,7 @@
-"""The timeline: what the engine did and when, as a Chrome trace (opens in Perfetto and
-chrome://tracing).
+"""The timeline: a Chrome trace of the engine's activities (opens in Perfetto and chrome://tracing).
 
-The engine's thread only records what happened; another one makes events of it (``trace``) and
-writes them (``file``).
+The engine's thread only records events; a writer thread converts them (``trace``) and writes them
+(``file``).
 """
 
 from __future__ import annotations

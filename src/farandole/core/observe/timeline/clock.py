@@ -1,4 +1,4 @@
-"""One clock for all ranks: that of the driver's host."""
+"""One clock for all ranks: the clock of the driver's host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ TRIES = 8
 def ahead(
     ask: Callable[[], tuple[float, str]], own_name: str, now: Callable[[], float] = monotonic
 ) -> float:
-    """Seconds by which the other clock is ahead of ours. ``ask`` gives its time and its name.
+    """Return the seconds by which the other clock is ahead of this one.
 
-    Nothing, if the two are one clock. Otherwise the quickest of some exchanges counts, and it is
-    taken that the clock was read half-way through it; the error is at most half that exchange.
+    ``ask`` returns its time and its name. If the names are equal, both are the same clock: 0.
+    Otherwise the fastest of several exchanges is used, assuming that the clock was read half-way
+    through it; the error is at most half of that exchange.
     """
     best, offset = float("inf"), 0.0
     for _ in range(TRIES):

@@ -1,6 +1,4 @@
-"""What a timeline holds already, when the job begins again (``shutdown`` and ``init``) and goes on
-with it.
-"""
+"""The content of an existing timeline, which a job continues after ``shutdown`` and ``init``."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ import contextlib
 import json
 from typing import Any, NamedTuple
 
-_NAME = b'{"ph":"M","name":"process_name"'  # of a tensor, as ``Trace`` writes it
+_NAME = b'{"ph":"M","name":"process_name"'  # a tensor's, as written by ``Trace``
 
 
 class Earlier(NamedTuple):
-    """``head``: what its first event says of it; ``tensors``: their numbers by name; ``end``: bytes
-    of whole events.
+    """The content of a timeline. ``head``: the description in its first event; ``tensors``: their
+    numbers by name; ``end``: bytes of complete events.
     """
 
     head: dict[str, Any]
@@ -22,8 +20,8 @@ class Earlier(NamedTuple):
 
 
 def earlier(path: str) -> Earlier | None:
-    """None for a file that is missing, or no timeline. Of one that was torn by a kill, what is
-    whole counts.
+    """Read a timeline; None for a file that is missing or not a timeline. If a kill truncated it,
+    the complete events are used.
     """
     head: dict[str, Any] = {}
     tensors: dict[str, int] = {}

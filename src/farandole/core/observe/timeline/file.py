@@ -14,9 +14,10 @@ _CLOSE = b"\n]\n"
 
 
 def claim(fd: int, keep: int = 0) -> bool:
-    """Cut the file to ``keep`` bytes, unless another job writes it (False): both would write over
-    each other. The lock is this process's alone (no forked child has it) and goes with it. A file
-    system without locks is taken as it is.
+    """Lock a file and truncate it to ``keep`` bytes. Return False if another job is writing it.
+
+    The lock belongs to this process alone, not to forked children, and ends with it. On a file
+    system without locks the file is used unlocked.
     """
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,13 +30,15 @@ def claim(fd: int, keep: int = 0) -> bool:
 
 
 class ArrayFile:
-    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads
-    the file finds a whole array. Killed in the very middle of a write, a process may leave the last
-    line torn, which ``merge.read`` and trace viewers accept.
+    """A JSON array file. Each write replaces the closing bracket and adds a new one, so readers
+    always find a complete array. A process killed during a write may leave the last line truncated,
+    which ``merge.read`` and trace viewers accept.
     """
 
     def __init__(self, path: str, keep: int = 0) -> None:
-        """``keep``: bytes of whole elements that the file has, and keeps."""
+        """Open the file. ``keep``: bytes of complete elements to keep. Raises SettingsError if the
+        file cannot be written, or another job writes it.
+        """
         self.path = path
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -51,14 +54,15 @@ class ArrayFile:
                 f"the timeline cannot be written to {path!r}: another job writes its own there;"
                 " each job needs a file of its own (--timeline-filename, HOROVOD_TIMELINE)"
             )
-        self._end = keep  # where the bracket stands
+        self._end = keep  # position of the closing bracket
         self._separator = b",\n" if keep else b"[\n"
-        with contextlib.suppress(OSError):  # a full disk: whoever appends the first element is told
+        # a full disk is reported when the first element is appended
+        with contextlib.suppress(OSError):
             self._write(_CLOSE) if keep else self.append([])
 
     def append(self, elements: Sequence[str]) -> None:
-        """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there
-        is no room.
+        """Append elements, each a JSON text. If there is no room, restore the file and raise
+        OSError.
         """
         text = self._separator + ",\n".join(elements).encode() if elements or not self._end else b""
         if not text:
@@ -74,7 +78,7 @@ class ArrayFile:
         if elements:
             self._separator = b",\n"
         else:
-            # an empty array: go on behind its opening bracket
+            # an empty array: continue after its opening bracket
             self._end = 1
             self._separator = b"\n"
 

@@ -1,4 +1,4 @@
-"""The timelines of several ranks as one: a process per rank, a thread per tensor."""
+"""Merges the timelines of several ranks: a process per rank, a thread per tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = dict[str, Any]
 
 
 def read(path: str) -> list[Event]:
-    """The events of a file. Raises SettingsError if it is no timeline of ours."""
+    """Return the events of a file. Raises SettingsError if it is not a timeline of one rank."""
     try:
         with open(path, encoding="utf-8") as file:
             events = _parsed(file.read())
@@ -28,9 +28,7 @@ def read(path: str) -> list[Event]:
 
 
 def _parsed(text: str) -> Any:
-    """The array. A process killed in the middle of a write leaves the last line torn: what stands
-    before it counts.
-    """
+    """Parse the array. If a kill truncated the last line, the lines before it are used."""
     try:
         return json.loads(text)
     except ValueError:
@@ -41,7 +39,7 @@ def _parsed(text: str) -> Any:
 
 
 def write(path: str, events: Sequence[Event]) -> None:
-    """Write a merged timeline. Raises SettingsError if that cannot be."""
+    """Write a merged timeline. Raises SettingsError if the file cannot be written."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
@@ -50,7 +48,9 @@ def write(path: str, events: Sequence[Event]) -> None:
 
 
 def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
-    """All events on one clock, in order of time. Pure."""
+    """Return all events on one clock, in order of time. Pure. Raises SettingsError if two timelines
+    are of the same rank.
+    """
     heads: list[Mapping[str, Any]] = [events[0]["farandole"] for events in timelines]
     ranks = [head["rank"] for head in heads]
     if len(set(ranks)) < len(ranks):
@@ -71,7 +71,7 @@ def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
                     {**event, "ts": round(event["ts"] + shift, 3), "pid": rank, "tid": tid}
                 )
         names += threads.names(rank, events)
-    merged.sort(key=lambda event: event["ts"])  # stable: what is simultaneous keeps its order
+    merged.sort(key=lambda event: event["ts"])  # stable: simultaneous events keep their order
     return names + merged
 
 
@@ -84,8 +84,8 @@ def _names(rank: int, events: Sequence[Event]) -> list[Event]:
 
 
 class _Threads:
-    """Each (tensor, lane) of a file is a thread of the merged one. Thread 0: what belongs to no
-    tensor.
+    """The threads of a merged timeline, one for each (tensor, lane) of a file. Thread 0: events
+    without a tensor.
     """
 
     def __init__(self) -> None:

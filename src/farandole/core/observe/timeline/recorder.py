@@ -1,5 +1,5 @@
-"""The observer: records events on the engine's thread, in less than a microsecond each, and writes
-them on its own.
+"""The timeline's observer: records events on the engine's thread, in less than a microsecond each,
+and writes them on another thread.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from farandole.core.observe.timeline.trace import (
 )
 
 ROOM = 100_000  # records that may wait to be written
-_PAUSE = 0.04  # seconds between two looks at the records
+_PAUSE = 0.04  # seconds between two drains of the records
 _SLICE = 8  # records between two writes; a write lets other threads run
 
 
 class Timeline:
-    """From ``init`` to ``shutdown``; writes between ``start`` and ``stop``. ``of`` gives the
-    observer of an engine.
+    """The timeline of one rank, from ``init`` to ``shutdown``. It writes between ``start`` and
+    ``stop``. ``of`` returns the observer of an engine.
     """
 
     def __init__(self, rank: int, size: int, clock: float = 0.0) -> None:
-        """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
+        """Create the timeline. ``clock``: seconds by which the job's clock is ahead of this host's
+        monotonic clock.
+        """
         self.rank = rank
         self.size = size
         self.clock = clock
@@ -47,8 +49,10 @@ class Timeline:
         self._writer: _TraceWriter | None = None
 
     def start(self, path: str, *, mark_cycles: bool = False, on: bool = False) -> None:
-        """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if
-        that cannot be; what was written before is ended first, for it may be the same file.
+        """Write to ``path`` from now on; ``on``: continue its content.
+
+        An earlier file is closed first, as it may be the same one. Raises SettingsError if the file
+        cannot be written.
         """
         with self._changing:
             self._stop()
@@ -66,7 +70,9 @@ class Timeline:
             )
 
     def stop(self) -> None:
-        """End the file; it is complete when this returns. Does nothing when nothing is written."""
+        """Close the file, which is complete when this returns. Without a file this has no
+        effect.
+        """
         with self._changing:
             self._stop()
 
@@ -76,8 +82,9 @@ class Timeline:
             writer.close()
 
     def of(self, wire: str, ranks: Sequence[int] = (), prefix: str = "") -> EngineTracer:
-        """The observer of an engine over ``wire`` (a word for activities). ``ranks``: its ranks'
-        numbers in the job (default: all); ``prefix``: before every name, to tell engines apart.
+        """Return the observer of an engine over ``wire`` (a word in the names of activities).
+        ``ranks``: the job's numbers of its ranks (default: all); ``prefix``: put before every name,
+        to distinguish engines.
         """
         return EngineTracer(self, Scope(prefix, wire.upper(), ranks or range(self.size)))
 
@@ -148,7 +155,7 @@ class _TraceWriter:
             self._lost += 1
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining records and close the file."""
         self._end.set()
         self._thread.join()
         self._file.close()

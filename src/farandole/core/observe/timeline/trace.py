@@ -1,10 +1,10 @@
-"""From what the engine noted to the events of a Chrome trace. Pure.
+"""Converts the engine's records to the events of a Chrome trace. Pure.
 
-As in Horovod's timeline every tensor is a "process". Its life is NEGOTIATE_<KIND>, with a tick for
-each rank when that rank was ready, then <KIND>, and in that QUEUE and <WIRE>_<KIND>. In that, of
-the first of the tensors that go together, lie the parts of the exchange, on a line of its own the
-one that goes on beside them. Unnamed tensors share the name of their request, and those in flight
-together lie on threads of their own.
+As in Horovod's timeline every tensor is a "process". Its activities are NEGOTIATE_<KIND>, with a
+tick for each rank at the time when that rank was ready; then <KIND>, which contains QUEUE and
+<WIRE>_<KIND>. The latter contains the parts of the exchange, shown at the first of the fused
+tensors. A part that overlaps the others has a line of its own. Unnamed tensors share the name of
+their request; those in flight at the same time are on separate threads.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from farandole.base.types import Kind, Request
 
 Named = tuple[str, Request]
-BESIDE = ("NETWORK_ALLREDUCE",)  # parts of an exchange that go on beside others
+BESIDE = ("NETWORK_ALLREDUCE",)  # parts of an exchange that overlap others
 
 
 class Settled(NamedTuple):
-    """Times are seconds of the job's clock."""
+    """A settled round. Times are seconds of the job's clock."""
 
     time: float
     asked: Sequence[Sequence[Named]]
@@ -38,7 +38,9 @@ class Started(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """An exchange that is no collective, from ``begin`` to ``time``. ``tensor``: of what."""
+    """An exchange that is not a collective, from ``begin`` to ``time``. ``tensor``: the exchanged
+    tensor.
+    """
 
     time: float
     begin: float
@@ -47,8 +49,8 @@ class Exchanged(NamedTuple):
 
 
 class ExchangePart(NamedTuple):
-    """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go
-    together.
+    """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of the fused
+    tensors.
     """
 
     time: float
@@ -64,8 +66,8 @@ class Finished(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Whose engine it is: a prefix for its names, its wire, and the numbers of its ranks in the
-    job.
+    """The identity of an engine: a prefix for its names, its wire, and the job's numbers of its
+    ranks.
     """
 
     prefix: str
@@ -90,21 +92,21 @@ class _Tensor:
 
 
 class _Flight:
-    """A tensor on its way, from the first rank that asks to the end. ``open``: what has begun and
-    not ended.
+    """A tensor in flight, from the first request to the end. ``open``: the started activities that
+    have not ended.
     """
 
     def __init__(self, tensor: _Tensor, request: Request) -> None:
         self.tensor = tensor
         self.request = request
         self.tid = tensor.lane()
-        self.beside: int | None = None  # the lane of what goes on beside the rest
+        self.beside: int | None = None  # the lane of overlapping parts
         self.open: list[str] = []
         self.last = 0.0
 
 
 class Trace:
-    """``events(record)`` gives JSON texts, in the order in which they belong into the file."""
+    """The events of one file. ``events(record)`` returns JSON texts in the order of the file."""
 
     def __init__(
         self,
@@ -116,8 +118,8 @@ class Trace:
         *,
         mark_cycles: bool = False,
     ) -> None:
-        """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since
-        1970; ``tensors``: the numbers of those that are in the file already.
+        """Create a trace. ``begin``: the time that is 0 in the file; ``epoch``: the same moment in
+        seconds since 1970; ``tensors``: the numbers of the tensors in an existing file.
         """
         self._rank = rank
         self._size = size
@@ -127,12 +129,12 @@ class Trace:
         self.latest = begin  # the time of the last record
         self._tensors = {label: _Tensor(pid) for label, pid in (tensors or {}).items()}
         self._flights: dict[str, _Flight] = {}
-        # per lane: nothing may begin before what came last has ended
+        # per lane: the end of the last activity, before which none may begin
         self._lasts: dict[tuple[int, int], float] = {}
         self._out: list[str] = []
 
     def opening(self) -> list[str]:
-        """The first event: says what the file is."""
+        """Return the first event, which describes the file."""
         head = {
             "ph": "M",
             "pid": 0,
@@ -170,14 +172,14 @@ class Trace:
         return self._take()
 
     def lost(self, count: int) -> list[str]:
-        """A mark that ``count`` records were thrown away."""
+        """Return a mark that ``count`` records were discarded."""
         return [
             f'{{"ph":"i","name":"LOST {count}'
             f' RECORDS","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}'
         ]
 
     def closing(self) -> list[str]:
-        """Whatever is open ends."""
+        """Return the events that end all open activities."""
         for flight in self._flights.values():
             while flight.open:
                 self._end(flight, self.latest)
@@ -189,7 +191,7 @@ class Trace:
         return events
 
     def _known(self, scope: Scope, names: Sequence[str]) -> list[_Flight]:
-        """Those whose beginning was seen (a timeline may start in the middle)."""
+        """Return the flights whose start was recorded; a timeline may start in the middle."""
         flights = (self._flights.get(scope.prefix + name) for name in names)
         return [flight for flight in flights if flight is not None and flight.open]
 
