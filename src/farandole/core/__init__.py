@@ -1,1 +1,1 @@
-"""The machine below the frameworks: the shared API, the engine, wires and their algorithms."""
+"""The layers below the frameworks: the shared API, the engine, transports and their algorithms."""

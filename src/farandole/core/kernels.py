@@ -1,4 +1,4 @@
-"""The arithmetic that every wire shares: reduce some parts, elementwise, in a fixed order.
+"""The arithmetic of all transports: elementwise reduction of arrays in a fixed order.
 
 Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit
 floats are widened to float32, summed there and rounded once; integers that are scaled are summed in
@@ -30,8 +30,8 @@ _UFUNCS: dict[ReduceOp, Any] = {
 
 
 def quiet() -> np.errstate:
-    """Gradients that overflow become infinite without a word from numpy: to see that is the
-    optimizer's business.
+    """Return a context without numpy's warnings: gradients may overflow to infinity, which is for
+    the optimizer to detect.
     """
     return np.errstate(all="ignore")
 
@@ -39,10 +39,10 @@ def quiet() -> np.errstate:
 def reduce_into(
     out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0
 ) -> None:
-    """``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
+    """Compute ``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
 
-    Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts,
-    no other.
+    Arrays are 1-D, of ``dtype.storage`` and of the same length. ``out`` may be one of the first two
+    parts, but no other.
     """
     with quiet():
         reducer(op, dtype, scale)(out, parts)
@@ -51,10 +51,9 @@ def reduce_into(
 def reducer(
     op: ReduceOp, dtype: DType, scale: float = 1.0
 ) -> Callable[[Array, Sequence[Array]], None]:
-    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk
-    after chunk.
+    """Return ``reduce_into`` for one operation, type and scale, prepared once for many chunks.
 
-    The caller sees to it that numpy is ``quiet()``: once, rather than for each chunk.
+    The caller enters ``quiet()``, also once rather than for each chunk.
     """
     ufunc = _UFUNCS[op]
     if dtype.is_half:
@@ -62,8 +61,8 @@ def reducer(
     if scale == 1.0:
         return partial(_reduce_plain, ufunc=ufunc, factor=None)
     if dtype.is_float:
-        # numpy is quicker with an array of the type than with a number whose type it has to find
-        # out
+        # numpy is faster with an array of the dtype than with a scalar whose dtype it must
+        # determine
         with quiet():
             return partial(_reduce_plain, ufunc=ufunc, factor=np.array(scale, dtype.storage))
     return partial(_reduce_wide, ufunc=ufunc, scale=scale)
@@ -88,8 +87,8 @@ def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -
 
 
 def scale_into(out: Array, values: Array, scale: float) -> None:
-    """``out = scale * values``; into integers it is truncated toward zero (Horovod's rule), exactly
-    where possible.
+    """Compute ``out = scale * values``. Integers are truncated toward zero (Horovod's rule),
+    exactly where possible.
     """
     if out.dtype.kind == "f":
         np.multiply(values, scale, out=out, casting="unsafe")
@@ -104,21 +103,21 @@ def scale_into(out: Array, values: Array, scale: float) -> None:
 
 
 def divisor_of(scale: float) -> int:
-    """The number by which one divides to multiply with ``scale``; 0 if there is none."""
+    """Return the integer whose division equals multiplying by ``scale``; 0 if there is none."""
     divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
     return divisor if divisor and 1.0 / divisor == scale else 0
 
 
 def halves(values: Any) -> tuple[Any, Any]:
-    """The upper and the lower 32 bits of int64 ``values``: sums of them fit where the sum of the
-    values does not.
+    """Return the upper and the lower 32 bits of int64 ``values``. Their sums fit in 64 bits where
+    the sum of the values overflows.
     """
     return values >> 32, values & 0xFFFFFFFF
 
 
 def average_of_halves(high: Any, low: Any, count: int) -> Any:
-    """The sum, given as sums of ``halves``, by ``count``; truncated toward zero. Arrays, or tensors
-    of PyTorch.
+    """Return the average of ``count`` values, given the sums of their ``halves``, truncated toward
+    zero. Accepts arrays and PyTorch tensors.
     """
     quotient = high // count
     rest = ((high - quotient * count) << 32) + low
@@ -129,8 +128,10 @@ def average_of_halves(high: Any, low: Any, count: int) -> Any:
 
 
 def scaled_halves(high: Any, low: Any, scale: float) -> Any:
-    """``scale`` times the sum, given as sums of ``halves``: integers, exact, for a scale of 1/n;
-    else float64. Arrays, or tensors of PyTorch.
+    """Return ``scale`` times a sum, given the sums of its ``halves``.
+
+    The result is an exact integer for a scale of 1/n, else float64. Accepts arrays and PyTorch
+    tensors.
     """
     divisor = divisor_of(scale)
     if divisor:
@@ -143,7 +144,7 @@ def scaled_halves(high: Any, low: Any, scale: float) -> Any:
 
 
 def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
-    """The type of partial results of a reduction, so that there is one rounding at the end."""
+    """Return the type of a reduction's partial results, so that it rounds only once, at the end."""
     if dtype.is_half:
         return np.dtype(np.float32)
     if scale != 1.0 and not dtype.is_float:
@@ -152,14 +153,14 @@ def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
 
 
 def opened(values: Array, dtype: DType, scale: float) -> Array:
-    """``values`` as a partial result: themselves where no wider type is needed."""
+    """Return ``values`` as a partial result, without a copy if no wider type is needed."""
     if dtype.is_half:
         return widen(values, dtype)
     return values.astype(accumulator(dtype, scale), copy=False)
 
 
 def combine_into(out: Array, left: Array, right: Array, op: ReduceOp) -> None:
-    """``out = left op right``, all of them partial results."""
+    """Compute ``out = left op right`` for partial results."""
     with quiet():
         _UFUNCS[op](left, right, out=out)
 
@@ -184,14 +185,14 @@ def close_into(out: Array, total: Array, dtype: DType, scale: float) -> None:
 
 
 def widen(values: Array, dtype: DType) -> Array:
-    """The values of a 16-bit float array (bits, for bfloat16) as float32."""
+    """Return a 16-bit float array (for bfloat16: its bits) as float32."""
     if dtype is DType.FLOAT16:
         return values.astype(np.float32)
     return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def narrow_into(out: Array, values: Array, dtype: DType) -> None:
-    """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN
+    """Round float32 ``values`` to nearest, ties to even, into ``out`` (for bfloat16: the bits). NaN
     stays NaN.
     """
     if dtype is DType.FLOAT16:
@@ -219,8 +220,8 @@ def _reduce_half(
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """``total`` rows dealt to ``parts`` ranks: the remainder goes one each to the first ranks
-    (Horovod's rule).
+    """Return how many of ``total`` rows each of ``parts`` ranks gets. The first ranks get one more
+    each for the remainder (Horovod's rule).
     """
     base, extra = divmod(total, parts)
     return [base + 1 if rank < extra else base for rank in range(parts)]

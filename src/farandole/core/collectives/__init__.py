@@ -1,3 +1,3 @@
-"""Algorithms over any Link, and the arithmetic that every wire shares."""
+"""Algorithms over any Link, and shared helpers."""
 
 from farandole.core.collectives.over import over as over

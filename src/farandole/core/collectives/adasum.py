@@ -1,14 +1,13 @@
-"""Adasum: a sum in which vectors that agree count once, and vectors that have nothing in common are
-added up.
+"""Adasum: a sum in which parallel vectors count once and orthogonal vectors are added.
 
-Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more are
-taken in pairs, and the results again: Maleki et al., "Scaling Distributed Training with Adaptive
-Summation", MLSys 2021.
+Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more
+vectors are combined in pairs, and the results again: Maleki et al., "Scaling Distributed Training
+with Adaptive Summation", MLSys 2021.
 
 For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the
-dot products of all pairs of them. So every rank takes a segment of everybody's vectors and computes
-its part of these products; their sum gives all ranks the same weights, and each combines its
-segment once. That moves as many bytes as a ring, works for any number of ranks, and rounds once.
+dot products of all pairs. So every rank takes a segment of all vectors and computes its part of
+these products. Their sum gives all ranks the same weights, and each rank combines its segment once.
+This moves as many bytes as a ring, works for any number of ranks, and rounds once.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from farandole.core.kernels import narrow_into, quiet, shares, widen
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_CHUNK = 1 << 15  # elements in float64 at a time
-_NOISE = 1e-14  # a square below this part of its terms' sum is zero, but for rounding
+_CHUNK = 1 << 15  # elements converted to float64 at a time
+_NOISE = 1e-14  # a square below this fraction of its terms' sum is zero, but for rounding
 
 
 def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.0) -> None:
-    """The Adasum of each buffer (all of one floating point type), times ``scale``. The same bits on
-    all ranks.
+    """Compute the Adasum of each buffer (all of one floating point type), times ``scale``. All
+    ranks get the same bits.
     """
     size = transport.size
     if not buffers or size == 1:
@@ -51,11 +50,11 @@ def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.
 
 
 def weights(products: Array) -> list[float]:
-    """How much of each vector is in the Adasum of all. ``products``: the dot product of every two
-    of them.
+    """Return the weight of each vector in the Adasum of all. ``products``: the dot products of all
+    pairs.
 
-    Neighbours are paired first. Where the number is no power of two, the last ones are paired with
-    the first ones before that.
+    Neighbours are paired first. If the number is not a power of two, the surplus vectors at the end
+    are paired with the first ones before that.
     """
     size = len(products)
     vectors = list(np.eye(size))
@@ -85,7 +84,7 @@ def _share(vector: Array, both: float, products: Array) -> float:
 
 
 def _products(vectors: Sequence[Array], dtype: DType) -> Array:
-    """The dot products of every two vectors, in float64."""
+    """Return the dot products of all pairs of vectors, in float64."""
     total = np.zeros((len(vectors), len(vectors)))
     with quiet():
         for start in range(0, len(vectors[0]), _CHUNK):
@@ -114,7 +113,7 @@ def _wide(values: Array, dtype: DType) -> Array:
 def _deal(
     transport: Transport, buffers: Sequence[Buffer], counts: Sequence[Sequence[int]]
 ) -> list[list[Array]]:
-    """Per buffer, everybody's segment that is this rank's to combine."""
+    """Return, for each buffer, all ranks' segments that this rank combines."""
     size, rank, itemsize = transport.size, transport.rank, buffers[0].dtype.itemsize
     pieces = [
         np.split(data, np.cumsum(count)[:-1])
@@ -138,7 +137,7 @@ def _collect(
     counts: Sequence[Sequence[int]],
     segments: Sequence[Array],
 ) -> None:
-    """Put everybody's combined segments together."""
+    """Gather the combined segments of all ranks."""
     itemsize = buffers[0].dtype.itemsize
     send = np.concatenate(segments)
     receive = np.empty(sum(sum(count) for count in counts), send.dtype)

@@ -1,10 +1,10 @@
-"""Everybody talks to everybody: one latency, the cost that counts for small messages.
+"""Every rank exchanges with every other: one latency, the main cost of small messages.
 
 The exchange is the pairwise one of Thakur, Rabenseifner and Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005): in step i a rank sends to ``rank + i`` and
-receives from ``rank - i``. What a link takes without waiting is sent to all first, so that the
-steps cost one latency together. Reductions are computed by every rank in rank order: the same bits
-everywhere.
+receives from ``rank - i``. Messages that a link accepts without waiting are sent to all ranks
+first, so the steps cost a single latency. Every rank reduces in rank order, so all get the same
+bits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def exchange(link: Link, sends: Sequence[Array], receives: Sequence[Array]) -> None:
-    """``sends[i]`` goes to rank i and ``receives[i]`` comes from rank i (uint8); our own part is
-    not touched.
+    """Send ``sends[i]`` to rank i and receive ``receives[i]`` from rank i (uint8). This rank's own
+    part is not touched.
     """
     rank, size = link.rank, link.size
     steps = [((rank + i) % size, (rank - i) % size) for i in range(1, size)]
@@ -50,7 +50,7 @@ def allreduce(
     ]
     exchange(link, [mine.view(np.uint8)] * link.size, [part.view(np.uint8) for part in parts])
     target = out.view(0, out.size)
-    if target is None or link.rank > 1:  # the kernel may write over its first two parts only
+    if target is None or link.rank > 1:  # the kernel may overwrite only its first two parts
         result = scratch.take("sum", len(mine), mine.dtype)
         kernels.reduce_into(result, parts, op, dtype, scale)
         out.write(0, result)

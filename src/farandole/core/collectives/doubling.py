@@ -1,13 +1,13 @@
-"""Recursive doubling: in step i a rank exchanges all that it has with the one whose number differs
-in bit i.
+"""Recursive doubling: in step i a rank exchanges its partial result with the rank whose number
+differs in bit i.
 
-``log2(size)`` latencies, for small messages of many ranks: Thakur, Rabenseifner and Gropp,
-"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Of a number of
-ranks that is no power of two, those beyond it hand their elements to a partner first, and are
-handed the result.
+This takes ``log2(size)`` latencies, and suits small messages of many ranks: Thakur, Rabenseifner
+and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). If the
+number of ranks is not a power of two, the surplus ranks first send their elements to a partner,
+which returns the result.
 
-Both ranks of a pair combine the same two partial results in the same order: the same bits
-everywhere.
+Both ranks of a pair combine the same two partial results in the same order, so all ranks get the
+same bits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def allreduce(
 def _combine(
     link: Link, mine: Array, theirs: Array, peer: int, op: ReduceOp, *, exchange: bool
 ) -> None:
-    """Receive the partial result of ``peer``, in exchange for ours or not, and add it to ours."""
+    """Receive the partial result of ``peer``, in exchange for this rank's if ``exchange``, and
+    combine the two.
+    """
     link.sendrecv(mine.view(np.uint8) if exchange else None, peer, theirs.view(np.uint8), peer)
     left, right = (mine, theirs) if link.rank < peer else (theirs, mine)
     kernels.combine_into(mine, left, right, op)

@@ -1,4 +1,4 @@
-"""Shared by the algorithms: several arrays seen as one long one, and memory that is used again."""
+"""Helpers of the algorithms: several arrays regarded as one long array, and reusable memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class Scratch:
-    """Pieces of memory by name, kept from one call to the next: fresh memory costs a page fault
-    every 4 KiB.
+    """Named pieces of memory, kept from one call to the next: new memory costs a page fault every 4
+    KiB.
     """
 
     def __init__(self) -> None:
         self._pieces: dict[object, Array] = {}
 
     def take(self, name: object, length: int, dtype: np.dtype[Any]) -> Array:
-        """``length`` elements; those taken under the same name before are overwritten."""
+        """Return ``length`` elements. Earlier contents under the same name are overwritten."""
         nbytes = length * dtype.itemsize
         piece = self._pieces.get(name)
         if piece is None or len(piece) < nbytes:
@@ -31,7 +31,7 @@ class Scratch:
 
 
 class Flat:
-    """Arrays laid end to end (of one dtype, at least one); a range inside one of them is not
+    """Arrays laid end to end (of one dtype, at least one array). A range inside one of them is not
     copied.
     """
 
@@ -44,13 +44,13 @@ class Flat:
         self.dtype = self.arrays[0].dtype
 
     def view(self, lo: int, hi: int) -> Array | None:
-        """The range itself, or None when it crosses from one array to the next."""
+        """Return a view of the range, or None if it crosses from one array to the next."""
         index = bisect_right(self.starts, lo) - 1
         start, array = self.starts[index], self.arrays[index]
         return array[lo - start : hi - start] if hi - start <= len(array) else None
 
     def read(self, lo: int, hi: int) -> Array:
-        """The range itself where possible, else a copy of it."""
+        """Return a view of the range if possible, else a copy."""
         view = self.view(lo, hi)
         return np.concatenate(list(self._pieces(lo, hi))) if view is None else view
 

@@ -1,13 +1,13 @@
-"""Several hosts: each byte of a host crosses the network once, whichever rank it is of.
+"""Allreduce over several hosts: each byte of a host's sum crosses the network once.
 
 An allreduce is a reduce-scatter in shared memory, then an allreduce of each slice among the ranks
-that hold it (one per host, all at the same time), then an all-gather in shared memory; see
+that hold it (one per host, all slices at the same time), then an all-gather in shared memory; see
 Horovod's torus allreduce and Cho et al., "BlueConnect" (MLSys 2019). There are as many slices as
-the host with the fewest ranks has; on larger hosts the other ranks take part in shared memory only.
-A composition of transports, not a kind of one: any two will do.
+ranks on the smallest host; on larger hosts the other ranks take part in shared memory only. This is
+a composition of transports: any two will do.
 
-A large one goes in pieces: while a thread of its own moves one between the hosts, the next one is
-reduced in shared memory, and the one before is gathered.
+A large allreduce is cut into pieces: while one piece moves between the hosts, on a second thread,
+the next one is reduced in shared memory and the previous one is gathered.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.BOOL)
-SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
-# bytes that are between the hosts at a time, for each connection of two ranks
+SMALL = 64 << 10  # bytes up to which one exchange among all ranks is faster than three
+# bytes in flight between the hosts, for each connection of two ranks
 PIECE, LARGEST = 4 << 20, 16 << 20
-# pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits
+# pieces of larger buffers, so that memory and network are seldom idle; more would cost more waits
 TURNS = 4
 # the parts of an allreduce
 SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"
 
 
 class Hierarchical:
-    """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one
-    of each host, those with this rank's index on its host (None: not every host has one). All but
-    allreduce goes over ``flat``.
+    """A Transport composed of three.
+
+    ``flat`` connects all ranks; ``local`` the ranks of this host; ``cross`` one rank of each host,
+    each with the same index on its host (None if a host has none). All collectives except allreduce
+    use ``flat``.
     """
 
     def __init__(
@@ -54,8 +56,8 @@ class Hierarchical:
         hosts: Sequence[Sequence[int]],
         streams: int = 1,
     ) -> None:
-        """``hosts``: the ranks of each host; ``streams``: connections between two ranks of
-        different hosts.
+        """Compose the transports. ``hosts``: the ranks of each host; ``streams``: connections
+        between two ranks of different hosts.
         """
         self._streams = streams
         self._neighbours = next(host for host in hosts if flat.rank in host)
@@ -78,7 +80,7 @@ class Hierarchical:
         self.barrier = flat.barrier
 
     def allocate(self, nbytes: int) -> Array:
-        """Plain memory: slices are staged on the way out of the host anyway."""
+        """Return ordinary memory: slices are staged on their way out of the host anyway."""
         return np.zeros(nbytes, np.uint8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
@@ -88,11 +90,11 @@ class Hierarchical:
             return
         dtype = buffers[0].dtype
         whole = buffers[0] if len(buffers) == 1 else _joined(buffers, dtype)
-        if dtype.is_half:  # partial sums stay in float32 all the way
+        if dtype.is_half:  # partial sums stay in float32 to the end
             wide = kernels.widen(whole.data, dtype)
             self._reduce(Buffer(wide, wide, DType.FLOAT32), op, scale)
             kernels.narrow_into(whole.out, wide, dtype)
-        elif scale != 1.0 and dtype in _NARROW:  # an average must not overflow on the way
+        elif scale != 1.0 and dtype in _NARROW:  # partial sums of an average must not overflow
             wide = whole.data.astype(np.int64)
             self._reduce(Buffer(wide, wide, DType.INT64), op, scale)
             np.copyto(whole.out, wide, casting="unsafe")
@@ -104,9 +106,10 @@ class Hierarchical:
     def by_hosts(
         self, whole: Array, dtype: DType, between: Callable[[Array, int, Transport], None]
     ) -> None:
-        """Add up all ranks' ``whole``, in its place; the sums of the hosts by ``between``, which
-        adds up a slice in its place. It is given the slice, where that begins in ``whole``, and a
-        transport of one rank of each host.
+        """Add up all ranks' ``whole`` in place, with ``between`` for the sums across hosts.
+
+        ``between`` gets a slice, its offset in ``whole``, and a transport that connects one rank of
+        each host. It must add up the slice in place.
         """
         buffer, cross = Buffer(whole, whole, dtype), self.cross
         with self._together():
@@ -129,11 +132,11 @@ class Hierarchical:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """An error ends what is under way on all wires."""
+        """Abort all wires on an error."""
         try:
             yield
         except BaseException as error:
-            # who waits on another of the wires, also our own thread, does not know yet
+            # threads waiting on another wire, including the lane's, are not aware of the error yet
             self.abort(str(error))
             self._lane.finish()
             raise
@@ -152,7 +155,9 @@ class Hierarchical:
         self._gather(*under_way)
 
     def _scatter(self, whole: Buffer, op: ReduceOp) -> tuple[list[int], Array]:
-        """This host's sum of this rank's slice, with the elements of every local rank's."""
+        """Reduce within this host. Return the number of elements of every local rank's slice, and
+        this rank's slice.
+        """
         counts = kernels.shares(len(whole.data), self._slices) + [0] * (
             self.local.size - self._slices
         )
@@ -162,8 +167,9 @@ class Hierarchical:
         return counts, slice_
 
     def _slice(self, length: int, dtype: np.dtype[Any]) -> Array:
-        """Memory for a slice of so many elements, which every rank of this host can read. It is
-        taken again at the next but one: by then all have read it.
+        """Return memory for a slice of ``length`` elements that all ranks of this host can read.
+
+        The memory alternates between two slots; when one is used again, all ranks have read it.
         """
         nbytes = length * dtype.itemsize
         if len(self._slots[0]) < nbytes:
@@ -185,7 +191,7 @@ class Hierarchical:
         )
 
     def _do(self, part: str, work: Callable[[], None]) -> None:
-        """One part of an allreduce, and its times to whom they interest."""
+        """Run one part of an allreduce and report its times."""
         report, begin = self._parts, monotonic()
         work()
         if report is not None:
@@ -195,11 +201,11 @@ class Hierarchical:
         return self.flat.split(ranks)
 
     def streams(self) -> ByteStreams:
-        """See ``contracts.Streaming``. All over the wire that joins all ranks."""
+        """Return streams over ``flat``, see ``contracts.Streaming``."""
         return cast(Streaming, self.flat).streams()
 
     def report_waits(self, report: Report) -> None:
-        # one thread waits for neighbours while another waits for counterparts
+        # one thread may wait for local ranks while another waits for remote ones
         lock = threading.Lock()
 
         def one_at_a_time(ranks: Sequence[int], seconds: float) -> None:
@@ -226,12 +232,12 @@ class Hierarchical:
 
 
 def slices(hosts: Sequence[Sequence[int]]) -> int:
-    """How many ranks of each host exchange with other hosts."""
+    """Return how many ranks of each host exchange with other hosts."""
     return min(map(len, hosts))
 
 
 def _pieces(whole: Buffer, nbytes: int) -> list[Buffer]:
-    """``whole``, cut into pieces of about so many bytes."""
+    """Cut ``whole`` into pieces of about ``nbytes`` bytes."""
     count = max(1, whole.data.nbytes // nbytes)
     cuts = np.cumsum([0, *kernels.shares(len(whole.data), count)]).tolist()
     same = whole.out is whole.data

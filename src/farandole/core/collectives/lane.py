@@ -1,6 +1,4 @@
-"""A second thread that works beside its owner, so that two wires of a rank can move data at
-once.
-"""
+"""A second thread next to its owner, so that a rank can move data on two wires at once."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ Work = Callable[[], None]
 
 
 class Lane:
-    """Does pieces of work one after the other. ``start`` queues one, ``wait`` returns when the
-    oldest is done. Both are called from one thread; the thread behind the lane begins with the
-    first work.
+    """Runs pieces of work one after the other, on its own thread, which starts with the first one.
+
+    ``start`` queues a piece, ``wait`` returns when the oldest one is done. Both must be called from
+    the same thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,7 +23,7 @@ class Lane:
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._started = self._seen = 0
-        self._skips = False  # something went wrong, and what was queued behind it is not done
+        self._skips = False  # an error occurred: skip the queued work
 
     def start(self, work: Work) -> None:
         if self._thread is None:
@@ -34,14 +33,14 @@ class Lane:
         self._orders.put(work)
 
     def wait(self) -> None:
-        """Return when the oldest work that was not waited for is done; raise what it raised."""
+        """Wait until the oldest pending work is done. Raises its exception."""
         error = self._outcomes.get()
         self._seen += 1
         if error is not None:
             raise error
 
     def finish(self) -> None:
-        """Return when no work is left, however it ended, or did not begin."""
+        """Wait until no work is left, ignoring exceptions. Work that has not started is skipped."""
         self._skips = True
         while self._seen < self._started:
             self._outcomes.get()
@@ -49,7 +48,7 @@ class Lane:
         self._skips = False
 
     def close(self) -> None:
-        """Work under way ends by itself: its wire is closed."""
+        """Stop the thread. Running work ends by itself once its wire is closed."""
         if self._thread is not None:
             self._skips = True
             self._orders.put(None)

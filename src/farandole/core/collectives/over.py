@@ -1,4 +1,4 @@
-"""``over(wire)``: a Transport passes through, a bare Link gets rings and trees."""
+"""``over(wire)``: returns a Transport unchanged; adds rings and trees to a Link."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from farandole.errors import RequestError
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-SMALL = 1 << 18  # bytes up to which a message goes to everybody directly where that is cheapest
-# bytes that 1 Gbit/s sends in 0.1 ms, the time from a program to another one on the next host
+SMALL = 1 << 18  # bytes up to which a message may go to all ranks directly
+# bytes that 1 Gbit/s sends in 0.1 ms, the latency between programs on neighbouring hosts
 LATENCY = 12 << 10
-MESSAGE = 2 << 10  # bytes whose sending costs as much as the system calls for a message
+MESSAGE = 2 << 10  # bytes that cost as much to send as the system calls of a message
 
 
 @lru_cache
 def cheapest(nbytes: int, size: int) -> ModuleType:
-    """The algorithm for an allreduce of ``nbytes`` among ``size`` ranks. Pure.
+    """Return the cheapest algorithm for an allreduce of ``nbytes`` among ``size`` ranks. Pure.
 
-    The costs are those of Thakur, Rabenseifner and Gropp (see ``doubling``): steps times latency
-    and bytes that a rank sends, both in bytes; from ``SMALL`` on only the ring is left, which
-    reduces while it receives.
+    The costs are those in Thakur, Rabenseifner and Gropp (see ``doubling``): the number of steps
+    times the latency, plus the bytes that a rank sends, both in bytes. Above ``SMALL`` only the
+    ring is used, which reduces while it receives.
     """
     pairs = size.bit_length() - 1
     steps = pairs if size == 1 << pairs else pairs + 2
@@ -43,13 +43,13 @@ def cheapest(nbytes: int, size: int) -> ModuleType:
 
 
 def over(wire: Link | Transport) -> Transport:
-    """The collectives of ``wire``, whichever of the two it is."""
+    """Return the collectives of ``wire``, a Link or a Transport."""
     return cast(Transport, wire) if hasattr(wire, "allreduce") else LinkTransport(wire)
 
 
 class LinkTransport:
-    """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they
-    pick the same.
+    """A Transport over a Link. It chooses algorithms by size; all ranks see the same sizes, so they
+    choose the same.
     """
 
     def __init__(self, link: Link) -> None:
@@ -60,7 +60,7 @@ class LinkTransport:
         self._scratch = Scratch()
 
     def allocate(self, nbytes: int) -> Array:
-        """Plain memory: a link copies anyway."""
+        """Return ordinary memory: a link copies anyway."""
         return np.zeros(nbytes, np.uint8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
@@ -123,12 +123,14 @@ class LinkTransport:
         tree.barrier(self.link)
 
     def split(self, ranks: Sequence[int]) -> Transport | None:
-        """A transport among ``ranks``; None on a rank that is not among them."""
+        """Return a transport among ``ranks``; None on a rank that is not among them."""
         link = self.link.split(ranks)
         return None if link is None else LinkTransport(link)
 
     def streams(self) -> ByteStreams:
-        """See ``contracts.Streaming``. Raises RequestError over a link that has none."""
+        """Return the link's streams, see ``contracts.Streaming``. Raises RequestError if the link
+        has none.
+        """
         if isinstance(self.link, Streaming):
             return self.link.streams()
         raise RequestError(
@@ -140,7 +142,7 @@ class LinkTransport:
         self.link.report_waits(report)
 
     def report_parts(self, report: Parts | None) -> None:
-        """There are none: one link does everything."""
+        """Ignore the request: there are no parts, one link does everything."""
 
     def abort(self, why: str) -> None:
         self.link.abort(why)

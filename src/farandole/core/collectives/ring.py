@@ -1,19 +1,19 @@
-"""Rings: every rank talks to its two neighbours only, and moves as few bytes as can be.
+"""Rings: every rank communicates with its two neighbours only, and moves the fewest bytes possible.
 
 Allreduce is a reduce-scatter followed by an allgather, each of ``size - 1`` steps: Patarasuk and
 Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009). The
 allgather alone is the ring of Thakur, Rabenseifner and Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005).
 
-Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. All
-messages of all groups make one sequence, in which message t + 1 never needs the content of message
-t; so it is sent while message t is still being received and reduced. That takes a link on which a
-send may run ahead of its receive (``link.ahead``); on others send and receive go in step. Where
-more may be on its way, there are more chunks: with n of them, message t + n - 1 does not need
-message t, and a link of long latency is never idle.
+Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. The
+messages of all groups form one sequence, in which message t + 1 never needs the content of message
+t; so it is sent while message t is still being received and reduced. This needs a link on which a
+send may run ahead of its receive (``link.ahead``); on other links, sends and receives alternate in
+step. A link that can hold more bytes in flight gets more chunks: with n chunks, message t + n - 1
+does not need message t, so a link with a long latency is never idle.
 
-Partial results travel in the accumulator's type (float32 for half types), so that there is one
-rounding, by the rank that finishes a segment; everybody else gets his bits.
+Partial results are sent in the accumulator's type (float32 for half types), so they are rounded
+only once, by the rank that finishes a segment; all other ranks receive its bits.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from farandole.base.contracts import Link
     from farandole.base.types import Array
 
-# bytes of a message: small enough for the caches, large enough to hide Python's part
+# bytes of a message: small enough for the caches, large enough to hide Python's overhead
 CHUNK = 1 << 20
-WHOLE = 1 << 17  # elements of a segment that are sent as one message
+WHOLE = 1 << 17  # elements of a segment up to which it is sent as one message
 
 Range = tuple[int, int]
 ChunkGroup = list[list[Range]]  # [chunk][segment] -> elements
 
 
 class RingStep(NamedTuple):
-    """One message of the sequence: which of the chunks, which segments go out and come in, in which
-    phase.
+    """One message of the sequence: its chunk, its step, which determines the segments sent and
+    received, and its phase.
     """
 
     group: ChunkGroup
@@ -53,13 +53,13 @@ class RingStep(NamedTuple):
 
 
 def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[ChunkGroup]:
-    """``total`` elements, cut into groups of ``size`` segments of ``chunks`` chunks of at most
+    """Cut ``total`` elements into groups of ``size`` segments of ``chunks`` chunks, each of at most
     ``chunk`` elements.
     """
     count = max(1, -(-total // (chunks * size * chunk)))
     start = 0
     for length in kernels.shares(total, count):
-        # more are not worth their messages
+        # smaller chunks would not be worth their messages
         used = min(chunks, max(1, -(-length // (size * min(WHOLE, chunk)))))
         shares, empty = kernels.shares(length, used * size), [0] * (chunks - used)
         parts = [
@@ -71,8 +71,8 @@ def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Chun
 
 
 def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[ChunkGroup]:
-    """Segments of ``counts`` elements, every group taking up to ``chunks`` chunks from each of
-    them.
+    """Cut segments of ``counts`` elements into groups with up to ``chunks`` chunks of each
+    segment.
     """
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
 
@@ -114,12 +114,14 @@ def reducescatter(
 
 
 def chunks_of(link: Link) -> int:
-    """The number of chunks of a segment: one more than messages may be on their way to a rank."""
+    """Return the number of chunks of a segment: one more than the messages that can be in flight to
+    a rank.
+    """
     return 1 + max(1, link.ahead // CHUNK)
 
 
 class _Ring:
-    """One run. ``data`` and ``out`` may share memory: an element of ``out`` is written only when
+    """One run. ``data`` and ``out`` may share memory: an element of ``out`` is written only after
     its value in ``data`` has been used.
     """
 
@@ -147,7 +149,7 @@ class _Ring:
         self.scale = scale
         self.partial_type = kernels.accumulator(dtype, scale)
         self.chunks = chunks_of(link)
-        # the elements to send next
+        # the elements to send next, by chunk
         self.partials: list[Array] = [np.empty(0, self.partial_type)] * self.chunks
         self.scratch = scratch
 
@@ -194,12 +196,12 @@ class _Ring:
         lo, hi = self._sent(step)
         if step.gather:
             return self.out.read(lo - self.base, hi - self.base)
-        if step.step == 0:  # nothing added yet: the elements as they are
+        if step.step == 0:  # the first step sends the unreduced elements
             return self.data.read(lo, hi)
         return self.partials[step.chunk]
 
     def _landing(self, step: RingStep) -> Array:
-        """The memory that receives the bytes of ``step``."""
+        """Return the memory that receives the bytes of ``step``."""
         lo, hi = self._received(step)
         if step.gather:
             view = self.out.view(lo - self.base, hi - self.base)
@@ -209,7 +211,7 @@ class _Ring:
                 else view
             )
         kind = self.partial_type if step.step else self.data.dtype
-        # what is on its way stands in the other one
+        # the other piece holds the data being sent
         return self._scratch(step.step % 2, step.chunk, hi - lo, kind)
 
     def _arrived(self, step: RingStep, into: Array) -> None:
@@ -223,8 +225,8 @@ class _Ring:
             self._reduce(step, lo, hi, into)
 
     def _reduce(self, step: RingStep, lo: int, hi: int, into: Array) -> None:
-        """Add our elements to those received; at the last step the segment is finished, and
-        ours.
+        """Add this rank's elements to the received ones. After the last step the segment is
+        complete and belongs to this rank.
         """
         mine = self.data.read(lo, hi)
         last = step.step == self.size - 2
@@ -235,7 +237,7 @@ class _Ring:
             came = kernels.opened(into, self.dtype, self.scale) if step.step == 0 else into
             mine = kernels.opened(mine, self.dtype, self.scale)
             if not last:
-                kernels.combine_into(came, came, mine, self.op)  # in place: it is in the cache
+                kernels.combine_into(came, came, mine, self.op)  # in place, as it is in the cache
                 self.partials[step.chunk] = came
                 return
             total = self._result(lo, hi, step.chunk)
@@ -265,8 +267,8 @@ class _Ring:
 
 
 def allgather(link: Link, parts: Sequence[Array]) -> None:
-    """Every rank's part (uint8; our own is in place already) on all ranks, passed on around the
-    ring.
+    """Gather every rank's part (uint8) on all ranks, around the ring. This rank's own part must be
+    in place already.
     """
     size, right, left = link.size, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for step in range(size - 1):

@@ -1,4 +1,4 @@
-"""One rank's data on all ranks, and the barrier.
+"""Broadcast, and the barrier.
 
 Small data go down a binomial tree, ``log2(size)`` latencies: Thakur, Rabenseifner and Gropp,
 "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Large data go
@@ -21,9 +21,9 @@ CHUNK = 1 << 18
 
 
 def broadcast(link: Link, data: Array, root: int) -> None:
-    """``root``'s ``data`` (uint8) on every rank, down a binomial tree."""
+    """Copy ``root``'s ``data`` (uint8) to every rank, down a binomial tree."""
     size = link.size
-    place = (link.rank - root) % size  # the root is at place 0
+    place = (link.rank - root) % size  # the root has place 0
     bit = 1
     while bit < size:
         if place & bit:
@@ -38,8 +38,8 @@ def broadcast(link: Link, data: Array, root: int) -> None:
 
 
 def pipelined_broadcast(link: Link, data: Array, root: int) -> None:
-    """The same along a chain of all ranks that starts at ``root``: a chunk is passed on while the
-    next one comes.
+    """Copy ``root``'s ``data`` (uint8) to every rank, along a chain that starts at ``root``: a rank
+    forwards one chunk while it receives the next.
     """
     size = link.size
     place = (link.rank - root) % size
@@ -58,7 +58,7 @@ def pipelined_broadcast(link: Link, data: Array, root: int) -> None:
 
 
 def barrier(link: Link) -> None:
-    """Nobody leaves before the last one has come."""
+    """Wait until all ranks have come."""
     token, seen = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
     step = 1
     while step < link.size:
