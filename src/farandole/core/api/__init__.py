@@ -1,1 +1,1 @@
-"""The common part of all frameworks: the public collectives, written once."""
+"""The public collectives and helpers, shared by all frameworks."""

@@ -1,6 +1,4 @@
-"""numpy arrays as what collectives are about: for frameworks whose tensors come and go as
-arrays.
-"""
+"""A binding to numpy arrays, for frameworks whose tensors are exchanged as arrays."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _DTYPES = {dtype.value: dtype for dtype in DType}
-# What has no arithmetic here, but can be moved as something of its size.
+# Types without arithmetic here, moved as another type of the same size.
 _CARRIERS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64, "complex64": np.int64}
 
 
 class ArrayBinding:
-    """See ``contracts.Binding``. A bfloat16 array is one whose dtype has that name (ml_dtypes has
-    it).
-    """
+    """See ``contracts.Binding``. A bfloat16 array has a dtype of that name, as in ml_dtypes."""
 
     def buffer(self, tensor: Array) -> Buffer:
         dtype = _DTYPES.get(tensor.dtype.name)
@@ -57,9 +53,10 @@ class ArrayBinding:
 
 
 def carried(array: Array) -> Array:
-    """``array`` as something of its size that can be moved, if it cannot be reduced (uint16,
-    uint32, uint64, complex64): for collectives that do no arithmetic. ``.view(dtype)`` brings the
-    result back.
+    """Return a view of ``array`` with a dtype of the same size that can be moved, for the types
+    that cannot be reduced (uint16, uint32, uint64, complex64).
+
+    For collectives without arithmetic. ``.view(dtype)`` converts the result back.
     """
     carrier = _CARRIERS.get(array.dtype.name)
     return array if carrier is None else array.view(carrier)

@@ -1,4 +1,4 @@
-"""Lists of arrays from one rank to all."""
+"""Broadcasts of lists of arrays."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def broadcast_arrays(
     owners: Sequence[Any] = (),
     read: Callable[[Any], Array] = np.asarray,
 ) -> list[Array]:
-    """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list
-    on all ranks. Arrays of objects (strings) travel pickled, behind it.
+    """Return ``root_rank``'s arrays on every rank, sent in one piece.
 
-    ``owners``: the variables that will hold the results, if they can be read with ``read`` at the
-    end of the job. Raises ValueError on all ranks, naming the first difference, when shapes or
-    types differ.
+    ``arrays``: any types and layouts; the same list on all ranks. Arrays of objects (strings) are
+    pickled and sent separately. ``owners``: the variables that will hold the results, if they can
+    be read with ``read`` at the end of the job. Raises ValueError on all ranks, with the first
+    difference, if shapes or types differ.
     """
     engine = context.engine(process_set)
     root = place_of(root_rank, process_set)
@@ -61,10 +61,11 @@ def broadcast_arrays(
 def check_same_variables(
     rows: Sequence[Row], columns: Sequence[str] = (), process_set: ProcessSet = WORLD
 ) -> None:
-    """Raise ValueError on all ranks if their variables differ: by name they would wait for each
-    other for ever, by place they would take each other's.
+    """Raise ValueError on all ranks if their variables differ.
 
-    ``rows``: of each variable its name, and what else must be the same, which ``columns`` names.
+    Otherwise collectives by name would wait forever, and collectives by position would mix up
+    variables. ``rows``: for each variable its name and the properties that must be the same;
+    ``columns``: the names of these properties.
     """
     if context.engine(process_set).size > 1:
         tables = allgather_object([*rows], process_set=process_set)
@@ -76,7 +77,7 @@ def check_same_variables(
 def _unpacked(
     arrays: Sequence[Array], flat: Array, root_rank: int, process_set: ProcessSet
 ) -> list[Array]:
-    """``flat`` cut into arrays like ``arrays``; those of objects are broadcast here."""
+    """Cut ``flat`` into arrays like ``arrays``. Arrays of objects are broadcast here."""
     objects = [array for array in arrays if array.dtype.hasobject]
     told = iter(broadcast_object(objects, root_rank, process_set=process_set) if objects else ())
     results, begin = [], 0
@@ -84,7 +85,7 @@ def _unpacked(
         if array.dtype.hasobject:
             results.append(next(told))
             continue
-        # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned
+        # a copy, as a piece may begin anywhere, and frameworks require alignment
         results.append(
             flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy()
         )
@@ -95,8 +96,8 @@ def _unpacked(
 def _unchanged(
     owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
 ) -> Callable[[], bool | None]:
-    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all
-    are. Of objects nobody knows.
+    """Return a function that tells whether ``owners`` still hold ``values``. Deleted owners do not
+    count; it returns None if all are deleted. Objects are not compared.
     """
     pairs = [
         (owner, value)
@@ -109,7 +110,7 @@ def _unchanged(
         there = [(owner, number) for find, number in held if (owner := find()) is not None]
         try:
             return all(digest(read(owner)) == number for owner, number in there) if there else None
-        except Exception:  # the framework is ending, too
+        except Exception:  # the framework is shutting down, too
             return None
 
     return unchanged

@@ -1,4 +1,4 @@
-"""The names of every framework's module, whatever its tensors are: the job, process sets, the
+"""Names in every framework's module that do not depend on its tensors: the job, process sets and
 operations.
 """
 
@@ -43,7 +43,7 @@ Product = ReduceOp.PRODUCT
 
 
 class _Basics:
-    """The object that programs reach for behind ``hvd.mpi_ops._basics``."""
+    """The object that programs expect as ``hvd.mpi_ops._basics``."""
 
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:

@@ -1,5 +1,5 @@
-"""Libraries and devices to run on. Horovod answers these from how it was compiled; here nothing is
-compiled.
+"""Queries for libraries and devices. In Horovod the answers depend on its compilation; here nothing
+is compiled.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ _DISABLED = "Horovod MPI is not enabled; Please make sure it's installed and ena
 
 
 def mpi_built() -> bool:
-    """Can jobs be started with mpirun?"""
-    import shutil  # here: it loads three kinds of compression
+    """Return whether jobs can be started with mpirun."""
+    import shutil  # imported here: it loads three compression modules
 
     return "mpi" in registry.names("launcher") and shutil.which("mpirun") is not None
 
 
 def mpi_enabled() -> bool:
-    """Was this job started with mpirun?"""
+    """Return whether this job was started with mpirun."""
     return context.takes_part() and context.connection().launcher == "mpi"
 
 
 def mpi_threads_supported() -> bool:
-    """May threads of the program call MPI? Afterwards it is initialised, and
-    ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job, and others after ``init(comm=...)`` with a
-    part of them. Raises ValueError where it has not, as in a job that was not started with mpirun.
+    """Return whether threads of the program may call MPI.
+
+    Afterwards MPI is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job; after
+    ``init(comm=...)`` with some of them, it has further ranks. Raises ValueError if it has not, as
+    in a job that was not started with mpirun.
     """
     context.settings()
     if not mpi_enabled():
@@ -35,7 +37,7 @@ def mpi_threads_supported() -> bool:
     import importlib.util
 
     if importlib.util.find_spec("mpi4py") is None:
-        return True  # nothing here calls MPI, and the program cannot
+        return True  # neither this package nor the program can call MPI
     from farandole.job.bootstrap import mpi, peer_hosted_store
 
     part = isinstance(peer_hosted_store.current_bootstrap(), mpi.MpiPartBootstrap)
@@ -50,20 +52,20 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Can jobs run without MPI? Always."""
+    """Return True: jobs can always run without MPI."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Does this job run without MPI?"""
+    """Return whether this job runs without MPI."""
     return not mpi_enabled()
 
 
 def ddl_built() -> bool:
-    """False: there is no DDL here."""
+    """Return False: DDL is not supported."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: there is no oneCCL here."""
+    """Return False: oneCCL is not supported."""
     return False

@@ -1,9 +1,9 @@
-"""The public collectives, once for every framework: a form (blocking, asynchronous, in place,
-grouped) is a few lines over the verbs of ``core/api/ops``.
+"""The public collectives of all frameworks. Each form (blocking, asynchronous, in place, grouped)
+takes a few lines over the methods in ``core/api/ops``.
 """
 
 # mypy: disable-error-code="no-any-return"
-# ... for the verbs take and give anything: what belongs together is said here.
+# The methods of ``Verbs`` take and return Any; the annotations here relate the two.
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from farandole.errors import HorovodInternalError
 from farandole.job import context
 from farandole.job.context import ProcessSet
 
-Given = TypeVar("Given")  # what a framework's functions take
-Made = TypeVar("Made")  # what they give
+Given = TypeVar("Given")  # the tensors that a framework's functions take
+Made = TypeVar("Made")  # the tensors that they return
 _NOTHING = np.empty(0, dtype=np.uint8)
 _JOIN = Entry(
     Request("join", Kind.JOIN, DType.UINT8, (0,)), Buffer(_NOTHING, _NOTHING, DType.UINT8)
@@ -47,10 +47,11 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> Made:
-        """The reduction of every rank's ``tensor``, as a new tensor of its shape and type.
+        """Return the reduction of every rank's ``tensor``, as a new tensor of the same shape and
+        type.
 
-        Any shape; shape and type must be the same on all ranks. All ranks get the same bits.
-        float16 and bfloat16 are summed in float32, and rounded once.
+        The tensor may have any shape; shape and type must be the same on all ranks. All ranks get
+        the same bits. float16 and bfloat16 are summed in float32, and rounded once.
         """
         engine = engine_of(process_set, "Allreduce")
         tensor, token = compression.compress(tensor)
@@ -71,8 +72,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``allreduce``, and return a handle (an int) at once. ``synchronize(handle)`` gives
-        the new tensor.
+        """Start ``allreduce``, and return a handle (an int) at once. ``synchronize(handle)``
+        returns the new tensor.
         """
         engine = engine_of(process_set, "Allreduce")
         reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
@@ -90,7 +91,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> Made:
-        """``allreduce`` in place: overwrites ``tensor``, and returns it."""
+        """Run ``allreduce`` in place: overwrite ``tensor`` and return it."""
         engine = engine_of(process_set, "Allreduce")
         reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
         entry = self._allreduce(engine, tensor, reduction, name)
@@ -107,7 +108,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``allreduce_``, and return a handle. The tensor must not be touched until
+        """Start ``allreduce_``, and return a handle. The tensor must not be used until
         ``synchronize(handle)``.
         """
         engine = engine_of(process_set, "Allreduce")
@@ -127,8 +128,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> list[Made]:
-        """``allreduce`` of several tensors as one unit: none goes before all are there. A list of
-        new tensors.
+        """Reduce several tensors as one unit, and return a list of new tensors. The exchange starts
+        when all tensors are ready.
         """
         pairs = [compression.compress(tensor) for tensor in tensors]
         handle = self.grouped_allreduce_async(
@@ -157,7 +158,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``grouped_allreduce``: one handle for all tensors."""
+        """Start ``grouped_allreduce``, and return one handle for all tensors."""
         engine = engine_of(process_set, "Allreduce")
         tensors = list(tensors)
         reduction = reduction_of(reduce_op(average, op), prescale_factor, postscale_factor)
@@ -175,7 +176,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> list[Made]:
-        """``grouped_allreduce`` in place: overwrites ``tensors``, and returns them as a list."""
+        """Run ``grouped_allreduce`` in place: overwrite ``tensors`` and return them as a list."""
         return self.synchronize(
             self.grouped_allreduce_async_(
                 tensors, average, name, op, prescale_factor, postscale_factor, process_set
@@ -193,8 +194,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``grouped_allreduce_``: one handle for all tensors, which must not be touched until
-        ``synchronize``.
+        """Start ``grouped_allreduce_``, and return one handle for all tensors, which must not be
+        used until ``synchronize(handle)``.
         """
         engine = engine_of(process_set, "Allreduce")
         tensors = list(tensors)
@@ -210,10 +211,11 @@ class Collectives(Verbs, Generic[Given, Made]):
     def allgather(
         self, tensor: Given, name: str | None = None, process_set: ProcessSet = WORLD
     ) -> Made:
-        """Every rank's ``tensor``, one below the other in rank order, as a new tensor.
+        """Return every rank's ``tensor``, concatenated along the first dimension in rank order, as
+        a new tensor.
 
-        At least one dimension. The first may differ from rank to rank, the others and the type may
-        not.
+        The tensor needs at least one dimension. The first one may differ between ranks; the other
+        dimensions and the type must be the same.
         """
         engine = engine_of(process_set, "Allgather")
         return self._run(
@@ -233,14 +235,14 @@ class Collectives(Verbs, Generic[Given, Made]):
     def grouped_allgather(
         self, tensors: Iterable[Given], name: str | None = None, process_set: ProcessSet = WORLD
     ) -> list[Made]:
-        """``allgather`` of several tensors as one unit. A list of new tensors."""
+        """Gather several tensors as one unit, and return a list of new tensors."""
         return self.synchronize(self.grouped_allgather_async(tensors, name, process_set))
 
     @collective("rows")
     def grouped_allgather_async(
         self, tensors: Iterable[Given], name: str | None = None, process_set: ProcessSet = WORLD
     ) -> int:
-        """Start ``grouped_allgather``: one handle for all tensors."""
+        """Start ``grouped_allgather``, and return one handle for all tensors."""
         engine = engine_of(process_set, "Allgather")
         tensors = list(tensors)
         entries = self._grouped(engine, Kind.ALLGATHER, tensors, name)
@@ -253,8 +255,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> list[Made]:
-        """``grouped_allgather`` of the parts of a sparse tensor, for frameworks: ranks agree on its
-        ``dense_shape``, where they know it.
+        """Run ``grouped_allgather`` for the parts of a sparse tensor. For frameworks: the ranks
+        also compare ``dense_shape``, if they know it.
         """
         return self.synchronize(self.gather_rows_async(tensors, dense_shape, name, process_set))
 
@@ -265,7 +267,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``gather_rows``: one handle for all parts."""
+        """Start ``gather_rows``, and return one handle for all parts."""
         engine = engine_of(process_set, "Allgather")
         shape = tuple(int(length) for length in dense_shape)
         entries = self._grouped(engine, Kind.ALLGATHER, tensors, name, dense_shape=shape)
@@ -281,8 +283,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> Made:
-        """``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be the
-        same on all ranks.
+        """Return ``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be
+        the same on all ranks.
         """
         engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
         return self._run(engine, self._new, tensor, entry)
@@ -303,7 +305,7 @@ class Collectives(Verbs, Generic[Given, Made]):
     def broadcast_(
         self, tensor: Made, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
     ) -> Made:
-        """``broadcast`` in place: overwrites ``tensor``, and returns it."""
+        """Run ``broadcast`` in place: overwrite ``tensor`` and return it."""
         engine, entry = self._broadcast(tensor, root_rank, name, process_set)
         return self._run(engine, self._same, tensor, entry)
 
@@ -311,7 +313,7 @@ class Collectives(Verbs, Generic[Given, Made]):
     def broadcast_async_(
         self, tensor: Made, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
     ) -> int:
-        """Start ``broadcast_``, and return a handle. The tensor must not be touched until
+        """Start ``broadcast_``, and return a handle. The tensor must not be used until
         ``synchronize(handle)``.
         """
         engine, entry = self._broadcast(tensor, root_rank, name, process_set)
@@ -350,12 +352,12 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> Any:
-        """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
-        ``splits``).
+        """Distribute the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly
+        without ``splits``).
 
-        Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many
-        rows came from each rank (int32). Dimensions but the first, and the type, must be the same
-        on all ranks.
+        Return the rows that this rank received, in rank order. With ``splits``, return a pair:
+        these rows, and the number of rows from each rank (int32). All dimensions except the first,
+        and the type, must be the same on all ranks.
         """
         engine = engine_of(process_set, "Alltoall")
         entry = self._deal(engine, tensor, splits, name)
@@ -395,10 +397,10 @@ class Collectives(Verbs, Generic[Given, Made]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Made:
-        """This rank's rows of the reduction, as a new tensor.
+        """Return this rank's rows of the reduction, as a new tensor.
 
-        Shape and type must be the same on all ranks; at least one dimension. What ranks do not
-        divide goes one row each to the first ranks.
+        The tensor needs at least one dimension; shape and type must be the same on all ranks. If
+        the rows do not divide evenly, the first ranks get one more each.
         """
         engine = engine_of(process_set, "Reducescatter")
         tensor, token = compression.compress(tensor)
@@ -435,7 +437,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> list[Made]:
-        """``reducescatter`` of several tensors as one unit. A list of new tensors."""
+        """Reduce and scatter several tensors as one unit, and return a list of new tensors."""
         pairs = [compression.compress(tensor) for tensor in tensors]
         handle = self.grouped_reducescatter_async(
             [tensor for tensor, _ in pairs],
@@ -461,18 +463,18 @@ class Collectives(Verbs, Generic[Given, Made]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> int:
-        """Start ``grouped_reducescatter``: one handle for all tensors."""
+        """Start ``grouped_reducescatter``, and return one handle for all tensors."""
         engine = engine_of(process_set, "Reducescatter")
         tensors = list(tensors)
         reduction = reduction_of(reduce_op(None, op), prescale_factor, postscale_factor)
         entries = self._grouped(engine, Kind.REDUCESCATTER, tensors, name, reduction)
         return self._start(engine, self._scattered(engine), tensors, entries, True)
 
-    # The rest.
+    # Other functions.
 
     @documented("init", "set", "disagree")
     def barrier(self, process_set: ProcessSet = WORLD) -> None:
-        """Return when all ranks (of the set) have come here."""
+        """Wait until all ranks (of the set) have called this."""
         engine = engine_of(process_set, "Barrier")
         entry = Entry(
             Request("barrier.noname", Kind.BARRIER, DType.UINT8, (0,)),
@@ -490,26 +492,32 @@ class Collectives(Verbs, Generic[Given, Made]):
         ),
     )
     def join(self, device: int = -1) -> int:
-        """This rank has no more data: it takes part in the others' allreduces, with zeros for sums
-        and averages and what changes nothing for the other operations, until all ranks have joined.
-        The rank that joined last.
+        """Take part in the other ranks' allreduces without data, until all ranks have joined.
+        Return the rank that joined last.
+
+        A rank calls this when it has no more data. It contributes zeros to sums and averages, and
+        neutral elements to other operations.
         """
         engine = context.engine()
         context.leave_servers()
         last = int(engine.run((_JOIN,))[0])
         context.return_to_servers()
-        engine.numbers.restart()  # ranks came here by as many calls as each had data for
+        engine.numbers.restart()  # ranks have made as many calls as their data required
         return last
 
     @documented()
     def poll(self, handle: int) -> bool | None:
-        """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
+        """Return whether the collective behind ``handle`` is done. None if the handle is unknown or
+        was synchronized.
+        """
         pending = self._pending.get(handle)
         return None if pending is None else pending.handle.done()
 
     @documented("failed")
     def synchronize(self, handle: int) -> Any:
-        """Wait, and give the collective's output. None if there is no such handle (any more)."""
+        """Wait for the collective, and return its output. None if the handle is unknown or was
+        synchronized.
+        """
         pending = self._pending.pop(handle, None)
         if pending is None:
             return None
@@ -523,14 +531,14 @@ class Collectives(Verbs, Generic[Given, Made]):
         ]
 
     def when_done(self, handle: int, call: Callable[[], None]) -> None:
-        """Have ``call`` called once when ``poll(handle)`` becomes true (see ``Handle.when_done``):
-        it may ``synchronize(handle)``, which does not wait then.
+        """Call ``call`` once when ``poll(handle)`` becomes true (see ``Handle.when_done``). It may
+        call ``synchronize(handle)``, which then does not wait.
         """
         self._pending[handle].handle.when_done(call)
 
     def drive(self, handle: int) -> None:
-        """Wait until ``poll(handle)`` is true (or there is no such handle); this thread does the
-        work, if no other does. Raises nothing that the collective failed with.
+        """Wait until ``poll(handle)`` is true, or return at once for an unknown handle. This thread
+        runs the collective if no other thread does. Errors of the collective are not raised.
         """
         pending = self._pending.get(handle)
         if pending is not None:

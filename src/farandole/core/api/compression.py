@@ -1,4 +1,4 @@
-"""Compression of tensors before they travel."""
+"""Compression of tensors before they are sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from farandole.base.types import DType
 
 
 class Compressor:
-    """Users may subclass this: ``compress`` gives the tensor to send and whatever ``decompress``
-    needs to know.
+    """A compression, which users may subclass: ``compress`` returns the tensor to send and a
+    context for ``decompress``.
     """
 
     @staticmethod
@@ -22,11 +22,11 @@ class Compressor:
         raise NotImplementedError("a Compressor must define decompress(tensor, context) -> tensor")
 
 
-Compressing = type[Compressor] | Compressor  # what functions take as ``compression``
+Compressing = type[Compressor] | Compressor  # the type of ``compression`` arguments
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -38,8 +38,8 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` says which, and
-    its binding.
+    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` sets the type
+    and the binding.
     """
 
     binding: ClassVar[Binding]

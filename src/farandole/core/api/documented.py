@@ -1,9 +1,9 @@
-"""Docstrings of public functions, completed from one glossary: an argument means the same in every
-framework.
+"""Completes docstrings of public functions from one glossary: an argument has the same meaning in
+every framework.
 
-What is particular to a function stands in its docstring; what it shares with others (arguments,
-errors) is added here. ``tests/test_api_pages.py`` makes docs/api/ of the result, and checks that no
-argument is left without a word.
+The specifics of a function are in its docstring; shared arguments and errors are added here.
+``tests/test_api_pages.py`` generates docs/api/ from the result, and checks that every argument is
+described.
 """
 
 from __future__ import annotations
@@ -88,12 +88,14 @@ _COLLECTIVE = ("init", "disagree", "set", "type")
 
 
 def documented(*raises: str, example: str = "", **arguments: str) -> Callable[[F], F]:
-    """A decorator: completes a docstring with every argument (``arguments``: what the glossary does
-    not have, or has otherwise), what is raised (keys of ``RAISES``, or texts), and an example.
+    """Return a decorator that completes a docstring with every argument, the errors and an example.
+
+    ``arguments``: descriptions that override or extend the glossary; ``raises``: keys of
+    ``RAISES``, or texts.
     """
 
     def complete(function: F) -> F:
-        if function.__doc__ is None:  # python -OO
+        if function.__doc__ is None:  # with python -OO
             return function
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -122,13 +124,15 @@ def documented(*raises: str, example: str = "", **arguments: str) -> Callable[[F
 
 
 def collective(*raises: str, example: str = "", **arguments: str) -> Callable[[F], F]:
-    """``documented``, for what all ranks call together."""
+    """Return the decorator ``documented`` for functions that all ranks must call."""
     return documented(*_COLLECTIVE, *raises, example=example, **arguments)
 
 
 def like(other: Callable[..., Any]) -> Callable[[F], F]:
-    """A decorator: signature and docstring of ``other``, which is the same to users (the first line
-    may stand here once more, for editors that do not run the program).
+    """Return a decorator that adopts the signature and docstring of ``other``, an equivalent
+    function for users.
+
+    A repeated first line in the decorated function serves editors that do not run the program.
     """
 
     def take_over(function: F) -> F:

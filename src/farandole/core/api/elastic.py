@@ -1,8 +1,8 @@
-"""The loop of elastic programs: synchronise the state, train, and begin anew when ranks have
+"""The loop of elastic programs: synchronise the state, train, and start again when ranks have
 changed.
 
-Jobs have a fixed size so far, so ``run`` begins anew only when the program itself says that hosts
-have changed.
+Jobs have a fixed size so far, so ``run`` starts again only when the program itself reports that
+hosts have changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIXED = (
 
 
 class HostUpdateResult(IntFlag):
-    """How the set of hosts changed."""
+    """Kinds of changes in the set of hosts."""
 
     no_update = 0
     removed = 1
@@ -34,13 +34,13 @@ class HostUpdateResult(IntFlag):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for ``train(state, ...)``: takes over rank 0's state on all ranks, then trains.
+    """Decorate ``train(state, ...)`` so that it starts from rank 0's state on all ranks.
 
     ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is
-    called. Returns what the function returns. HorovodInternalError ends the job: nobody would take
-    the place of the rank that was lost. HostsUpdatedInterrupt (the program called
-    ``state.on_hosts_updated``) initialises the same ranks anew, with their process sets, calls the
-    state's reset callbacks, and trains on.
+    called. Returns the result of the function. HorovodInternalError ends the job, as a lost rank is
+    not replaced. HostsUpdatedInterrupt (the program called ``state.on_hosts_updated``) initialises
+    the same ranks again, with their process sets, calls the state's reset callbacks, and continues
+    training.
     """
 
     @functools.wraps(func)
@@ -53,8 +53,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """``run`` with a ``reset`` of one's own, which is also called (after ``state.restore()``) when
-    a collective has failed with HorovodInternalError.
+    """Decorate like ``run``, with a custom ``reset``. It is also called, after ``state.restore()``,
+    when a collective has failed with HorovodInternalError.
     """
 
     @functools.wraps(func)
@@ -88,6 +88,6 @@ def _loop(
         state.on_reset()
 
 
-@functools.cache  # once
+@functools.cache  # logged once
 def _say_fixed(size: int) -> None:
     logger.warning(FIXED, size, "" if size == 1 else "s")

@@ -1,5 +1,5 @@
-"""``gather``: an alltoall whose rows all go to one rank, with the gradient that an alltoall has in
-a framework.
+"""``gather``: an alltoall with a single receiving rank. Its gradient is that alltoall's in the
+framework.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from farandole.job.context import ProcessSet
 
 def _rows(tensor: Any) -> Any:
     shape: Any = getattr(tensor, "shape", ())
-    return shape[0] if len(shape) else 0  # the alltoall says what is wrong with it
+    return shape[0] if len(shape) else 0  # the alltoall reports the error
 
 
 def gather_by(
     alltoall: Callable[..., Any], rows: Callable[[Any], Any] = _rows
 ) -> Callable[..., Any]:
-    """The ``gather`` of a framework with this ``alltoall``. ``rows(tensor)``: their number."""
+    """Return the ``gather`` of a framework with this ``alltoall``. ``rows(tensor)``: returns the
+    number of rows.
+    """
 
     @collective(
         "rows",
@@ -35,11 +37,11 @@ def gather_by(
     def gather(
         tensor: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
     ) -> Any:
-        """Every rank's rows on ``root_rank``, one below the other in rank order; no rows on all
-        others.
+        """Return every rank's rows on ``root_rank``, concatenated in rank order; no rows on other
+        ranks.
 
-        At least one dimension. The first may differ from rank to rank, the others and the type may
-        not.
+        The tensor needs at least one dimension. The first one may differ between ranks; the other
+        dimensions and the type must be the same.
         """
         size = engine_of(process_set, "Gather").size
         root = place_of(root_rank, process_set, "gather")
@@ -48,7 +50,7 @@ def gather_by(
                 f"gather received invalid root rank {root_rank} for provided process set of "
                 f"{counted(size, 'rank')}: give one of 0 to {size - 1}"
             )
-        # so that the ranks compare the root, also where there are no rows
+        # so that the ranks compare the root, even without rows
         splits = [ELSEWHERE] * size
         splits[root] = rows(tensor)
         label = None if name is None else f"gather.{name}"

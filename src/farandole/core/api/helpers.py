@@ -1,4 +1,4 @@
-"""Small things that programs for several ranks need, the same for every framework."""
+"""Helpers for programs with several ranks, the same in every framework."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from farandole.core.api.documented import documented
 from farandole.core.api.objects import broadcast_object
 from farandole.job import context
 
-# odd and without pattern: seeds of neighbouring ranks have nothing in common
+# odd and without a pattern, so that the seeds of neighbouring ranks are unrelated
 _STRIDE = 0x9E3779B97F4A7C15
-_SEEDS = 2**32  # numpy takes no larger ones
+_SEEDS = 2**32  # numpy accepts no larger seeds
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -28,7 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
     options="those of Python's print: sep, end, file, flush.",
 )
 def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) -> None:
-    """``print``, on rank 0 alone. Not collective: ranks that do not print go on at once."""
+    """Print on rank 0 only, or on other ``ranks``. Not collective: ranks that do not print continue
+    at once.
+    """
     size = context.size()
     if ranks != "all":
         odd = [rank for rank in ranks if rank not in range(size)]
@@ -41,7 +43,7 @@ def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) ->
 
 
 def seeding(example: str) -> Callable[[F], F]:
-    """``documented``, for the ``seed_everything`` of a framework."""
+    """Return the decorator ``documented`` for a framework's ``seed_everything``."""
     return documented(
         "init",
         "ValueError: seed is not a whole number from 0 to 2**32 - 1.",
@@ -51,7 +53,7 @@ def seeding(example: str) -> Callable[[F], F]:
 
 
 def saving(example: str, **arguments: str) -> Callable[[F], F]:
-    """``documented``, for the ``save`` of a framework."""
+    """Return the decorator ``documented`` for a framework's ``save``."""
     return documented(
         "init",
         "What rank 0's disk or serializer raises, on rank 0; RuntimeError with its text on the"
@@ -62,9 +64,11 @@ def saving(example: str, **arguments: str) -> Callable[[F], F]:
 
 
 def seeded(seed: int) -> int:
-    """Seed the generators that every program has, those of ``random`` and numpy, alike on all
-    ranks; returns a seed for this rank's own, from 0 to 2**32 - 1. It is never ``seed``: rank 0's
-    noise would repeat what models began with.
+    """Seed the generators of ``random`` and numpy, with the same seed on all ranks. Return a seed
+    for this rank's own generator, from 0 to 2**32 - 1.
+
+    The returned seed is never ``seed`` itself: rank 0's noise would repeat the initial values of
+    models. Raises ValueError for an invalid seed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
@@ -81,8 +85,9 @@ def seeded(seed: int) -> int:
     " rank"
 )
 def seed_everything(seed: int) -> np.random.Generator:
-    """Seed the global generators of Python and numpy alike on all ranks; returns a
-    ``numpy.random.Generator`` that is this rank's own, for what must differ: augmentation, noise.
+    """Seed the global generators of Python and numpy in the same way on all ranks. Return a
+    ``numpy.random.Generator`` with this rank's own seed, for values that must differ, such as
+    augmentation and noise.
     """
     return np.random.default_rng(seeded(seed))
 
@@ -94,9 +99,9 @@ def seed_everything(seed: int) -> np.random.Generator:
     example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
 )
 def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """``model.save`` by rank 0, whole or not at all: the file is replaced when the new one is on
-    the disk, so that a job that ends meanwhile leaves the old one. All ranks call it, and go on
-    when it is there.
+    """Save ``model`` on rank 0 with ``model.save``, atomically: the file is replaced once the new
+    one is on disk, so an interrupted job keeps the old one. All ranks must call this; they continue
+    when the file exists.
     """
     if os.path.splitext(path)[1] not in (".keras", ".h5", ".hdf5"):
         raise ValueError(
@@ -107,12 +112,11 @@ def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None
 
 
 def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) -> None:
-    """Have rank 0 write a file, whole or not at all; returns on all ranks when it is there.
-    Collective.
+    """Write a file on rank 0, atomically, and return on all ranks when it exists. Collective.
 
-    ``write`` is given another path, with the file's name in another folder. Whoever reads ``path``
-    meanwhile finds what was there before. Raises OSError or what ``write`` raised on rank 0; the
-    other ranks a RuntimeError that says what happened there.
+    ``write`` gets a temporary path with the same file name. Until the end, readers of ``path`` find
+    the earlier file. Raises OSError or the exception of ``write`` on rank 0, and a RuntimeError
+    with its text on the other ranks.
     """
     error: Exception | None = None
     if context.rank() == 0:
@@ -131,8 +135,8 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
 
 
 def _write_whole(write: Callable[[str], None], path: str) -> None:
-    """Write beside the place, and move it there when it is on the disk."""
-    import tempfile  # here: few programs save, and it loads shutil
+    """Write in a temporary folder next to the target, and move the file once it is on disk."""
+    import tempfile  # imported here: few programs save, and it loads shutil
 
     folder, name = os.path.split(os.path.abspath(path))
     mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask()
@@ -142,7 +146,7 @@ def _write_whole(write: Callable[[str], None], path: str) -> None:
         os.chmod(place, mode)
         _sync(place)
         os.replace(place, path)
-    _sync(folder)  # the name, too, is on the disk then
+    _sync(folder)  # makes the new name durable, too
 
 
 def _sync(path: str) -> None:

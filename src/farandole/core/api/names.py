@@ -1,8 +1,8 @@
 """The public names of the frameworks' modules, in groups.
 
-A module composes its ``__all__`` of these groups and of names that it alone has. Type checkers do
-not run ``listed``: they see the names that a module defines, imports by ``import name as name``,
-or has from ``import *``.
+A module composes its ``__all__`` of these groups and its own names. Type checkers do not run
+``listed``: they see names that a module defines, imports by ``import name as name``, or imports
+with ``import *``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOB = (
 )
 PROCESS_SETS = ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set")
 REDUCTIONS = ("Adasum", "Average", "Max", "Min", "Product", "Sum")
-# Horovod answers these from how it was compiled.
+# In Horovod the answers depend on its compilation.
 BUILT_FOR_ALL = (
     "ccl_built",
     "ddl_built",

@@ -1,4 +1,4 @@
-"""Python objects between ranks: cloudpickle in uint8 arrays."""
+"""Exchange of Python objects, pickled with cloudpickle into uint8 arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNSENT = (
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> T:
-    """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
+    """Return ``root_rank``'s ``obj`` on every rank. On that rank it is the same object."""
     engine = context.engine(process_set)
     root_rank = place_of(root_rank, process_set)
     label, serial = _label(engine, "broadcast_object", name)
@@ -64,7 +64,7 @@ def broadcast_object(
     example="scores = hvd.allgather_object({'rank': hvd.rank()})",
 )
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = WORLD) -> list[T]:
-    """Every rank's ``obj``, in rank order."""
+    """Return every rank's ``obj``, in rank order."""
     engine = context.engine(process_set)
     label, serial = _label(engine, "allgather_object", name)
     if engine.size == 1:
@@ -82,7 +82,9 @@ def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
 
 
 class _Unsent(NamedTuple):
-    """In place of an object that could not be pickled: the other ranks wait for something."""
+    """A replacement for an object that could not be pickled, because the other ranks wait for
+    one.
+    """
 
     why: str
 
@@ -95,8 +97,8 @@ def _agree_on_reading(
     serial: int,
     process_set: ProcessSet,
 ) -> None:
-    """Raise on all ranks if some could not unpickle what came: or they would go on without each
-    other.
+    """Raise ValueError on all ranks if any rank could not unpickle the object, so that no rank goes
+    on without the others.
     """
     text = "" if unread is None else f"{type(unread).__name__}: {unread}"
     message = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
@@ -114,9 +116,9 @@ def _agree_on_reading(
 
 
 def _pickled(obj: Any) -> tuple[Any, Exception | None]:
-    """What travels, and why it is not the object."""
+    """Return the pickled object; if pickling fails, a pickled ``_Unsent`` and the error."""
     from farandole.base.pickled import (
-        dumps,  # here: programs that exchange no objects do not pay for it
+        dumps,  # imported here: programs without objects need not load it
     )
 
     failed: Exception | None = None
@@ -137,7 +139,7 @@ def _loaded(data: Any) -> Any:
 
 
 def _sent(obj: Any, verb: str, rank: int) -> Any:
-    """``obj``, unless it stands for one that could not be pickled."""
+    """Return ``obj``. Raises ValueError if it replaces an object that could not be pickled."""
     if isinstance(obj, _Unsent):
         raise ValueError(f"{verb}: rank {rank} gave an object that cannot be sent, {obj.why}")
     return obj
@@ -155,7 +157,7 @@ def _gathered(data: Any, rank: int) -> Any:
 
 
 def _rank(place: int, process_set: ProcessSet) -> int:
-    """The rank among all of number ``place`` of the set."""
+    """Return the rank in the job of number ``place`` in the set."""
     return place if process_set is WORLD else (process_set.ranks or range(place + 1))[place]
 
 

@@ -1,5 +1,5 @@
-"""The parts of the public collectives (``core/api/collectives``): prepare the entries of a call,
-submit them, finish what came back. Frameworks differ in their ``Binding`` alone.
+"""The steps of the public collectives (``core/api/collectives``): prepare the entries of a call,
+submit them, and finish the results. Frameworks differ only in their ``Binding``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Finish = Callable[[Any, Buffer, Any], Any]
 
 WORLD = context.global_process_set
-ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank gets the rows
+ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank receives the rows
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
 
 
@@ -43,14 +43,14 @@ class Pending(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How values are combined: the operation, and the factors before and after it."""
+    """A reduction: the operation, and the factors before and after it."""
 
     op: ReduceOp = _SUM
     prescale: float = 1.0
     postscale: float = 1.0
 
 
-_MOVE = Reduction()  # of collectives that reduce nothing
+_MOVE = Reduction()  # for collectives that reduce nothing
 
 
 def reduction_of(op: ReduceOp, prescale: Any, postscale: Any) -> Reduction:
@@ -62,14 +62,14 @@ def reduction_of(op: ReduceOp, prescale: Any, postscale: Any) -> Reduction:
 
 
 class Verbs:
-    """Prepare, submit, finish: what all forms of all collectives are made of."""
+    """The steps shared by all forms of all collectives: prepare, submit, finish."""
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
-        self._last_read = -1  # the last handle that ``_unread_failures`` gave
-        # called with what is reduced into a new tensor
+        self._last_read = -1  # the last handle reported by ``_unread_failures``
+        # called with each tensor that is reduced into a new one
         self.on_reduced_copy: Callable[[Any], None] | None = None
         context.unread_failures.append(self._unread_failures)
 
@@ -92,7 +92,7 @@ class Verbs:
         return handle
 
     def _unread_failures(self) -> list[HorovodInternalError]:
-        """The errors of handles that nobody has synchronized, since this was last called."""
+        """Return the new errors of handles that were not synchronized."""
         failed = {
             handle: error
             for handle, pending in list(self._pending.items())
@@ -247,7 +247,7 @@ class Verbs:
 
 
 def _beside(buffer: Buffer) -> Buffer:
-    """The buffer with an ``out`` of its own."""
+    """Return the buffer with its own ``out``."""
     if isinstance(buffer, DeviceBuffer):
         return buffer.with_new_out()
     data, _, dtype = buffer
@@ -255,7 +255,7 @@ def _beside(buffer: Buffer) -> Buffer:
 
 
 def engine_of(process_set: ProcessSet, operation: str) -> Engine:
-    """The engine of a set; the error says which operation could not have it."""
+    """Return the engine of a set. Errors mention ``operation``."""
     if process_set is WORLD:
         return context.engine()
     check_process_set(process_set)
@@ -266,7 +266,7 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
 
 
 def check_process_set(process_set: ProcessSet) -> None:
-    """Raise TypeError for what is no set of ranks."""
+    """Raise TypeError if this is not a set of ranks."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by"
@@ -275,12 +275,12 @@ def check_process_set(process_set: ProcessSet) -> None:
 
 
 def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
-    """The number in the set of ``root``, a rank among all. Raises RequestError if it is not
-    in it.
+    """Return the number of ``root``, a rank in the job, in the set. Raises RequestError if it is
+    not a member, and TypeError if it is not an int.
     """
     try:
         root = operator.index(root)
-    except TypeError:  # size() / 2, say: inside a collective it would end the job
+    except TypeError:  # such as size() / 2; inside a collective it would end the job
         raise TypeError(f"root_rank={root!r} must be a rank, a whole number of type int") from None
     if process_set is WORLD:
         return root
@@ -294,11 +294,11 @@ def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -
 
 
 def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tuple[str, int]:
-    """The full name and, for unnamed calls, their number."""
+    """Return the full name and, for unnamed calls, their number."""
     label = f"{prefix}{kind.name.lower()}"
     if name is not None:
         return f"{label}.{name}", 0
-    # the root of a broadcast may well call it at another line than those who are given something
+    # the root of a broadcast may call it at another line than the receiving ranks
     return (
         f"{label}.noname",
         engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call(),
@@ -306,11 +306,13 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
 
 
 def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
-    """The operation that ``average`` (old) and ``op`` give together."""
+    """Return the operation selected by ``average`` (deprecated) and ``op``. Raises ValueError if
+    both are given.
+    """
     if op is None:
         if average is None:
             return _AVERAGE
-        # Average is 0, which would be a sum, and all others would be an average
+        # as a truth value, Average (0) would select a sum, and all other operations an average
         if isinstance(average, ReduceOp):
             raise ValueError(
                 f"average={average!r}: an operation goes by its name,"
@@ -330,8 +332,8 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def factor(value: Any, what: str) -> float:
-    """``value`` as a number that can be sent: a program may well have computed it with numpy or its
-    framework.
+    """Return ``value`` as a float. The program may have computed it with numpy or its framework.
+    Raises TypeError if it is not a known number.
     """
     if type(value) is float:
         return value
@@ -339,7 +341,7 @@ def factor(value: Any, what: str) -> float:
         if isinstance(value, str):
             raise TypeError
         return float(value)
-    # JAX and TensorFlow have errors of their own for values of a program
+    # JAX and TensorFlow raise their own errors for traced values
     except Exception as error:
         raise TypeError(
             f"{what}={value!r} must be a number that is known when this is called, such as 0.5: "
@@ -348,7 +350,9 @@ def factor(value: Any, what: str) -> float:
 
 
 def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
-    """Rows for each rank; who gets them all, if it is a gather, else -1."""
+    """Return the rows for each rank, and the root of a gather, else -1. Raises RequestError for
+    invalid splits.
+    """
     values = np.asarray(splits)
     if values.ndim != 1:
         raise RequestError(

@@ -13,12 +13,12 @@ from farandole.core.api.objects import broadcast_object
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
 
-REMOVED = 1  # how the set of hosts changed: a sum of this and ADDED
+REMOVED = 1  # changes in the set of hosts: REMOVED, ADDED, or their sum
 ADDED = 2
 
 
 class State:
-    """The common part of all states: commits, and news of hosts that come and go."""
+    """The common part of all states: commits, and notifications of added and removed hosts."""
 
     def __init__(
         self,
@@ -31,11 +31,13 @@ class State:
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Functions to call when the ranks have changed (to adapt the learning rate, say)."""
+        """Register functions to call when the ranks have changed, for example to adapt the learning
+        rate.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have changed, and are initialised anew."""
+        """Reset the state after the ranks have changed and were initialised again."""
         while not self._messages.empty():
             self._messages.get()
         self.reset()
@@ -43,18 +45,20 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take note that hosts came or went; ``check_host_updates`` tells all ranks. From any
-        thread.
+        """Record that hosts were added or removed; ``check_host_updates`` notifies all ranks.
+        Thread-safe.
         """
         self._messages.put((timestamp, int(update_res)))
 
     def commit(self) -> None:
-        """Save, and see whether hosts came or went."""
+        """Save, and check whether hosts were added or removed."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was told of a change. Collective."""
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified of a change.
+        Collective.
+        """
         last, changes = self._last_update, 0
         while not self._messages.empty():
             timestamp, change = self._messages.get()
@@ -66,26 +70,26 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
+        """Keep a copy of all values in memory."""
         raise NotImplementedError("a State must define save()")
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore the values of the last ``save``."""
         raise NotImplementedError("a State must define restore()")
 
     def sync(self) -> None:
-        """Take over everything from rank 0, and save it. Collective."""
+        """Adopt all values from rank 0, and save them. Collective."""
         raise NotImplementedError("a State must define sync()")
 
     def reset(self) -> None:
-        """Adapt to other ranks. Nothing to do unless a subclass has something."""
+        """Adapt to changed ranks. Subclasses may override this."""
 
 
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
-    An attribute is the very object that was given, until ``restore()``, or ``sync()`` on a rank
-    other than 0, puts a copy in its place.
+    An attribute is the object given by the program, until it is replaced with a copy by
+    ``restore()``, or by ``sync()`` on a rank other than 0.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class ObjectState(State):
         if self._saved:
             values = self._values()
             received = self._bcast_object(values)
-            if self._rank() == 0:  # a program may know its own objects by other names, too
+            if self._rank() == 0:  # the program may hold its own references to these objects
                 self._saved = values
                 return
             self._saved = received

@@ -1,5 +1,5 @@
-"""Nested containers (state dictionaries, say) taken apart into a skeleton and its tensors, and put
-together again.
+"""Decomposition of nested containers, such as state dictionaries, into a skeleton and tensors, and
+their reconstruction.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 
 class Leaf(NamedTuple):
-    """The place of a tensor."""
+    """A placeholder for a tensor."""
 
     number: int
 
 
 def take_apart(tree: Any, is_tensor: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """The tree with a ``Leaf`` in the place of each tensor, and the tensors. Looks into dicts,
+    """Return the tree with a ``Leaf`` in place of each tensor, and the tensors. Searches dicts,
     lists and tuples.
     """
     tensors: list[Any] = []
@@ -30,7 +30,7 @@ def take_apart(tree: Any, is_tensor: Callable[[Any], bool]) -> tuple[Any, list[A
 
 
 def put_together(skeleton: Any, tensors: Sequence[Any]) -> Any:
-    """The inverse of ``take_apart``."""
+    """Return the tree with its tensors, the inverse of ``take_apart``."""
 
     def walk(node: Any) -> Any:
         return tensors[node.number] if isinstance(node, Leaf) else _rebuilt(node, walk)
