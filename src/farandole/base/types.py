@@ -44,7 +44,7 @@ class DType(str, Enum):
 
     @property
     def is_half(self) -> bool:
-        """Whether this is a 16-bit float, which is summed in float32."""
+        """True for the 16-bit floats, which are summed in float32."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property

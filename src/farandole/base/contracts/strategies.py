@@ -106,7 +106,7 @@ class ExchangeContext(NamedTuple):
 
 
 class Encoding(Protocol):
-    """How the weights of one optimizer are sent between ranks. Each optimizer has its own."""
+    """Encoding of one optimizer's weights for exchanges. Each optimizer has its own."""
 
     slots: tuple[str, ...]  # strategy slots of the encoding, after the strategy's own
     push_codec: PushCodec | None  # for pushes to parameter servers

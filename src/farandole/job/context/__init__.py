@@ -1,7 +1,7 @@
-"""This process's place in the job: init, shutdown, rank and the rest.
+"""This process's place in the job: init, shutdown, rank and related calls.
 
-The one room that assembles store, transport and engine. Without a launcher ``init()`` gives one
-rank and no network.
+Only this package assembles store, transport and engine. Without a launcher, ``init()`` gives one
+rank and uses no network.
 """
 
 from farandole.job.context.exchanges import add_parameters_broadcast as add_parameters_broadcast

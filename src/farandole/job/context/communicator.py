@@ -1,4 +1,4 @@
-"""Communicators of mpi4py, which programs written for Horovod pass. Their processes are ranks of
+"""mpi4py communicators, which programs written for Horovod pass. Their processes are ranks of
 this job.
 """
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from farandole.job.config import Placement
 
-_part: list[int] | None = None  # of mpirun's ranks, if a list of some made this process's job
+_part: list[int] | None = None  # mpirun's ranks, if a list of some of them made this process's job
 
 
 def is_part(comm: Any, placement: Placement) -> bool:
-    """Does it hold other processes than all, in their order? Collective, where it is a
-    communicator.
+    """Return whether ``comm`` differs from all processes in rank order.
+
+    Collective if ``comm`` is a communicator.
     """
     global _part
     if hasattr(comm, "Get_group"):
@@ -25,7 +26,7 @@ def is_part(comm: Any, placement: Placement) -> bool:
 
 
 def check(comm: Any, placement: Placement) -> None:
-    """ValueError for a communicator that is not that of all ranks, in their order."""
+    """Raise ValueError for a communicator that is not all ranks in order."""
     if comm is None:
         return
     if hasattr(comm, "Get_group"):
@@ -43,7 +44,7 @@ def check(comm: Any, placement: Placement) -> None:
             f"Invalid type of argument comm: {type(comm)}. It must be None, a list of ranks or an"
             " mpi4py comm"
         )
-    # after shutdown() programs say again what they said
+    # After shutdown(), programs pass the same list again.
     if list(comm) not in (list(range(placement.size)), _part):
         raise ValueError(
             f"init(comm={list(comm)}): this job has ranks 0 to {placement.size - 1}, and all of"
@@ -53,7 +54,8 @@ def check(comm: Any, placement: Placement) -> None:
 
 
 def members(comm: Any, rank: int) -> list[int]:
-    """The ranks of its processes in this job, where this one has ``rank``. All of them call
-    this.
+    """Return the ranks in this job of the communicator's processes; this process has ``rank``.
+
+    Collective over the communicator.
     """
     return sorted(comm.allgather(rank))

@@ -1,6 +1,4 @@
-"""What the environment of this process says of its job: who told it, and what another job has left
-there.
-"""
+"""The job according to this process's environment, and leftovers of an outer job there."""
 
 from __future__ import annotations
 
@@ -21,15 +19,17 @@ if TYPE_CHECKING:
 
 
 def forget_outer_job(env: MutableMapping[str, str]) -> None:
-    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it
-    inherits: it is no such rank, but one of a job of its own.
+    """Remove the outer job's variables if mpirun, srun or torchrun started this process within a
+    rank.
+
+    The process inherits that rank's variables, but belongs to a job of its own.
     """
     if ORIGIN not in env or not any(name in env for name in STARTERS):
         return
     from farandole.job.bootstrap.origin import origin
 
     if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
-        return  # or a container hides some of it
+        return  # or a container hides some of the origin
     torchruns = "TORCHELASTIC_RUN_ID" in env
     own = (FILES, ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH))
     for name in (*of_outer_job(env), *own):
@@ -42,20 +42,22 @@ def has_placement(env: Mapping[str, str]) -> bool:
 
 
 def find_cluster(env: Mapping[str, str]) -> ClusterJob | None:
-    """Return the cluster that has started this process; None if none did that is known here."""
-    from farandole.job import bootstrap  # here, so that jobs with a driver do not pay for it
+    """Return the cluster job that this process belongs to; None if no known launcher started it."""
+    from farandole.job import bootstrap  # imported here because jobs with a driver do not need it
 
     return bootstrap.find(env)
 
 
 def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
-    """For a process that is alone: what to say if it is a rank of a job or stands below one, and
-    what that was told was taken from the environment (``sudo``, ``env -i``, a container with a
-    clean one), or was too little; or "". Raises SettingsError if that contradicts itself.
+    """Return a warning for a process without a placement that seems to belong to a job; else "".
+
+    The process may be a rank, or a descendant of a rank, whose variables were removed (``sudo``,
+    ``env -i``, a container with a clean environment) or are incomplete. Raises SettingsError if
+    they contradict each other.
     """
     if has_placement(own):
         return ""
-    from farandole.job import bootstrap  # here, as in ``find_cluster``
+    from farandole.job import bootstrap  # imported here, as in ``find_cluster``
 
     bootstrap.check(own)
     if who := bootstrap.incomplete_placement(own):
@@ -71,7 +73,8 @@ def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
         if started := bootstrap.find(env):
             what = f"is rank {started.placement.rank} of {started.placement.size}"
             return _LOST.format(which, what, _NAMES[started.bootstrap.name])
-        if any(name in env for name in STARTERS):  # it stands alone, and what is below it, too
+        # it is outside the job, and so are its descendants
+        if any(name in env for name in STARTERS):
             return ""
         if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):
             return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
@@ -89,7 +92,7 @@ def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
 
 
 def check_rank(placement: Placement) -> None:
-    """Raise SettingsError for a rank that its job has no place for."""
+    """Raise SettingsError if the rank is not below the job's size."""
     if not 0 <= placement.rank < placement.size:
         raise SettingsError(
             f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of"
@@ -117,7 +120,7 @@ _UNKNOWN = (
 
 
 def _ancestors(proc: Path, pid: int = 0) -> Iterator[int]:
-    """Process ``pid`` (0: this one), and those above it that can be seen."""
+    """Yield process ``pid`` (0: this one) and its visible ancestors."""
     pid = pid or os.getpid()
     while pid > 1:
         yield pid
@@ -126,7 +129,7 @@ def _ancestors(proc: Path, pid: int = 0) -> Iterator[int]:
 
 
 def _environment(file: Path) -> dict[str, str]:
-    """That in which a process was started."""
+    """Return the environment with which a process was started."""
     return dict(text.decode("latin-1").partition("=")[::2] for text in _bytes(file).split(b"\0"))
 
 
@@ -137,5 +140,5 @@ def _words(file: Path) -> list[str]:
 def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # another user's, or it has ended
+    except OSError:  # another user's process, or it has ended
         return b""

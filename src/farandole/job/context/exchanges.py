@@ -1,4 +1,4 @@
-"""What this session has seen of training: parameters that all ranks were given, and exchanges."""
+"""Records of training in this session: broadcast parameters and exchanges."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from farandole.job.context import session
 if TYPE_CHECKING:
     from farandole.core.observe.exchanges import ExchangeCounts
 
-_WATCHED = 16  # broadcasts whose parameters are looked at once more at the end
+_WATCHED = 16  # broadcasts whose parameters are checked again at the end
 
 
 def add_parameters_broadcast(
     elements: int, unchanged: Callable[[], bool | None] | None = None
 ) -> None:
-    """All ranks were given the same parameters, so many numbers: training is expected to begin.
-    ``unchanged`` says at the end whether they are still the same, so that there was none; None if
-    it cannot know.
+    """Record that all ranks got the same parameters, ``elements`` numbers: training is expected to
+    begin.
+
+    ``unchanged`` is called at the end and returns whether the parameters are still the same, i.e.
+    there was no training; None if unknown.
     """
     counts = session.current().observers.exchange_counts
     counts.add_broadcast(elements)
@@ -27,20 +29,22 @@ def add_parameters_broadcast(
 
 
 def parameters_broadcast() -> int:
-    """How many numbers all ranks were given alike."""
+    """Return how many numbers all ranks got from broadcasts."""
     return session.current().observers.exchange_counts.broadcast
 
 
 def largest_exchange(*, by_program: bool = False) -> int:
-    """How many numbers the largest piece had that ranks have put together; ``by_program``: not by
-    an optimizer.
+    """Return the size in numbers of the largest reduced piece; ``by_program`` excludes
+    optimizers.
     """
     counts = session.current().observers.exchange_counts
     return counts.by_program if by_program else counts.exchanged
 
 
 def exchanges_no_gradients() -> bool:
-    """Did the ranks begin alike, and exchange no gradients since?"""
+    """Return whether the ranks started with equal parameters and have exchanged no gradients
+    since.
+    """
     return session.current().observers.exchange_counts.no_gradients(session.size())
 
 
@@ -50,7 +54,8 @@ def exchange_counts() -> ExchangeCounts:
 
 
 def skip_exchange_check() -> None:
-    """Gradients are exchanged where the engine cannot see it, or the user was told already that
-    they are not.
+    """Disable the check for exchanged gradients.
+
+    For gradients that are exchanged outside the engine, and for users who were already warned.
     """
     session.current().observers.exchange_counts.skipped = True

@@ -1,6 +1,4 @@
-"""The beginning and the end of a session: ``init``, ``shutdown``, and what happens at exit and
-after a fork.
-"""
+"""The start and end of a session: ``init``, ``shutdown``, and the handling of exit and fork."""
 
 from __future__ import annotations
 
@@ -38,13 +36,15 @@ from farandole.job.context.session import JobSession
 from farandole.job.context.set_engines import SetEngines
 from farandole.job.report import reporter
 
-# each returns the failures since it was last called that the program has not asked for
+# Each callable returns the failures since its last call that the program has not retrieved.
 unread_failures: list[Callable[[], list[HorovodInternalError]]] = []
 
 
 class JobEnd(NamedTuple):
-    """A job that this rank leaves without a failure. ``unread``: the errors of asynchronous
-    collectives that the program never waited for, by framework.
+    """A job that this rank leaves without a failure.
+
+    ``unread`` are the errors of asynchronous collectives that the program never waited for, by
+    framework.
     """
 
     rank: int
@@ -53,22 +53,22 @@ class JobEnd(NamedTuple):
     unread: Sequence[Sequence[HorovodInternalError]]
 
 
-end_checks: list[Callable[[JobEnd], None]] = []  # of the room ``checks``
+end_checks: list[Callable[[JobEnd], None]] = []  # registered by the package ``checks``
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when
-    already done.
+    """Join the job; afterwards ``rank()``, ``size()`` and the collectives work. Repeated calls do
+    nothing.
 
     ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to
-    add some later. ``comm``: None, or all ranks in their order, as a list or mpi4py communicator;
-    by mpirun also some: they call this. Raises RendezvousError naming the ranks that did not come
-    within ``--start-timeout`` seconds.
+    add some later. ``comm``: None, or all ranks in order, as a list or mpi4py communicator; with
+    mpirun also a subset of the ranks, which must all call this. Raises RendezvousError naming the
+    ranks that did not arrive within ``--start-timeout`` seconds.
     """
     with session.lock:
         if session.takes_part():
             return
-        session.end()  # that of a parent process, in one that was forked off
+        session.end()  # in a forked process, the parent's session
         environment.forget_outer_job(os.environ)
         placement, connection, settings = _find_job(comm)
         note_ignored()
@@ -84,13 +84,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             for process_set in process_sets or ():
                 register(process_set)
         except BaseException:
-            shutdown()  # the next init() is to register what it is given
+            shutdown()  # so that a later init() registers its own sets
             raise
 
 
 def _find_job(comm: Any) -> tuple[Placement, Connection, Settings]:
-    """Return what the environment says of this process, and, where a cluster started it without a
-    driver, what its ranks have agreed on.
+    """Return the job from this process's environment.
+
+    If a cluster started the process without a driver, the ranks' agreed values are included.
     """
     placement = Placement.from_env()
     connection = Connection.from_env()
@@ -125,7 +126,7 @@ def _connect(placement: Placement, connection: Connection, settings: Settings) -
     has_store = connection.store or placement.size > 1
     client = session.open_store(placement, connection) if has_store else None
     session.count_session(placement, client)
-    # a driver is told how this rank ends, also if it is the only one
+    # The driver is notified of the end of this rank even if it is the only rank.
     if client is None or placement.size == 1:
         return shm.connect(0, 1, "", session.session_id())
     return wiring.connect(placement, connection, settings, client, session.session_id())
@@ -174,7 +175,8 @@ def shutdown() -> None:
     forget_all()
     if ended is None:
         return
-    handles = sys.exc_info()[0] is not None  # an exception, which it may raise again or not
+    # whether an exception is being handled, which may or may not be raised again
+    handles = sys.exc_info()[0] is not None
     failed = reporter.failed()
     if servers is not None:
         servers.say_bye(failed)
@@ -202,7 +204,7 @@ def _leave() -> None:
     if bootstrap is not None:
         bootstrap.leave(failed=reporter.failed())
     store = session.store()
-    if store is not None:  # where warnings are shown, Python would tell of an open socket
+    if store is not None:  # otherwise Python may warn about an open socket
         store.close()
 
 

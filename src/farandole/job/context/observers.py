@@ -1,5 +1,5 @@
-"""Who watches the engine of this process: the gradient check and, as settings say, stall check,
-timeline, autotune.
+"""The observers of this process's engines: the gradient check and, if enabled, stall check,
+timeline and autotune.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.core.observe.timeline import Timeline
 
-_LONGEST_DELAY = 5.0  # seconds before a rank connects to the store for the stall check
+# seconds of random delay before a rank connects to the store for the stall check
+_LONGEST_DELAY = 5.0
 _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 
 
 class Observers:
-    """From ``init`` to ``shutdown``."""
+    """The observers of a session, from ``init`` to ``shutdown``."""
 
     def __init__(
         self,
@@ -39,8 +40,8 @@ class Observers:
         client: StoreClient | None,
         scope: str = "",
     ) -> None:
-        """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError
-        if a file cannot be written.
+        """``scope`` separates this session's entries in the store from those after another
+        ``init``. Raises SettingsError if a file cannot be written.
         """
         self._settings = settings
         self._rank = placement.rank
@@ -49,7 +50,8 @@ class Observers:
         self._client = client
         self._tuner = self._tuner_of(placement, settings)
         if settings.timeline:
-            from farandole.core.observe.timeline import (  # here: most jobs write none
+            # imported here because most jobs write none
+            from farandole.core.observe.timeline import (
                 Timeline,
                 ahead,
             )
@@ -76,14 +78,16 @@ class Observers:
             )
 
     def _waiting(self) -> list[Waiting]:
-        """The waiting collectives of this rank, over all engines."""
+        """Return the waiting collectives of this rank, over all engines."""
         return [wait for check in list(self._stall_checks) for wait in check.now()]
 
     def of(
         self, transport: Transport, ranks: Sequence[int] = (), prefix: str = ""
     ) -> list[Observer]:
-        """The observers of one engine. For that of a process set: its ranks' numbers in the job,
-        and the prefix of names in the timeline, where two sets may have a tensor of the same name.
+        """Return the observers of one engine.
+
+        For a process set's engine, ``ranks`` are its ranks in the job, and ``prefix`` precedes
+        names in the timeline, where two sets may have tensors with the same name.
         """
         observers: list[Observer] = [self.exchange_counts]
         if not self._settings.stall_check_disable:
@@ -95,21 +99,21 @@ class Observers:
         return observers
 
     def attach(self, engine: Engine) -> None:
-        """``engine`` is that of all ranks: the one to tune."""
+        """Attach the tuner to ``engine``, the engine of all ranks."""
         if self._tuner is not None:
             self._tuner.attach(engine)
             engine.observers.add(self._tuner)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Rank 0 writes to ``path``; the others, if they were told to write at all, to
-        ``path.rank<N>``.
+        """Start the timeline at ``path`` on rank 0, and at ``path.rank<N>`` on other ranks if
+        they write one.
         """
         if self.timeline is None:
             raise SettingsError(_NOT_ENABLED)
         self._start_timeline(path, mark_cycles, on=False)
 
     def _start_timeline(self, path: str, mark_cycles: bool, *, on: bool) -> None:
-        """``on``: what an earlier ``init`` has begun goes on."""
+        """Start the timeline. ``on`` continues the file of an earlier ``init``."""
         rank = self._rank
         if self.timeline is None or (rank and not self._settings.timeline_all_ranks):
             return
@@ -117,8 +121,10 @@ class Observers:
         self.timeline.start(path, mark_cycles=mark_cycles, on=on and self._begun(path))
 
     def _begun(self, path: str) -> bool:
-        """Has this rank begun the file before, in this job? From now on it has: also for another
-        program of the rank, for a shell script may run several.
+        """Return whether this rank has begun the file earlier in this job, and record that it has
+        now.
+
+        The record also covers other programs of the rank, because a shell script may run several.
         """
         path = os.path.abspath(path)
         if self._client is None:
@@ -136,7 +142,7 @@ class Observers:
         self.timeline.stop()
 
     def _tuner_of(self, placement: Placement, settings: Settings) -> Any:
-        """Rank 0's tuner, if one is asked for."""
+        """Return rank 0's tuner if autotuning is enabled, else None."""
         if not settings.autotune or placement.rank:
             return None
         if placement.size == 1:
@@ -158,7 +164,7 @@ class Observers:
 
 
 def wire_name(transport: Any) -> str:
-    """The name of this transport in activities: SHM, TCP, HIERARCHICAL ..."""
+    """Return the transport's name for activities: SHM, TCP, HIERARCHICAL, etc."""
     carrier = getattr(transport, "link", transport)
     module = type(carrier).__module__.split(".")
     return (
@@ -167,7 +173,9 @@ def wire_name(transport: Any) -> str:
 
 
 def note_ignored() -> None:
-    """Say once which variables of Horovod's installer are set: nothing is compiled here."""
+    """Log once which variables of Horovod's installer are ignored, because nothing is compiled
+    here.
+    """
     global _noted
     names = [] if _noted else built_for(os.environ)
     _noted = True
@@ -176,4 +184,4 @@ def note_ignored() -> None:
 
 
 _noted = False
-_begun: set[str] = set()  # files of a process that is alone in its job
+_begun: set[str] = set()  # timeline files begun by a process without a store

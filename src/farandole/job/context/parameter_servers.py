@@ -11,42 +11,46 @@ if TYPE_CHECKING:
     from farandole.core.ps.client import Servers
     from farandole.job.context.server_access import ServerAccess
 
-_access: ServerAccess | None = None  # of this session, once a strategy needs servers
-_kept: list[ServerAccess] = []  # of sessions that ended while an exception was handled
+_access: ServerAccess | None = None  # this session's access, once a strategy needs servers
+_kept: list[ServerAccess] = []  # from sessions that ended while an exception was handled
 
 
 def servers() -> Servers:
-    """The job's parameter servers; they are started when the first rank asks. Raises SettingsError
-    in a process that no launcher started, RendezvousError if they do not come.
+    """Return the job's parameter servers; the first request of a rank starts them.
+
+    Raises SettingsError in a process without a launcher, and RendezvousError if they do not start.
     """
     return access().open(session.store())
 
 
 def peer_server() -> PeerServer:
-    """What this rank shows of its weights to others. Raises SettingsError in a process that no
-    launcher started.
+    """Return the server that publishes this rank's weights to other ranks.
+
+    Raises SettingsError in a process without a launcher.
     """
     return access().peer(session.store())
 
 
 def leave_servers() -> None:
-    """This rank has no more data: ranks that exchange by parameter servers do not wait for it until
-    it pushes again.
+    """Mark this rank as out of data.
+
+    Ranks that exchange through parameter servers do not wait for this rank until it pushes again.
     """
     if session.size() > 1 and (store := session.store()) is not None:
         access().leave(store)
 
 
 def return_to_servers() -> None:
-    """All ranks have joined: this one may have data again."""
+    """Mark this rank as possibly having data again, after all ranks have joined."""
     if session.size() > 1 and (store := session.store()) is not None:
         access().come_back(store)
 
 
 def access() -> ServerAccess:
-    """Return the access of this session to servers; the first call makes it."""
+    """Return this session's access to servers; the first call creates it."""
     global _access
-    from farandole.job.context.server_access import ServerAccess  # here: a plain job has none
+    # imported here because a plain job has no servers
+    from farandole.job.context.server_access import ServerAccess
 
     with session.lock:
         if _access is None:
@@ -56,7 +60,7 @@ def access() -> ServerAccess:
 
 
 def take_access() -> ServerAccess | None:
-    """Return the access of a session that ends, for the last time; None if it has none."""
+    """Remove and return the access of an ending session; None if there is none."""
     global _access
     ended = _access
     _access = None
@@ -64,9 +68,7 @@ def take_access() -> ServerAccess | None:
 
 
 def keep_until_exit(ended: ServerAccess) -> None:
-    """Let servers of an ended session run on until the process ends: then it is known whether it
-    has failed.
-    """
+    """Keep an ended session's servers running until the process ends, when its success is known."""
     _kept.append(ended)
 
 
@@ -77,7 +79,7 @@ def close_kept(*, failed: bool) -> None:
 
 
 def forget_in_child() -> None:
-    """Leave the servers to the parent of this forked process."""
+    """Forget the servers in a forked process: they belong to its parent."""
     global _access
     _access = None
     _kept.clear()

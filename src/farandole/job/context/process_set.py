@@ -1,4 +1,4 @@
-"""Process sets: some of the ranks, which run collectives among themselves."""
+"""Process sets: subsets of the ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])``
+    """A subset of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])``
     before use.
 
-    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator. ``process_set_id``: its number
+    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator. ``process_set_id``: the set's id
     while it is registered, else None. ``ranks``: sorted global ranks; None until ``init()`` for a
-    communicator. Several ranks may each give their own communicator, as ``Split`` makes them.
+    communicator. Several ranks may each pass their own communicator, as made by ``Split``.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -55,18 +55,18 @@ class ProcessSet:
         return ranks
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return the number of ranks in the set."""
         return len(self._registered())
 
     def rank(self) -> int:
-        """This process's number among its ranks. Raises ValueError outside it."""
+        """Return this process's rank within the set. Raises ValueError outside the set."""
         ranks = self._registered()
         if session.rank() not in ranks:
             raise ValueError("Process is not part of provided process set.")
         return ranks.index(session.rank())
 
     def included(self) -> bool:
-        """Is this process one of its ranks?"""
+        """Return whether this process is in the set."""
         return session.rank() in self._registered()
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class ProcessSet:
 
 
 _registered: set[ProcessSet] = set()  # in this session
-# Optimizers outlive the engine of their process set: they go on with the next one.
+# Optimizers outlive the engine of their process set and continue with its next engine.
 _participants: WeakKeyDictionary[ProcessSet, WeakSet[Participant]] = WeakKeyDictionary()
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
@@ -92,9 +92,9 @@ def registered() -> list[ProcessSet]:
 
 
 def register(process_set: ProcessSet) -> None:
-    """Register ``process_set``, on all ranks, also where sets are not dynamic."""
+    """Register ``process_set`` on all ranks, even if sets are not dynamic."""
     sets = session.current().sets
-    if process_set.mpi_comm is not None:  # each rank may have one of its own
+    if process_set.mpi_comm is not None:  # each rank may have its own communicator
         process_set.ranks = communicator.members(process_set.mpi_comm, session.rank())
         process_set.process_set_id = sets.add_each(process_set.ranks)
     else:
@@ -106,21 +106,22 @@ def register(process_set: ProcessSet) -> None:
 
 
 def hand_over_participants(process_set: ProcessSet, engine: Engine) -> None:
-    """Have the optimizers of a process set take part in its new engine."""
+    """Make the optimizers of a process set participants of its new engine."""
     engine.participants = _participants.setdefault(process_set, engine.participants)
 
 
 def forget_all() -> None:
-    """Take the ids of all registered sets: their session has ended."""
+    """Clear the ids of all registered sets, because their session has ended."""
     while _registered:
         _registered.pop().process_set_id = None
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register ``process_set``, or a list of ranks, and return the set. All ranks must call this,
-    with the same sets in the same order; returns when all have.
+    """Register ``process_set``, or a list of ranks, and return the set.
 
-    Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
+    All ranks must call this with the same sets in the same order; the call returns when all have.
+    Raises ValueError for a set that is already registered, or without
+    HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
     _check_dynamic()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -129,13 +130,16 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def process_set_among(ranks: Sequence[int]) -> ProcessSet:
-    """The registered set of ``ranks``; it is registered if there is none yet, also where sets are
-    not dynamic. Called by all ranks, in the same order.
+    """Return the registered set of ``ranks``; register it first if needed, even if sets are not
+    dynamic.
+
+    All ranks must call this in the same order.
     """
     wanted = sorted(ranks)
     if wanted == process_sets()[0]:
         return global_process_set
-    for registered in _registered:  # the object itself, which hears when the set is taken back
+    # return the same object, whose id is cleared when the set is removed
+    for registered in _registered:
         if registered.ranks == wanted:
             return registered
     process_set = ProcessSet(wanted)
@@ -144,15 +148,19 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
 
 
 def messages_among(ranks: Sequence[int]) -> Messages | None:
-    """What sends messages among ``ranks``, past collectives; None on a rank outside. The same each
-    time, unless it has failed. Called by all ranks, in the same order.
+    """Return the message channel among ``ranks``, which is independent of collectives; None on a
+    rank outside.
+
+    Returns the same channel each time unless it has failed. All ranks must call this in the same
+    order.
     """
     return session.current().sets.messages(ranks)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all
-    ranks.
+    """Remove ``process_set`` on all ranks.
+
+    Returns False if it is not registered or is the set of all ranks.
     """
     _check_dynamic()
     number, sets = process_set.process_set_id, session.current().sets
@@ -165,7 +173,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_sets() -> dict[int, list[int]]:
-    """The registered sets: ranks by id."""
+    """Return the ranks of the registered sets by id."""
     return session.current().sets.all()
 
 
@@ -175,15 +183,15 @@ def unique_id(process_set: ProcessSet) -> int:
 
 
 def engines() -> list[Engine]:
-    """The engines of all process sets that this rank is in; none before ``init()``."""
+    """Return the engines of all process sets that include this rank; none before ``init()``."""
     return [] if session._current is None else session._current.sets.engines()
 
 
 def engine(process_set: ProcessSet = global_process_set) -> Engine:
-    """The engine of a set of ranks; of all, if none is given.
+    """Return the engine of a process set, by default of all ranks.
 
-    Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this
-    rank outside it.
+    Raises NotInitializedError before ``init()``, and RequestError if the set is not registered or
+    does not include this rank.
     """
     here = session._current or session.current()
     if process_set is global_process_set:

@@ -1,4 +1,4 @@
-"""Leaving the job and joining it again in the middle of training, with the same ranks."""
+"""Leaving and rejoining the job in the middle of training, with the same ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from farandole.job.context.lifecycle import init, shutdown
 
 
 def reinitialize() -> None:
-    """``shutdown()`` and ``init()``, with the process sets that are registered: the program's
-    objects stay valid. All ranks must call this. Whether a job learns is asked when it ends, and
-    this is not its end.
+    """Call ``shutdown()`` and ``init()`` with the registered process sets; the program's objects
+    stay valid.
+
+    All ranks must call this. The check for exchanged gradients belongs to the job's end and is
+    skipped here.
     """
     counts = exchanges.exchange_counts()
     so_far = copy.copy(counts)

@@ -1,5 +1,7 @@
-"""The job's parameter servers, as this process reaches them: processes that the driver starts when
-a rank first asks for them, or, where there is no driver, threads of rank 0.
+"""This process's access to the job's parameter servers.
+
+The driver starts them as processes on the first request of a rank; without a driver, they are
+threads of rank 0.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.core.gossip.peer_group import PeerServer
 
-# seconds for which rank 0 serves after its own end; the others train that long without it
+# Seconds for which rank 0 keeps serving after its own end; the other ranks can train that long
+# without it.
 AFTER = 3600.0
 
 
 class ServerAccess:
-    """``scope``: the id of this session."""
+    """Access to parameter servers and to a peer server; ``scope`` is the id of this session."""
 
     def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
         self._placement = placement
@@ -32,12 +35,13 @@ class ServerAccess:
         self._scope = scope
         self._servers: Servers | None = None
         self._peer: PeerServer | None = None
-        self._store: StoreClient | None = None  # with a peer
-        self._close: list[Callable[[float], None]] = []  # servers in this process
+        self._store: StoreClient | None = None  # set together with a peer
+        self._close: list[Callable[[float], None]] = []  # closers of the servers in this process
 
     def open(self, store: StoreClient | None) -> Servers:
-        """Connected to all servers. Raises SettingsError without a store, RendezvousError if they
-        do not come.
+        """Connect to all servers and return them.
+
+        Raises SettingsError without a store, and RendezvousError if the servers do not start.
         """
         if self._servers is None:
             if store is None:
@@ -54,8 +58,9 @@ class ServerAccess:
         return self._servers
 
     def peer(self, store: StoreClient | None) -> PeerServer:
-        """What this rank shows to others; it ends with ``say_bye``. Raises SettingsError without a
-        store.
+        """Return the server that publishes this rank's weights, which ends with ``say_bye``.
+
+        Raises SettingsError without a store.
         """
         if self._peer is None:
             if store is None:
@@ -74,7 +79,9 @@ class ServerAccess:
         return self._peer
 
     def _left(self, store: StoreClient, rank: int) -> bool:
-        """Has the rank ended this session in order? Yes, if the job has, with its store."""
+        """Return whether the rank has left this session in order; also true if the job's store
+        is gone.
+        """
         try:
             return store.try_get(keys.left(self._scope, rank)) is not None
         except (OSError, HorovodInternalError):
@@ -89,27 +96,25 @@ class ServerAccess:
             peer.close()
 
     def leave(self, store: StoreClient | None) -> None:
-        """This rank has no more data: no other waits for it until it pushes again."""
+        """Mark this rank as out of data: no other rank waits for it until it pushes again."""
         if store is not None and self._placement.size > 1:
             store.set(keys.away(self._scope, self._placement.rank), b"")
         if self._servers is not None:
             self._servers.leave()
 
     def come_back(self, store: StoreClient) -> None:
-        """Take back what ``leave`` told those who have not heard of this rank yet."""
+        """Revoke ``leave`` for ranks that have not received a message from this rank yet."""
         store.set(keys.away(self._scope, self._placement.rank), b"back")
 
     def say_bye(self, failed: bool) -> None:
-        """No other rank waits for this one any more."""
+        """Leave the servers: no other rank waits for this one any more."""
         self._end_peer(failed)
         servers, self._servers = self._servers, None
         if servers is not None:
             servers.close(failed)
 
     def close(self, failed: bool) -> None:
-        """Servers in this process end when all ranks have said bye; at once, if this rank
-        failed.
-        """
+        """End the servers in this process once all ranks have left; at once if this rank failed."""
         while self._close:
             self._close.pop()(0.0 if failed else AFTER)
 

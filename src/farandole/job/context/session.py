@@ -1,4 +1,4 @@
-"""This process's session in its job, from ``init`` to ``shutdown``, and what it knows of itself."""
+"""This process's session in its job, from ``init`` to ``shutdown``, and its properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farandole.net.store import StoreClient
 
 
 class JobSession(NamedTuple):
-    """This process between ``init`` and ``shutdown``."""
+    """The state of this process between ``init`` and ``shutdown``."""
 
     placement: Placement
     connection: Connection
@@ -28,10 +28,10 @@ class JobSession(NamedTuple):
 
 lock = threading.RLock()
 _current: JobSession | None = None
-_forked_from: Placement | None = None  # the rank that this process was forked off from
-# one for the life of the process: outcomes are reported after shutdown, too
+_forked_from: Placement | None = None  # the rank from which this process was forked
+# Kept for the life of the process, because outcomes are reported after shutdown too.
 _store: StoreClient | None = None
-# the membership in which this process initialised last, and how often this rank had done it then
+# The membership of this process's last init, and the number of this rank's inits in it.
 _number = (-1, 0)
 
 
@@ -49,7 +49,7 @@ def begin(session: JobSession) -> None:
 
 
 def end() -> JobSession | None:
-    """Take the current session away and return it; None outside one."""
+    """Remove and return the current session; None outside one."""
     global _current, _forked_from
     ended = _current
     _current = None
@@ -58,7 +58,9 @@ def end() -> JobSession | None:
 
 
 def forget_in_child() -> None:
-    """Leave the session to the parent: a forked child (a data loader's worker, say) is no rank."""
+    """Forget the session in a forked child (such as a data loader's worker), which is not a
+    rank.
+    """
     global _current, _forked_from, _store
     _forked_from = _forked_from if _current is None else _current.placement
     _current = None
@@ -66,12 +68,12 @@ def forget_in_child() -> None:
 
 
 def session_id() -> str:
-    """Return the name of this session: the same on all ranks, and that of no other session."""
+    """Return this session's name: the same on all ranks, and unique among sessions."""
     return f"{_number[0]}.{_number[1]}"
 
 
 def count_session(placement: Placement, client: StoreClient | None) -> None:
-    """Give the session that begins now an id of its own."""
+    """Assign a new id to the session that begins now."""
     global _number
     _number = wiring.next_session(placement, client, _number)
 
@@ -106,73 +108,74 @@ def is_initialized() -> bool:
 
 
 def takes_part() -> bool:
-    """Return whether this process can exchange anything: not before ``init()``, and not where it
-    was forked off from a rank.
+    """Return whether this process can exchange data: false before ``init()``, and in a process
+    forked from a rank.
     """
     return _current is not None
 
 
 def settings() -> Settings:
-    """The settings of this process. Raises NotInitializedError before ``init()``."""
+    """Return this process's settings. Raises NotInitializedError before ``init()``."""
     return current().settings
 
 
 def placement() -> Placement:
-    """Who this process is in the job, or the one it was forked off from. NotInitializedError before
-    ``init()``.
+    """Return this process's placement in the job, or the placement of the rank from which it was forked.
+
+    Raises NotInitializedError before ``init()``.
     """
     return _forked_from or current().placement
 
 
 def connection() -> Connection:
-    """How this process reaches its job. Raises NotInitializedError before ``init()``."""
+    """Return this process's connection to the job. Raises NotInitializedError before ``init()``."""
     return current().connection
 
 
 def rank() -> int:
-    """This process's number among all, from 0."""
+    """Return this process's rank, from 0."""
     return placement().rank
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Return the number of ranks."""
     return placement().size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host, from 0."""
+    """Return this process's local rank on its host, from 0."""
     return placement().local_rank
 
 
 def local_size() -> int:
-    """How many processes run on this host."""
+    """Return the number of ranks on this host."""
     return placement().local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have this local rank, from 0."""
+    """Return this host's number among the hosts that have this local rank, from 0."""
     return placement().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have this local rank."""
+    """Return the number of hosts that have this local rank."""
     return placement().cross_size
 
 
 def is_homogeneous() -> bool:
-    """True if every host runs the same number of processes."""
+    """Return whether every host runs the same number of ranks."""
     return placement().homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline to ``file_path`` (on rank 0). Needs HOROVOD_TIMELINE to be set, to
+    """Start writing a timeline to ``file_path`` (on rank 0). HOROVOD_TIMELINE must be set to
     DYNAMIC or a file.
 
-    One that is being written is ended first; ``mark_cycles`` marks every round of agreement.
+    A timeline in progress is ended first. ``mark_cycles`` marks every negotiation round.
     """
     current().observers.start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """End the timeline; its file is complete when this returns."""
+    """Stop the timeline; its file is complete when this returns."""
     current().observers.stop_timeline()

@@ -1,8 +1,8 @@
-"""Sets of ranks that run collectives among themselves, and ranks that send each other messages.
+"""Engines of process sets, and message channels between ranks.
 
-A set has an engine of its own, over a split of the wire that joins all ranks, so sets do not wait
-for each other. Sets are made and removed by all ranks together, in the same order; ids are small
-numbers, used again after removal.
+A set has its own engine over a split of the wire that joins all ranks, so sets do not wait for each
+other. All ranks create and remove sets together, in the same order. Ids are small numbers that are
+reused after removal.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ if TYPE_CHECKING:
     from farandole.core.groups.messages import Messages
 
 EngineOf = Callable[[Transport, tuple[int, ...], int], Engine]
-_GRACE = 10.0  # seconds in which messages that are still to be sent go on their way at the end
+_GRACE = 10.0  # seconds at the end for sending pending messages
 
 
 class SetEngines:
-    """The registered sets of one job, from ``init`` to ``shutdown``. Id 0 is all ranks."""
+    """The registered process sets of a session. Id 0 is the set of all ranks."""
 
     def __init__(self, whole: Engine, engine_of: EngineOf) -> None:
-        """``engine_of(transport, ranks, id)`` makes the engine of a set."""
+        """``engine_of(transport, ranks, id)`` creates the engine of a set."""
         self._engine_of = engine_of
         self._ranks: dict[int, tuple[int, ...]] = {0: tuple(range(whole.size))}
         self._engines: dict[int, Engine] = {0: whole}
         self._changes = 0
         self._unique_ids = {0: 0}
-        # None: among others
+        # None: this rank is not a member.
         self._messages: dict[tuple[int, ...], tuple[Messages, Transport] | None] = {}
 
     def engine(self, number: int) -> Engine | None:
-        """The set's engine; None on a rank outside it."""
+        """Return the set's engine; None on a rank outside the set."""
         return self._engines.get(number)
 
     def engines(self) -> list[Engine]:
-        """The engines of all sets that this rank is in."""
+        """Return the engines of all sets that include this rank."""
         return list(self._engines.values())
 
     def ranks(self, number: int) -> tuple[int, ...] | None:
-        """The set's global ranks, sorted; None if there is no such set."""
+        """Return the set's global ranks, sorted; None if there is no such set."""
         return self._ranks.get(number)
 
     def unique_id(self, number: int) -> int:
-        """Return the number of additions and removals before this set was added: unlike ``number``,
-        it is never used again.
+        """Return the number of additions and removals before this set was added.
+
+        Unlike ``number``, it is never reused.
         """
         return self._unique_ids[number]
 
@@ -60,9 +61,7 @@ class SetEngines:
         return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
 
     def add(self, ranks: Sequence[int]) -> int:
-        """Register a set on all ranks; its id. Raises ValueError for ranks that cannot make a
-        set.
-        """
+        """Register a set on all ranks; return its id. Raises ValueError for invalid ranks."""
         members = tuple(sorted(ranks))
         size = len(self._ranks[0])
         if (
@@ -87,7 +86,9 @@ class SetEngines:
         return number
 
     def add_each(self, ranks: Sequence[int]) -> int:
-        """The same where each rank names a set of its own, that it is in; the id of this rank's."""
+        """Register sets where each rank passes a set that includes it; return the id of this
+        rank's set.
+        """
         size = len(self._ranks[0])
         named = self._of_all(np.isin(np.arange(size), ranks))
         sets = dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in named)
@@ -95,7 +96,7 @@ class SetEngines:
         return numbers[tuple(sorted(ranks))]
 
     def remove(self, number: int) -> bool:
-        """Take a set back on all ranks; False for all ranks' set and for one that is not
+        """Remove a set on all ranks; False for the set of all ranks and for one that is not
         registered.
         """
         if number == 0 or number not in self._ranks:
@@ -108,16 +109,19 @@ class SetEngines:
         return True
 
     def remove_each(self, number: int) -> bool:
-        """The same where each rank names a set of its own."""
+        """Remove sets where each rank passes its own set."""
         known = sorted(self._ranks)
         named = self._of_all(np.array([each == number for each in known])).any(axis=0)
         removed = [self.remove(each) for each, wanted in zip(known, named, strict=True) if wanted]
         return all(removed)
 
     def messages(self, ranks: Sequence[int]) -> Messages | None:
-        """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place
-        among them, sorted. None on a rank outside. The same object each time, unless it has failed
-        on one of them: then a new one. Called by all ranks of the job, in the same order.
+        """Return the message channel among ``ranks``, valid until ``shutdown``; None on a rank
+        outside.
+
+        In the channel, a rank is identified by its position in the sorted ranks. The same object is
+        returned each time, unless it has failed on a member; then it is replaced. All ranks of the
+        job must call this in the same order.
         """
         members = tuple(sorted(ranks))
         self._meet("join", members)
@@ -131,7 +135,8 @@ class SetEngines:
         return None if found is None else found[0]
 
     def _messages_among(self, members: tuple[int, ...]) -> tuple[Messages, Transport] | None:
-        from farandole.core.groups.messages import Messages  # here: a plain job sends none
+        # imported here because a plain job sends no messages
+        from farandole.core.groups.messages import Messages
 
         transport = self._engines[0].transport.split(members)
         if transport is None:
@@ -142,14 +147,14 @@ class SetEngines:
         )
 
     def shutdown(self) -> None:
-        """End messages, then all engines, that of all ranks last."""
+        """Close the message channels, then shut down all engines, that over all ranks last."""
         for messages, transport in filter(None, self._messages.values()):
             _close(messages, transport, 0.0 if sys.exc_info()[0] else _GRACE)
         for number in sorted(self._engines, reverse=True):
             self._engines[number].shutdown()
 
     def _meet(self, verb: str, members: tuple[int, ...]) -> None:
-        """All ranks are here, and mean the same set."""
+        """Synchronize all ranks and verify that they mean the same set."""
         self._changes += 1
         none: Any = np.empty(0, np.uint8)
         request = Request(f"process_set.{verb}.{self._changes}", Kind.BARRIER, DType.UINT8, members)
@@ -162,7 +167,9 @@ class SetEngines:
             ) from error
 
     def _of_all(self, mine: Any) -> Any:
-        """The bits of each rank, in a row. All have as many."""
+        """Return a table with the bits of each rank as a row. All ranks pass the same number of
+        bits.
+        """
         self._changes += 1
         whole = self._engines[0]
         table: Any = np.zeros((whole.size, len(mine)), np.uint8)
@@ -179,7 +186,7 @@ class SetEngines:
         return table
 
     def _everywhere(self, true: bool) -> bool:
-        """Is it so on all ranks? They have met before."""
+        """Return whether ``true`` holds on all ranks, which have synchronized before."""
         word: Any = np.array([true], np.uint8)
         request = Request(
             f"process_set.everywhere.{self._changes}",

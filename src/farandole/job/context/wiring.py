@@ -1,7 +1,7 @@
-"""Which wires join the ranks of this job: shared memory where it can be shared, TCP between.
+"""The wires between the ranks of this job: shared memory where possible, TCP elsewhere.
 
-Ranks on one host are those that managed to reach each other's Unix sockets; their hosts' names do
-not matter.
+Ranks count as on one host if they could reach each other's Unix sockets, whatever their hosts'
+names.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from farandole.net.store.protocol import KeyValueStore
 if TYPE_CHECKING:
     from farandole.net.store import StoreClient
 
-_LOOK = 0.5  # seconds between looks for ranks that have ended
+_LOOK = 0.5  # seconds between checks for ended ranks
 
 
 def next_session(
     placement: Placement, client: StoreClient | None, last: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the membership and the number in it of the session that begins now, after ``last`` of
-    this process.
+    """Return the membership of the session that begins now and the session's number in it, after
+    ``last``.
 
-    A rank may be several programs, one after the other or one within the other: the store counts
-    the sessions of all, so that none reads the messages of an earlier one.
+    A rank may run several programs, in sequence or nested. The store counts the sessions of all of
+    them, so that no session reads the messages of an earlier one.
     """
     before = last[1] if last[0] == placement.generation else 0
     if client is None:
@@ -56,7 +56,7 @@ def next_session(
 
 
 def check_store(placement: Placement, connection: Connection) -> None:
-    """SettingsError for a rank that nobody told how to reach the others."""
+    """Raise SettingsError for a rank that has no way to reach the others."""
     if not connection.store or not connection.secret:
         raise SettingsError(
             f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or"
@@ -66,7 +66,7 @@ def check_store(placement: Placement, connection: Connection) -> None:
 
 
 class _Wiring(NamedTuple):
-    """One ``connect``, as this rank sees it. ``scope``: the same on all ranks, and in no other
+    """One ``connect`` on this rank. ``scope`` is the same on all ranks and unique to this
     session.
     """
 
@@ -98,8 +98,8 @@ class _Wiring(NamedTuple):
         return collectives.over(registry.load("wire", name)(end))
 
     def rendezvous(self) -> shm.ShmRendezvous:
-        """Return the rendezvous over which this rank has reached the ranks that share its memory.
-        It is closed.
+        """Return the closed rendezvous through which this rank has found the ranks that share
+        its memory.
         """
         rendezvous = shm.ShmRendezvous(
             self.placement.rank, self.placement.size, self.connection.secret, self.scope
@@ -107,9 +107,9 @@ class _Wiring(NamedTuple):
         try:
             check_same_settings(
                 self.share("listening", shared_settings(self.settings))
-            )  # all ranks listen now
+            )  # now all ranks are listening
             rendezvous.dial_lower_ranks()
-            self.share("looked", "")  # no rank knocks any more
+            self.share("looked", "")  # now no rank is dialling
         finally:
             rendezvous.close()
         return rendezvous
@@ -117,8 +117,9 @@ class _Wiring(NamedTuple):
     def join_hosts(
         self, hosts: Sequence[Sequence[int]], peers: Mapping[int, socket.socket]
     ) -> Transport:
-        """Return the wire of all ranks where not all share memory. ``hosts``: the ranks that do;
-        ``peers``: the ranks that this one has reached.
+        """Return the wire of all ranks if not all share memory.
+
+        ``hosts`` are groups of ranks that do; ``peers`` are the ranks that this rank has reached.
         """
         rank, size = self.placement.rank, self.placement.size
         mine = next(host for host in hosts if rank in host)
@@ -152,8 +153,10 @@ def connect(
     scope: str,
     patience: float = 600.0,
 ) -> Transport:
-    """The transport that joins all ranks. Collective. ``patience``: seconds for which shared memory
-    waits for a rank inside a collective.
+    """Return the transport that joins all ranks. Collective.
+
+    ``patience`` is the time in seconds for which shared memory waits for a rank inside a
+    collective.
     """
     rank, size = placement.rank, placement.size
     check_encryption(connection, settings, rank)
@@ -175,9 +178,10 @@ def connect(
 
 
 def shared_settings(settings: Settings) -> str:
-    """Settings that all ranks must share, and of which nothing later says that they do not: over
-    different wires each would wait where the others never come, and averages after ``join()`` would
-    differ.
+    """Return the settings that must be the same on all ranks, as JSON.
+
+    No later check detects a difference: ranks on different wires would wait forever, and averages
+    after ``join()`` would differ.
     """
     return json.dumps(
         {
@@ -188,7 +192,7 @@ def shared_settings(settings: Settings) -> str:
 
 
 def check_same_settings(shared: Sequence[str]) -> None:
-    """Raise SettingsError, on all ranks, if ``shared_settings`` of each rank is not the same."""
+    """Raise SettingsError on all ranks unless their ``shared_settings`` are equal."""
     ranks = [json.loads(text) for text in shared]
     for name, value in ranks[0].items():
         other = next((rank for rank, theirs in enumerate(ranks) if theirs[name] != value), 0)
@@ -201,9 +205,7 @@ def check_same_settings(shared: Sequence[str]) -> None:
 
 
 def check_encryption(connection: Connection, settings: Settings, rank: int) -> None:
-    """Raise SettingsError if this rank would have its bytes encrypted and others not, or a wire
-    would not do it.
-    """
+    """Raise SettingsError if only some ranks use encryption, or if a wire does not support it."""
     if settings.tls != encrypted(connection.secret):
         here, job = ("with", "without") if settings.tls else ("without", "with")
         raise SettingsError(
@@ -218,8 +220,10 @@ def check_encryption(connection: Connection, settings: Settings, rank: int) -> N
 
 
 def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
-    """Which wire joins the ranks, and why. ``hosts``: the ranks that share memory; ``trouble``: why
-    this rank did not reach others.
+    """Return which wire joins the ranks, and why.
+
+    ``hosts`` are groups of ranks that share memory; ``trouble`` is why this rank did not reach
+    others.
     """
     if len(hosts) == 1:
         return "shared memory joins all ranks: all reached each other's Unix sockets"
@@ -234,10 +238,10 @@ def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
 
 
 def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Ranks by host, from the ranks that each could reach. Pure; the same on all ranks.
+    """Group the ranks by host, given the ranks that each could reach. Pure; the same on all ranks.
 
-    Ranks belong together if each of them reaches the same ranks; one whose view nobody shares
-    stands alone.
+    Ranks belong together if all of them reach the same ranks. A rank with a view of its own forms a
+    group by itself.
     """
     hosts: dict[tuple[int, ...], list[int]] = {}
     for rank, seen in enumerate(neighbours):
@@ -249,8 +253,10 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
 def share(
     client: KeyValueStore, placement: Placement, topic: str, message: str, timeout: float
 ) -> list[str]:
-    """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks
-    that say nothing within ``timeout`` seconds, or have ended before.
+    """Return every rank's message about ``topic``, in rank order.
+
+    Raises RendezvousError naming the ranks that send no message within ``timeout`` seconds or have
+    already ended.
     """
     client.set(f"share/{topic}/{placement.rank}", message.encode())
     deadline = monotonic() + timeout
@@ -263,7 +269,7 @@ def share(
         missing = [rank for rank, text in enumerate(messages) if text is None]
         if not missing:
             return [text.decode() for text in messages if text is not None]
-        # they said all they would before they ended
+        # A finished rank sends no more messages.
         if gone := [rank for rank in missing if rank in finished]:
             raise RendezvousError.finished(gone)
         if monotonic() >= deadline:

@@ -1,1 +1,1 @@
-"""The driver's side of a job: plan, start, watch, explain. Never imports the engine."""
+"""The driver's side of a job: plan, start, watch and explain. It never imports the engine."""

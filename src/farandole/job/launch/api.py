@@ -1,4 +1,4 @@
-"""``farandole.run`` and ``farandole.Runner``: a function on several processes, from Python."""
+"""``farandole.run`` and ``farandole.Runner``, which run a function on several processes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,27 @@ def run(
     """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return the results, in rank order.
 
     The function may be a lambda or come from a script, a notebook or the REPL; the processes do not
-    run that script again. ``env``: extra environment variables; ``output_dir``: keep each rank's
-    output in files there; ``show_ranks``: show the output of these ranks only (all of it still goes
-    to ``output_dir`` and into errors); ``settings``: any setting by name (``start_timeout=60``;
-    ``farandole config`` lists them).
+    run that script again.
 
-    Raises JobFailedError when a rank fails, with that rank's traceback; SettingsError when the job
-    cannot start.
+    Arguments:
+        fn: The function to call.
+        args, kwargs: Its arguments.
+        np: The number of processes.
+        env: Extra environment variables.
+        hosts: Hosts with slots, such as ``h1:2,h2:4``.
+        launcher: The name of a launcher; ``auto`` chooses one.
+        output_dir: A folder to keep each rank's output in.
+        prefix_timestamp: Whether to prefix each line of output with the time.
+        show_ranks: The ranks whose output is shown. All output still goes to ``output_dir`` and
+            into errors.
+        verbose: Whether to report more of what happens.
+        settings: Any setting by name (``start_timeout=60``); ``farandole config`` lists them.
+
+    Raises:
+        JobFailedError: A rank failed; includes that rank's traceback.
+        SettingsError: The job cannot start.
     """
-    __tracebackhide__ = True  # IPython and pytest leave our frame out
+    __tracebackhide__ = True  # IPython and pytest omit this frame
     check_np(np)
     call = check_call(fn, args, kwargs)
     job = Job(
@@ -63,16 +75,18 @@ def run(
     except driver.Interrupted as interrupted:
         error = interrupted.with_traceback(None)
     except (JobFailedError, SettingsError) as failure:
-        # its text tells all; our frames would bury that
+        # The text is complete; the driver's own frames would bury it.
         raise failure.with_traceback(None) from None
-    # as if we had not been in between: KeyboardInterrupt for Ctrl-C
+    # Behave as without the driver: Ctrl-C raises KeyboardInterrupt.
     signal.raise_signal(error.signum)
     raise error
 
 
 class Runner:
-    """``Runner(np=4).run(train, lr=0.1)``: the value of rank 0. Takes the options of
-    ``farandole.run``.
+    """Runs a function on ``np`` processes: ``Runner(np=4).run(train, lr=0.1)`` returns rank 0's
+    result.
+
+    Takes the options of ``farandole.run``.
     """
 
     def __init__(self, *, np: int, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What argparse leaves to check, for every command."""
+"""Argument checks that argparse lacks, for all commands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 
 
 def check_values(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """``parser.error`` for ``--flag=--``: Python before 3.13 takes it for a flag with no value, and
-    gives a list.
+    """Call ``parser.error`` for ``--flag=--``.
+
+    Python before 3.13 parses it as a flag without a value and returns an empty list.
     """
     for action in parser._actions:
         value = getattr(options, action.dest, None)

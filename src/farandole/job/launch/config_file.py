@@ -1,4 +1,4 @@
-"""A file of options in YAML, for every command that starts jobs."""
+"""YAML files of options, for every command that starts jobs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from farandole.errors import SettingsError
 
 
 class ValueSource(NamedTuple):
-    """Where a file says a value, as "job.yaml: np", and the names by which errors call it: flags,
-    for the most part.
+    """The place of a value in a file, such as "job.yaml: np", and its names in errors (mostly
+    flags).
     """
 
     where: str
@@ -22,9 +22,7 @@ class ValueSource(NamedTuple):
 
 @contextlib.contextmanager
 def naming(places: Iterable[ValueSource]) -> Iterator[None]:
-    """A SettingsError that begins with one of the names begins with the place in the file
-    instead.
-    """
+    """Replace a name at the beginning of a SettingsError by the value's place in the file."""
     try:
         yield
     except SettingsError as error:
@@ -38,7 +36,7 @@ def naming(places: Iterable[ValueSource]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(place: ValueSource | None) -> Iterator[None]:
-    """A SettingsError begins with the place, if there is one, for it has no name."""
+    """Prefix a SettingsError with the place, if there is one."""
     try:
         yield
     except SettingsError as error:
@@ -48,9 +46,10 @@ def within(place: ValueSource | None) -> Iterator[None]:
 
 
 def read(path: str, *, holds: str) -> dict[Any, Any]:
-    """The file's content. ``holds``: what the file is made of.
+    """Return the file's content. ``holds`` describes the expected content, for messages.
 
-    Raises SettingsError for a file that cannot be read or holds something else."""
+    Raises SettingsError if the file is unreadable or has other content.
+    """
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
@@ -78,9 +77,7 @@ def read(path: str, *, holds: str) -> dict[Any, Any]:
 
 
 def _twice(node: Any) -> Any:
-    """The first key of a section, in what YAML has made of a file, that has another of its name
-    before it.
-    """
+    """Return the first key of a YAML node tree that occurs twice in its section, or None."""
     keys = set()
     for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
         if key.id == "scalar" and key.value in keys:

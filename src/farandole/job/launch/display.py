@@ -1,4 +1,4 @@
-"""How a job is shown to the user who started it."""
+"""The display of a job for the user who started it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from farandole.job.launch.limits import standard
 
 
 class Display:
-    """``show_ranks``: whose output is shown, None: everybody's; ``output_dir``: a folder that keeps
-    all of it; ``verbose`` tells more of what happens, ``quiet`` nothing but errors. ``say`` is for
-    our own messages, ``messages`` for those of ``log_to_driver``. The streams are stdout and stderr
-    if none are given.
+    """Options and streams for showing a job.
+
+    - ``show_ranks``: The ranks whose output is shown; None shows all.
+    - ``output_dir``: A folder that keeps all output.
+    - ``verbose``, ``quiet``: Report more events, or only errors.
+    - ``say``: The stream for Farandole's own messages.
+    - ``messages``: The stream for the messages of ``log_to_driver``.
+
+    Streams default to stdout and stderr.
     """
 
     def __init__(
@@ -39,6 +44,6 @@ class Display:
         self.quiet = quiet
 
     def note(self, text: str) -> None:
-        """A message of ours."""
+        """Show one of Farandole's own messages."""
         self.say.write(f"farandole: {text}\n")
         self.say.flush()

@@ -1,4 +1,4 @@
-"""Runs one job: places, store, start, watch; and leaves nothing behind."""
+"""The driver's run of one job: places, store, start, watch and clean-up."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["Interrupted", "run"]
 
 
 def run(job: Job) -> list[Any]:
-    """Run the job and return the results of its function, in rank order (nothing for a command).
+    """Run the job and return its function's results in rank order (none for a command).
 
-    Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it
-    cannot start.
+    Raises JobFailedError if the job fails (Interrupted if a signal ended it), or SettingsError if
+    it cannot start.
     """
     open_standard_streams()
     display = job.display
@@ -71,7 +71,7 @@ def run(job: Job) -> list[Any]:
         store = allocation.listen(secret)
         stack.callback(store.close)
         stack.callback(allocation.close)
-        # the rest of the output may have to go where the launcher puts it
+        # Closed before the allocation, because the launcher may have to store the remaining output.
         stack.callback(streams.close)
         if function is not None:
             store.set(keys.FUNCTION, function)
@@ -100,7 +100,7 @@ def _launcher(job: Job, request: JobRequest) -> Launcher:
 
 
 def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
-    """The values that the function returned, by rank."""
+    """Return the function's results by rank."""
     results = []
     for slot in slots:
         data = store.pop(keys.result(slot.rank))
@@ -113,7 +113,7 @@ def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
             )
         try:
             results.append(pickling.unpack(data))
-        except Exception as error:  # any error of the classes in it
+        except Exception as error:  # the classes in it may raise any error
             raise JobFailedError(
                 f"the result of rank {slot.rank} on {slot.host} cannot be read here:"
                 f" {type(error).__name__}: {error}; return plain data (numbers, arrays,"
@@ -125,7 +125,7 @@ def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
 
 
 def _pack(job: Job) -> bytes:
-    """The call, pickled; a warning if it is heavy."""
+    """Return the pickled call, with a warning if it is large."""
     assert job.call is not None
     what = _what(job.call[0])
     packed = pickling.pack_call(job.call)
@@ -143,8 +143,9 @@ def _title(job: Job) -> str:
 
 
 def worker_command() -> list[str]:
-    """The command that every launcher starts. ``-P``: a user's file called ``json.py`` must not
-    become our json.
+    """Return the command that every launcher starts.
+
+    ``-P`` keeps a user's file named ``json.py`` from shadowing the standard library.
     """
     return [
         sys.executable,
@@ -181,7 +182,7 @@ def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> di
         Connection(store=store.address, secret=secret, launcher=launcher),
     )
     adjustable = variables(Settings)
-    known = variables(Placement, Connection) | adjustable  # read into the settings
+    known = variables(Placement, Connection) | adjustable  # those are read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
     set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
     own_variables = {
@@ -194,7 +195,7 @@ def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> di
 
 @contextlib.contextmanager
 def _visible_log() -> Iterator[None]:
-    """Warnings reach stderr during a job, also in a program that has not set up logging."""
+    """Show warnings on stderr during a job, even if the program has not set up logging."""
     added: list[logging.Handler] = []
 
     def show(found: logging.Logger) -> None:
@@ -206,7 +207,7 @@ def _visible_log() -> Iterator[None]:
         if strangers or logging.getLogger().handlers:
             return
         handler = logging.StreamHandler(sys.stderr)
-        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # a status line may stand there
+        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # the line may hold a status line
         handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
         found.addHandler(handler)
         added.append(handler)

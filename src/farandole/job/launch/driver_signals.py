@@ -1,4 +1,4 @@
-"""Signals that the driver receives: some end the job, others go on to its ranks."""
+"""Signals that the driver receives: some end the job, others are passed on to the ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from farandole.base.host import content
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# as mpirun and srun do: a scheduler's warning before its time limit
+# As mpirun and srun do: a scheduler may warn the job before its time limit.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class DriverSignals:
-    """``received``: those that end the job; ``for_ranks``: those to pass on. ``wake`` is called
-    after each.
+    """Received signals: ``received`` end the job, ``for_ranks`` are passed on. ``wake`` is
+    called after each.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -28,11 +28,13 @@ class DriverSignals:
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Take over signals, in the main thread, unless they are ignored (nohup) or in use."""
+        """Install handlers in the main thread, except for signals that are ignored (nohup) or
+        already handled.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _ENDING:
-            # A handler that Python could not put back is not ours to take.
+            # A handler from C code cannot be restored by Python, so leave it in place.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._previous[number] = signal.signal(number, self._on_end)
         for number in _PASSED_ON:
@@ -40,7 +42,7 @@ class DriverSignals:
                 self._previous[number] = signal.signal(number, self._on_notice)
 
     def restore(self) -> None:
-        """Put back the handlers from before."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -54,8 +56,9 @@ class DriverSignals:
 
 
 def _is_taken(number: int) -> bool:
-    """Return whether this process already handles the signal: the calling program may, also in
-    native code (faulthandler), which Python does not know of.
+    """Return whether this process already handles the signal.
+
+    The calling program may handle it in native code (faulthandler), which Python does not report.
     """
     if signal.getsignal(number) != signal.SIG_DFL:
         return True

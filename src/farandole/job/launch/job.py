@@ -1,5 +1,5 @@
-"""A job: its command or function, number of processes, and settings; and the checks before it
-starts.
+"""Jobs: the command or function, the number of processes, the settings, and the checks before
+the start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Job(NamedTuple):
-    """Either ``command`` (a program and its arguments) or ``call`` (function, args, kwargs) runs on
-    ``np`` ranks.
+    """A job, which runs either ``command`` (a program and its arguments) or ``call`` (function,
+    args, kwargs) on ``np`` ranks.
     """
 
     np: int
@@ -31,13 +31,16 @@ class Job(NamedTuple):
     env: Mapping[str, str] = {}
     hosts: str | None = None
     launcher: str | Launcher = "auto"
-    first_only: bool = False  # of the results, only rank 0's is wanted
-    # bytes of the pickled call from which on a warning names its large parts; 0: never
+    first_only: bool = False  # only rank 0's result is needed
+    # Size in bytes from which a pickled call causes a warning that names its large parts; 0
+    # disables it.
     heavy: int = 0
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
-    """The settings of a job: this process's variables, then ``env``, then ``overrides`` by name."""
+    """Return a job's settings: this process's variables, overridden by ``env``, then by
+    ``overrides``.
+    """
     check_env(env)
     adjustable = {setting.name: setting for setting in settings_of(Settings)}
     for name, value in overrides.items():
@@ -75,7 +78,7 @@ def check_env(env: Mapping[str, str]) -> None:
 
 
 def check_call(function: Any, args: Any, kwargs: Any) -> Call:
-    """Arguments as they must be, else SettingsError."""
+    """Return the validated call. Raises SettingsError for invalid arguments."""
     if not callable(function):
         raise SettingsError(
             f"the first argument must be a function, not {function!r}; pass the function itself"
@@ -93,7 +96,10 @@ def check_call(function: Any, args: Any, kwargs: Any) -> Call:
 
 
 def ranks_of(text: str, np: int) -> tuple[int, ...]:
-    """``"0,2-3"`` as (0, 2, 3); SettingsError for what is no rank of a job of ``np``."""
+    """Parse a list of ranks: ``"0,2-3"`` gives (0, 2, 3).
+
+    Raises SettingsError for a number that is not a rank of a job of ``np``.
+    """
     found: list[int] = []
     for item in text.split(","):
         first, _, last = item.strip().partition("-")
@@ -106,7 +112,7 @@ def ranks_of(text: str, np: int) -> tuple[int, ...]:
 
 
 def check_ranks(ranks: Any, np: int) -> tuple[int, ...]:
-    """``ranks`` if all are ranks of a job of ``np``, else SettingsError."""
+    """Return ``ranks`` as a tuple. Raises SettingsError unless all are ranks of a job of ``np``."""
     if isinstance(ranks, str) or not isinstance(ranks, Collection):
         raise SettingsError(f"show_ranks={ranks!r} must be a list of ranks, like [0]")
     wrong = [

@@ -1,10 +1,9 @@
 """The environment that ranks inherit from a launcher.
 
-Variables that say which process of mpirun or of a step of Slurm this one is, are hidden from its
-ranks, by prefix: all of them would take themselves for that one process.
-
-What the user sets (``OMPI_MCA_btl``, ``OMPI_ALLOW_RUN_AS_ROOT``, ``HYDRA_IFACE``) is not among
-them, nor what says of the allocation where it is (``SLURM_JOB_ID``).
+Variables that identify this process as one of mpirun's or of a Slurm step are hidden by prefix;
+otherwise all ranks would identify themselves as that process. Variables that the user sets
+(``OMPI_MCA_btl``, ``OMPI_ALLOW_RUN_AS_ROOT``, ``HYDRA_IFACE``) and those that locate the allocation
+(``SLURM_JOB_ID``) are kept.
 """
 
 from __future__ import annotations
@@ -67,8 +66,10 @@ PLACE = (*OTHERS, *OPEN_MPI)
 def inherited(
     env: Mapping[str, str], hidden: tuple[str, ...] = PLACE, names: Container[str] = ()
 ) -> dict[str, str]:
-    """Return the variables of ``env`` that ranks get: none with a ``hidden`` prefix, none of
-    ``names``, and no settings, which have been read already and come with the job.
+    """Return the variables of ``env`` that ranks inherit.
+
+    Variables with a ``hidden`` prefix and those in ``names`` are left out. Settings are left out
+    too: they are already read and sent with the job.
     """
     settings = variables(Placement, Connection, Settings)
     return {

@@ -1,4 +1,4 @@
-"""Checks of this process before a job starts: its standard streams, and enough open files."""
+"""Checks of this process before a job starts: standard streams and open files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TextIO
 
 from farandole.errors import SettingsError, counted
 
-FILES = 32  # open files that a job needs however small it is
-FILES_PER_RANK = 6  # while ranks start: both ends of two pipes, and connections to the store
+FILES = 32  # open files that the smallest job needs
+FILES_PER_RANK = 6  # during the start: both ends of two pipes, and connections to the store
 LOGS_PER_RANK = 2
 
 
 def open_standard_streams() -> None:
-    """/dev/null takes the place of a closed standard stream (``farandole run >&-``), or the next
-    pipe would get its number.
+    """Open /dev/null in place of closed standard streams (``farandole run >&-``).
+
+    Otherwise the next pipe would get the number of a standard stream.
     """
     fd = -1
     while fd < 2:
@@ -33,7 +34,7 @@ def open_standard_streams() -> None:
 
 
 def standard(name: str) -> TextIO:
-    """``sys.stdout`` or ``sys.stderr``, which are None if their descriptor was closed."""
+    """Return ``sys.stdout`` or ``sys.stderr``, reopened if its descriptor was closed."""
     if getattr(sys, name) is None:
         open_standard_streams()
     stream: TextIO = getattr(sys, name)
@@ -41,8 +42,9 @@ def standard(name: str) -> TextIO:
 
 
 def check_open_files(np: int, logs: bool) -> None:
-    """SettingsError if this process, or a rank, would run out of descriptors: the failure blames
-    something else.
+    """Raise SettingsError if this process or a rank would run out of file descriptors.
+
+    The later failure would name another cause.
     """
     import resource
 
@@ -60,8 +62,8 @@ def check_open_files(np: int, logs: bool) -> None:
 
 
 def cure(error: BaseException | None) -> str:
-    """What lets more ranks start on this host, where a limit of it has stopped them; empty for
-    other errors.
+    """Return the cure for a limit of this host that kept ranks from starting; empty for other
+    errors.
     """
     import resource
 
@@ -88,12 +90,14 @@ def cure(error: BaseException | None) -> str:
 
 
 def processor_time() -> str:
-    """Why a process may have been killed that ranks here would be, too; empty without such a
+    """Return the CPU time limit as a possible reason for killed processes; empty without such a
     limit.
+
+    Ranks on this host inherit the limit.
     """
     import resource
 
-    # at the soft one comes SIGXCPU, if that is less
+    # A lower soft limit sends SIGXCPU instead.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard == resource.RLIM_INFINITY:
         return ""
@@ -104,8 +108,9 @@ def processor_time() -> str:
 
 
 def check_proc(proc: str = "/proc") -> None:
-    """SettingsError if the processes of a job could not be found when it ends: /proc is not there,
-    or another one's.
+    """Raise SettingsError if a job's processes could not be found at its end.
+
+    This is the case if /proc is not mounted, or belongs to another PID namespace.
     """
     found, pid = "", os.getpid()
     with contextlib.suppress(OSError):
@@ -123,7 +128,7 @@ def check_proc(proc: str = "/proc") -> None:
 
 
 def crowding(np: int, cores: int, host: str = "this machine") -> str:
-    """A warning about many ranks on few cores of a host; empty without one."""
+    """Return a warning about many ranks on few cores of a host, or an empty string."""
     if np < 2 * cores or np < 2:
         return ""
     return (

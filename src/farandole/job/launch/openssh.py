@@ -1,9 +1,9 @@
-"""Programs of ours on other hosts, by OpenSSH's client: the command line, the conversation, and
-what can go wrong.
+"""Running Farandole's programs on other hosts with OpenSSH's client: command line, protocol and
+errors.
 
-The client reads the user's configuration, so names, ports, users, keys and jump hosts of ``ssh h1``
-hold here too. Host keys are checked as the user has it. Nothing secret stands on a command line: it
-goes over stdin.
+The client reads the user's configuration, so the names, ports, users, keys and jump hosts of ``ssh
+h1`` apply, and so does the checking of host keys. Secrets are sent over stdin, never on a command
+line.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from farandole.errors import SettingsError, printable
 from farandole.job.config import Settings
 from farandole.job.launch.agents import remote
 
-CONNECT = 8  # seconds for a host to answer
-# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 8 s,
-# and a stall of 5 s does not (see liveness). LogLevel: what is said is read. The others: what a
-# user's configuration has for terminals.
+CONNECT = 8  # seconds for a host to respond
+# BatchMode: no user is present to answer prompts. ServerAlive*: ssh ends 8 s after a host vanishes,
+# but survives a stall of 5 s (see liveness). LogLevel: messages are parsed. The other options
+# override settings for terminals in the user's configuration.
 OPTIONS = (
     "BatchMode=yes",
     f"ConnectTimeout={CONNECT}",
@@ -38,7 +38,7 @@ OPTIONS = (
     "RemoteCommand=none",
 )
 NO_PYTHON = 127
-SSH = 255  # the status of ssh's own failures
+SSH = 255  # ssh's exit status for its own failures
 OLD = "farandole needs Python 3.10"
 FIRST = (
     f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is"
@@ -46,23 +46,23 @@ FIRST = (
     "r=sys.stdin.buffer.read;"
     "exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
 )
-SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
+SPOKEN = f"{remote.MARK}{{".encode()  # prefix of each message from the program
 OnMessage = Callable[[Mapping[str, Any]], "bytes | None"]
-GRACE = 1.0  # seconds for a program to end when its stdin has
-TAIL = 4000  # characters of stderr that are kept
-# seconds, give or take half, after which a login that was dropped is tried again
+GRACE = 1.0  # seconds for a program to exit after its stdin closes
+TAIL = 4000  # characters of stderr to keep
+# Seconds, plus or minus half, before a dropped login is retried.
 AGAIN = (0.5, 1.0, 2.0)
 JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
-# sshd drops logins at random where many begin at once (MaxStartups, 10:30:100 by default): so it
-# does to the hosts of a job behind one jump host.
+# sshd drops random logins when many start at once (MaxStartups, 10:30:100 by default). The hosts of
+# a job behind one jump host can trigger this.
 DROPPED = r"kex_exchange_identification: .*"
 EARLY = rf"{DROPPED}|Not allowed at this time"
-# the first program, of the length of the next
+# The length prefix of the next program was changed in transit.
 MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"
-# What ssh says, and what that means. {host}, {login} (with the user) and {line} are filled in; {0}
-# is the part in brackets of the pattern.
+# Messages of ssh and their meanings. {host}, {login} (with the user) and {line} are filled in; {0}
+# is the pattern's group.
 CAUSES: tuple[tuple[str, str], ...] = (
-    # before what ssh says of the jump host
+    # This pattern must precede ssh's messages about the jump host.
     (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),
     (
         EARLY,
@@ -140,7 +140,9 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 
 def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
-    """The command line of ssh that runs ``words`` on ``host``, whatever its user's shell is."""
+    """Return ssh's command line that runs ``words`` on ``host``, whatever the user's login
+    shell.
+    """
     try:
         more = shlex.split(settings.ssh_options)
     except ValueError as error:
@@ -150,7 +152,7 @@ def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
     port = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
     identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
     ours = [word for option in OPTIONS for word in ("-o", option)]
-    # Of an option that is given twice, ssh takes the first.
+    # ssh uses the first occurrence of an option.
     return [
         "ssh",
         "-T",
@@ -167,7 +169,7 @@ def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
 
 
 def program(python: str) -> list[str]:
-    """The command of the first program: with ``python`` if the host has that, else with its
+    """Return the command of the first program, which uses ``python`` if the host has it, else
     python3.
     """
     quoted = shlex.quote(python)
@@ -176,7 +178,9 @@ def program(python: str) -> list[str]:
 
 
 def reason(host: str, code: int, output: str) -> str:
-    """Why ssh, or the program on the host, ended with ``code``. ``output``: its stderr. Pure."""
+    """Return why ssh, or the program on the host, exited with ``code``; ``output`` is its
+    stderr.
+    """
     lines = [
         line.strip()
         for line in output.splitlines()
@@ -196,7 +200,8 @@ def reason(host: str, code: int, output: str) -> str:
     if code == NO_PYTHON:
         return _not_found(lines[-1] if lines else "")
     if code == SSH:
-        jump = re.search(JUMP, output)  # then ssh's own words on the connection only follow from it
+        # ssh's messages about the connection then only follow from this failure
+        jump = re.search(JUMP, output)
         plain = [
             line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)
         ] or lines
@@ -221,7 +226,7 @@ def reason(host: str, code: int, output: str) -> str:
 
 
 def _not_found(last: str) -> str:
-    """What a shell there did not find. ``last``: what it said of that."""
+    """Return which program the remote shell did not find; ``last`` is the shell's message."""
     if last and "python" not in last:
         return (
             "a program was not found there, before ours began: a startup file of the shell there"
@@ -235,10 +240,13 @@ def _not_found(last: str) -> str:
 
 
 def _no_start(fatal: str, output: str) -> str:
-    """Why the interpreter there ended before it ran anything. ``output``: its own account."""
+    """Return why the remote interpreter exited before it ran any code; ``output`` is its own
+    report.
+    """
     found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", output, re.MULTILINE)
     settings = " and ".join(f"{name}={value}" for name, value in found)
-    if not settings and "encodings" in output:  # Python 3.13 does not say where it looked
+    # Python 3.13 does not report the paths that it searched
+    if not settings and "encodings" in output:
         settings = "PYTHONHOME or PYTHONPATH"
     cure = (
         f"; {settings} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
@@ -249,8 +257,9 @@ def _no_start(fatal: str, output: str) -> str:
 
 
 def no_answer(noise: str, code: int = 0) -> str:
-    """Why a session ended without a word before our program began. ``noise``: the last line that
-    the host printed.
+    """Return why a session ended silently before Farandole's program began.
+
+    ``noise`` is the last line that the host printed.
     """
     printed = f"; it printed: {noise}" if noise else ""
     status = f" with status {code}" if code else ""
@@ -266,8 +275,9 @@ def framed(data: bytes) -> bytes:
 
 
 def _programs() -> tuple[bytes, bytes]:
-    """The sources of ``remote`` and ``boot``. Imports here are not for a job that only asks which
-    launcher is best.
+    """Return the sources of ``remote`` and ``boot``.
+
+    Imports are local because choosing a launcher does not need them.
     """
     from pathlib import Path
 
@@ -277,20 +287,23 @@ def _programs() -> tuple[bytes, bytes]:
 
 
 class SshSession:
-    """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host);
-    ``first``: its instructions; ``on_message``: called with each of its messages, by a thread;
-    returns what it is to be sent (or None).
+    """The first program on one host.
+
+    - ``argv``: The result of ``command``, or of ``program`` on this host.
+    - ``first``: The program's instructions.
+    - ``on_message``: A callback for each message, called on a thread; returns the bytes to send, or
+      None.
     """
 
     def __init__(
         self, host: str, argv: Sequence[str], first: Mapping[str, Any], on_message: OnMessage
     ) -> None:
         self.host = host
-        self.failed = ""  # in its own words
+        self.failed = ""  # in the program's own words
         self._on_message = on_message
         self._output = ""
         self._lock = threading.Lock()
-        # has the program spoken; what the host printed before
+        # Whether the program has sent a message, and the host's output before that.
         self._begun = False
         self._noise = ""
         self._argv = list(argv)
@@ -303,7 +316,7 @@ class SshSession:
 
     def _start(self) -> None:
         self._output = ""
-        # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
+        # In a new session, because Ctrl-C is for the driver, which ends the ranks in order.
         try:
             self._process = subprocess.Popen(
                 self._argv,
@@ -326,19 +339,20 @@ class SshSession:
             thread.start()
 
     def _dropped(self) -> bool:
-        """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its
-        time has come.
+        """Return whether sshd dropped this login before authentication and it is being retried.
+
+        Retries once the pause is over.
         """
         if self._begun or not re.search(DROPPED, self._output):
             return False
         with self._lock:
             now = time.monotonic()
-            if self._process.poll() is None:  # another thread was here
+            if self._process.poll() is None:  # another thread has restarted ssh
                 return True
             if not self._again_at:
                 if not self._pauses:
                     return False
-                import random  # here: a plain job needs none
+                import random  # imported here because a plain job does not need it
 
                 self._again_at = now + self._pauses.pop(0) * random.uniform(0.5, 1.5)
             if now < self._again_at:
@@ -349,7 +363,7 @@ class SshSession:
             return True
 
     def send(self, data: bytes) -> None:
-        """One frame. Says nothing if the host has gone: that is told by ``ended``."""
+        """Send one frame. ``ended`` reports a lost host, so errors are ignored here."""
         self._write(framed(data))
 
     def _write(self, data: bytes) -> None:
@@ -363,8 +377,8 @@ class SshSession:
         assert self._process.stdout is not None
         self._write(self._opening)
         for line in self._process.stdout:
-            # What login scripts print may end without a newline (a terminal's title): our first
-            # message follows it.
+            # The output of login scripts may lack a final newline (a terminal title), so the first
+            # message can follow on the same line.
             noise, mark, message = line.partition(SPOKEN)
             self._noise = (
                 printable(noise.decode("utf-8", "backslashreplace").strip()) or self._noise
@@ -382,13 +396,15 @@ class SshSession:
     def _keep(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            line = line.replace(b"\r", b"")  # ssh's own end in both
+            line = line.replace(b"\r", b"")  # ssh's own lines end with "\r\n"
             self._output = (self._output + printable(line.decode("utf-8", "backslashreplace")))[
                 -TAIL:
             ]
 
     def ended(self) -> str | None:
-        """None while it runs; then why it ended, empty if all was well. From any thread."""
+        """Return None while the session runs; afterwards why it ended, empty for success. Any
+        thread.
+        """
         code = self._process.poll()
         if code is None:
             return None
@@ -402,7 +418,7 @@ class SshSession:
         return self.failed or reason(self.host, code, output)
 
     def late(self) -> str:
-        """Why it has not come to its end in time, as far as that is known."""
+        """Return why the session is not finished yet, as far as that is known."""
         why = self.ended()
         if why is not None:
             return why or "its program has ended"
@@ -418,11 +434,13 @@ class SshSession:
         )
 
     def close(self, deadline: float) -> bool:
-        """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it,
-        and the program there with it. False if our program has begun there, and may not have ended.
+        """Wait until ``deadline`` (monotonic) for the session to end; then kill it with its remote
+        program.
+
+        Returns False if the remote program has begun and may still be running.
         """
         with self._lock:
-            # nothing is tried again
+            # Disable retries.
             self._pauses = []
             self._again_at = 0.0
         for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
@@ -430,7 +448,8 @@ class SshSession:
                 self._process.wait(seconds)
             with contextlib.suppress(OSError):
                 self._process.stdin.close()  # type: ignore[union-attr]
-        stuck = self._process.poll() in (None, SSH)  # SSH: sshd says nothing any more
+        # SSH: the session's status is unknown, because sshd no longer responds
+        stuck = self._process.poll() in (None, SSH)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -447,7 +466,7 @@ class SshSession:
 
 
 def failures(why: Mapping[str, str]) -> str:
-    """One text for all hosts that cannot be used, by name."""
+    """Return one message about all unusable hosts, by name."""
     count = "a host" if len(why) == 1 else f"{len(why)} hosts"
     return "\n  ".join(
         [f"{count} cannot be used:", *(f"{host}: {text}" for host, text in why.items())]

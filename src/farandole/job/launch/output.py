@@ -1,5 +1,5 @@
-"""The output of the ranks: merged by lines, prefixed with rank and stream, kept in files when
-asked.
+"""The output of the ranks: merged line by line, prefixed with rank and stream, and kept in
+files on request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TextIO
 from farandole.base.log import logger
 from farandole.errors import SettingsError
 
-LONGEST = 1 << 20  # characters of an unfinished line that are kept back
+LONGEST = 1 << 20  # maximum characters of an unfinished line that are buffered
 TAIL = 8 << 10
 TAIL_LINES = 20
-# seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
+# Seconds for which a traceback is held back; if its rank ends, the driver shows the traceback once.
 HOLD = 2.0
 HOLD_LIMIT = 64 << 10
-_TRACEBACK = (  # of an error, of a group of errors, of a syntax error
+_TRACEBACK = (  # an error, an exception group or a syntax error
     r"(?m)^(?:Traceback \(most recent call last\):|  \+ Exception Group Traceback \(most|  File"
     r" \".*\", line \d+)"
 )
@@ -35,19 +35,20 @@ Key = tuple[int, str]
 
 
 class Lines:
-    """The text of one stream: bytes in as they come, finished pieces out (a piece ends with a
-    newline or a carriage return, or is cut after LONGEST characters).
+    """The text of one stream: bytes in as they arrive, finished pieces out.
+
+    A piece ends with a newline or a carriage return, or is cut after LONGEST characters.
     """
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._rest = ""
         self.tail = ""
-        self.fed = 0.0  # when the last bytes came
+        self.fed = 0.0  # time of the last bytes
         self.returned = False  # the last piece ended with a carriage return
 
     def feed(self, data: bytes) -> str:
-        """Everything up to the last end of a piece."""
+        """Return all text up to the end of the last finished piece."""
         self.fed = time.monotonic()
         text = self._decode(data)
         self.tail = (self.tail + text)[-TAIL:]
@@ -61,7 +62,7 @@ class Lines:
         return text[:end]
 
     def take(self) -> str:
-        """The unfinished line, now that the stream ends or has paused."""
+        """Return the unfinished line, because the stream has ended or paused."""
         rest, self._rest = self._rest, ""
         return rest
 
@@ -71,27 +72,30 @@ class Lines:
 
 
 class Console:
-    """One text stream that several ranks write to. It remembers whose unfinished line stands there,
-    so that a progress bar overwrites itself. On a terminal the bars of several ranks take turns on
-    one line; elsewhere each turn is a line of its own.
+    """A text stream shared by several ranks.
+
+    The console remembers which rank's unfinished line is shown, so that a progress bar overwrites
+    itself. On a terminal the bars of several ranks take turns on one line; elsewhere each turn is a
+    separate line.
     """
 
     def __init__(self, sink: TextIO) -> None:
         self.sink = sink
         self.muted = False
-        self.broken = False  # our reader has gone
+        self.broken = False  # the reader of the stream has gone
         self.terminal = is_terminal(sink)
         self._open: Key | None = None
         self._returned = False  # the unfinished line ended with a carriage return
         self._bar = ""  # the unfinished line, if it is a progress bar
-        self._erased: dict[Key, str] = {}  # bars that had to make room for another rank's line
+        self._erased: dict[Key, str] = {}  # bars erased to make room for another rank's line
 
     def write(self, key: Key, prefix: str, text: str, progress: bool = False) -> None:
-        """``text``: pieces, of which only the last may lack an end; ``progress``: that one is a
-        progress bar.
+        """Write ``text``, which consists of pieces; only the last may be unfinished.
+
+        ``progress``: the last piece is a progress bar.
         """
         if self._open != key and not text.strip("\r"):
-            return  # a return to the start of a line that does not stand here
+            return  # a return to the start of a line that is not shown
         parts: list[str] = []
         if self._open is not None and self._open != key:
             parts.append(self._make_room(self._open))
@@ -101,7 +105,7 @@ class Console:
         bar = _last_bar(text, progress) or (self._bar if self._open == key and text == "\r" else "")
         if self._open == key:
             if self._returned and text[0] == "\n":
-                parts.append("\n")  # "\r\n" that was cut in two
+                parts.append("\n")  # a "\r\n" split between two writes
                 text = text[1:]
             elif not self._returned:
                 end = _first_end(text)
@@ -112,7 +116,7 @@ class Console:
         self._emit(key, "".join(parts))
 
     def _make_room(self, owner: Key) -> str:
-        """For another rank's line, where ``owner``'s unfinished one stands."""
+        """Return the text that frees the line of ``owner``'s unfinished text for another rank."""
         self._open = None
         if not (self.terminal and self._bar):
             return "\n"
@@ -120,7 +124,7 @@ class Console:
         return "\r\x1b[2K"
 
     def finish(self) -> None:
-        """End the line that somebody left unfinished."""
+        """End an unfinished line."""
         if self._open is not None:
             self._emit(self._open, "\n")
 
@@ -164,7 +168,7 @@ def _prefixed(prefix: str, text: str) -> str:
 
 
 def _last_bar(text: str, progress: bool) -> str:
-    """The unfinished line that ``text`` ends with, if it is a progress bar: after or before a
+    """Return the unfinished line at the end of ``text`` if it is a progress bar, i.e. next to a
     carriage return.
     """
     line = text.rsplit("\n", 1)[-1]
@@ -179,10 +183,11 @@ def _first_end(text: str) -> int:
 
 
 class OutputFiles:
-    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left
-    there moves into a folder beside it, named for the time of that run; while another job writes
-    there, this one has such a folder of its own. ``notes`` say so. A full disk costs one warning,
-    not the job.
+    """Output files ``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes.
+
+    Output of an older run is moved to a folder in the same directory, named after that run's time.
+    While another job writes there, this job uses such a folder itself. ``notes`` report both. A
+    full disk causes one warning and does not end the job.
     """
 
     def __init__(self, directory: str, size: int) -> None:
@@ -199,7 +204,7 @@ class OutputFiles:
     def _begin(self) -> None:
         directory = self._directory
         if not os.path.exists(directory):
-            os.makedirs(directory, exist_ok=True)  # another job may make it just now
+            os.makedirs(directory, exist_ok=True)  # another job may be creating it at this moment
         self._claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not claimed(self._claim):
             self._directory = new_folder(directory, time.time())
@@ -213,7 +218,7 @@ class OutputFiles:
             )
 
     def add(self, rank: int, name: str) -> None:
-        """Of a process that is no rank."""
+        """Add the files of a process that is not a rank."""
         self._try(functools.partial(self._open, rank, name))
 
     def _open(self, rank: int, name: str = "") -> None:
@@ -265,8 +270,9 @@ class OutputFiles:
 
 
 def claimed(folder: int) -> bool:
-    """Is the open folder ours, and nobody else's, until it is closed? A file system without locks
-    is taken as it is.
+    """Lock the open folder until it is closed; return whether no other process has locked it.
+
+    A file system without locks counts as unlocked.
     """
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,7 +282,7 @@ def claimed(folder: int) -> bool:
 
 
 def new_folder(directory: str, when: float) -> str:
-    """``DIR/run-<when>``, made now."""
+    """Create a new folder ``DIR/run-<when>`` and return its path."""
     began = time.strftime("run-%Y-%m-%d_%H.%M.%S", time.localtime(when))
     for number in itertools.count():
         path = os.path.join(directory, f"{began}.{number}" if number else began)
@@ -287,8 +293,8 @@ def new_folder(directory: str, when: float) -> str:
 
 
 def put_aside(directory: str) -> str:
-    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``, which is
-    returned.
+    """Move the logs of an older run, if any, to ``DIR/run-<its start>``; return that path or an
+    empty string.
     """
     names = os.listdir(directory) if os.path.isdir(directory) else []
     folders = [os.path.join(directory, name) for name in names if re.match(_RANK, name)]
@@ -302,7 +308,7 @@ def put_aside(directory: str) -> str:
 
 
 class OutputStreams:
-    """All streams of a job, on their way to the console and to the files."""
+    """All output streams of a job, on their way to the console and to files."""
 
     def __init__(
         self,
@@ -316,28 +322,29 @@ class OutputStreams:
         shown: Collection[int] | None = None,
     ) -> None:
         self._files = OutputFiles(directory, size) if directory else None
-        self.notes = self._files.notes if self._files is not None else []  # where files lie
-        self._servers: dict[int, str] = {}  # labels of processes that are no ranks
+        # messages about the location of files
+        self.notes = self._files.notes if self._files is not None else []
+        self._servers: dict[int, str] = {}  # labels of processes that are not ranks
         self._lines: dict[Key, Lines] = {
             (rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")
         }
         self._timestamp = timestamp
         self._shown = range(size) if shown is None else frozenset(shown)
         self.out = Console(out)
-        # Two names of one terminal share one cursor.
+        # out and err on one terminal share its cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
         messages = messages or out
         self.messages = (
             self.out if messages is out or _same_terminal(out, messages) else Console(messages)
         )
-        # per rank: since when, and what, from a traceback on
+        # Per rank: the time and text of a traceback that is held back.
         self._held: dict[int, tuple[float, str]] = {}
-        self.ending: set[int] = set()  # ranks that have failed: their held lines stay held
-        self.before_write: Callable[[], None] = lambda: None  # takes a status line away
+        self.ending: set[int] = set()  # failed ranks, whose tracebacks stay held back
+        self.before_write: Callable[[], None] = lambda: None  # removes a status line
 
     def add_server(self, rank: int, number: int) -> None:
-        """A process that is no rank: its streams come under the number ``rank``, behind those of
-        the ranks.
+        """Add the streams of a parameter server under the number ``rank``, which follows the
+        job's ranks.
         """
         self._servers[rank] = f"server {number}"
         self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}
@@ -350,18 +357,20 @@ class OutputStreams:
         self._show((rank, name), self._lines[rank, name].feed(data))
 
     def say(self, text: str) -> None:
-        """A message of a rank to the user, as it is."""
+        """Show a rank's message to the user, unchanged."""
         self.before_write()
         self.messages.write((-1, "message"), "", f"{text}\n")
 
     def pause(self, rank: int, name: str) -> None:
-        """The stream has been silent, or has ended: show its unfinished line."""
+        """Show the unfinished line of a stream that has paused or ended."""
         lines = self._lines[rank, name]
         self._show((rank, name), lines.take(), lines.returned)
 
     def show_stale(self, seconds: float) -> None:
-        """Show what was kept back too long: tracebacks of ranks that live on, and, on a terminal,
-        an unfinished line (a prompt, a progress bar) whose rank pauses.
+        """Show text that was held back too long.
+
+        This applies to tracebacks of ranks that are still running and, on a terminal, to the
+        unfinished line (a prompt, a progress bar) of a rank that pauses.
         """
         now = time.monotonic()
         for rank in [rank for rank, (since, _) in self._held.items() if now - since > HOLD]:
@@ -376,26 +385,28 @@ class OutputStreams:
                 self.pause(rank, name)
 
     def tails(self) -> dict[int, str]:
-        """The end of each rank's stderr: its traceback if it ended with one, else some lines."""
+        """Return the end of each rank's stderr: its final traceback, or else its last lines."""
         found = {}
         for (rank, name), lines in self._lines.items():
             if rank in self._held:
                 found[rank] = self._held[rank][1]
             elif name == "stderr" and lines.tail.strip():
-                # as on a terminal
+                # Remove overwritten text, as on a terminal.
                 text = re.sub(r"[^\n]*\r(?!\n)", "", lines.tail).replace("\r\n", "\n")
                 found[rank] = "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
         return found
 
     def last_line(self, rank: int) -> str:
-        """The last line of the rank, of either stream."""
+        """Return the last line of the rank's output on either stream."""
         latest = max(
             (self._lines[rank, name] for name in ("stdout", "stderr")), key=lambda lines: lines.fed
         )
         return latest.tail.strip().replace("\r", "\n").rsplit("\n", 1)[-1]
 
     def close(self, drop: Collection[int] = ()) -> None:
-        """Show the rest, except the tracebacks of the ranks in ``drop``. May be called twice."""
+        """Show the remaining text, except tracebacks of the ranks in ``drop``. May be called
+        twice.
+        """
         for key in self._lines:
             self.pause(*key)
         for rank in sorted(self._held):
@@ -415,7 +426,7 @@ class OutputStreams:
             self._write(key, text, progress)
 
     def _hold(self, rank: int, text: str) -> str:
-        """Keep back everything from a traceback on; returns the text before it."""
+        """Hold back everything from a traceback on; return the text before it."""
         if rank in self._held:
             since, before = self._held[rank]
             self._held[rank] = since, before + text
@@ -445,7 +456,7 @@ class OutputStreams:
 def is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # closed, or no stream of the usual kind
+    except (AttributeError, ValueError):  # closed, or not a standard stream
         return False
 
 

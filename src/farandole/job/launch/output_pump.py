@@ -1,4 +1,4 @@
-"""Reads the pipes of the job's processes, and passes on what they write."""
+"""Reader of the pipes of a job's processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from farandole.job.launch.contract import Worker
 from farandole.job.launch.output import OutputStreams
 
-PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
+PAUSE = 0.25  # seconds before an unfinished line is shown on a terminal
 
 
 class OutputPump:
-    """``on_silent`` is called with a rank when the last of its pipes has closed."""
+    """Passes on the output in the processes' pipes.
+
+    ``on_silent`` is called with a rank when the last of its pipes has closed.
+    """
 
     def __init__(self, streams: OutputStreams, on_silent: Callable[[int], None]) -> None:
         self._streams = streams
         self._on_silent = on_silent
-        self._open: dict[int, set[str]] = {}  # pipes of each rank
+        self._open: dict[int, set[str]] = {}  # open pipes by rank
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -37,12 +40,12 @@ class OutputPump:
                     self._open[rank].add(name)
 
     def wake(self) -> None:
-        """End a ``pump`` that waits; from any thread, and from a handler of a signal."""
+        """Interrupt a waiting ``pump``. Safe on any thread and in signal handlers."""
         with contextlib.suppress(OSError):
             os.write(self._wake_out, b"\0")
 
     def pump(self, seconds: float) -> None:
-        """Pass on what is there, or comes within ``seconds``."""
+        """Pass on output that is available or arrives within ``seconds``."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(OSError):

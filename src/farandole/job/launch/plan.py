@@ -1,4 +1,4 @@
-"""The places of ranks: from hosts and a number of processes to slots. Pure."""
+"""Planning: from hosts and a number of processes to slots. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNT = r"(slots|max[_-]slots)\s*=\s*([0-9]+)"
 
 
 def check_np(np: Any) -> int:
-    """``np`` if it can be a number of processes, else SettingsError."""
+    """Return ``np`` if it is a valid number of processes. Raises SettingsError otherwise."""
     if isinstance(np, bool) or not isinstance(np, int):
         raise SettingsError(f"np={np!r} is a {type(np).__name__}: it must be a whole number >= 1")
     if np < 1:
@@ -29,8 +29,9 @@ def check_np(np: Any) -> int:
 
 
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
-    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots. IPv6 addresses
-    stand in brackets there, and without them in the pairs.
+    """Parse ``"h1:2,h2:4"`` into pairs of host and slots; slots of repeated hosts are added up.
+
+    IPv6 addresses are in brackets in the text and without brackets in the pairs.
     """
     if not isinstance(hosts, str):
         raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
@@ -48,14 +49,15 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
 
 
 def read_hostfile(path: str) -> str:
-    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a
-    comment. Open MPI's ``max_slots=4`` may stand there, too: it limits how many ranks more than
-    slots may be, and there are never more.
+    """Read a hostfile of lines like ``host slots=2`` and return ``host:2,...``.
 
-    Raises SettingsError for a file, or a line of it, that cannot be read.
+    A host without slots has one; ``#`` begins a comment. Open MPI's ``max_slots=4`` is accepted and
+    ignored: it limits ranks beyond the slots, which are never started.
+
+    Raises SettingsError for an unreadable file or line.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:  # editors of Windows begin files with a mark
+        with open(path, encoding="utf-8-sig") as file:  # editors on Windows write a byte-order mark
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--hostfile {path!r} cannot be read: {error}") from error
@@ -86,14 +88,14 @@ def read_hostfile(path: str) -> str:
 
 
 def _hint(host: str) -> str:
-    """The cure for what is no host, if we know it."""
+    """Return the cure for an invalid host, if it is known."""
     if host.startswith("@"):
         return (
             "; the name of the user in front of @ is empty: is it a variable of the shell that is"
             " not set?"
         )
     named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
-    if named:  # of a file: mpirun -machinefile of MPICH
+    if named:  # the syntax of MPICH's mpirun -machinefile
         return (
             f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config"
             " or --ssh-port"
@@ -104,22 +106,23 @@ def _hint(host: str) -> str:
 
 
 def _place(host: str, count: int) -> str:
-    """``h1:2``, ``me@[fd00::1]:2``"""
+    """Format a host and its number of ranks: ``h1:2``, ``me@[fd00::1]:2``."""
     user, at, name = host.rpartition("@")
     return f"{user}{at}{joined(name, count)}"
 
 
 def places(slots: Sequence[Slot]) -> str:
-    """``h1:2, h2:4``"""
+    """Format the hosts of the slots: ``h1:2, h2:4``."""
     return ", ".join(_place(slot.host, slot.local_size) for slot in slots if slot.local_rank == 0)
 
 
 def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
-    """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this
-    machine alone.
+    """Return one slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means
+    only this machine.
 
-    ``cross_rank`` counts the hosts that have a rank with the same ``local_rank``, so hosts of
-    different sizes have different ``cross_size``s.
+    ``cross_size`` counts the hosts that have a rank with the same ``local_rank``, so it differs
+    between ranks if the hosts have different numbers of slots. Raises SettingsError if there are
+    too few slots.
     """
     check_np(np)
     if hosts is None:

@@ -1,4 +1,4 @@
-"""The ranks of one host as processes below a reaper, seen from the process that started them."""
+"""The ranks of one host as processes below a reaper, as seen by the process that starts them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from farandole.job.launch.limits import check_proc, cure
 if TYPE_CHECKING:
     import subprocess
 
-# As a module, it is loaded from its bytecode; as a script, Python would compile it for every job.
+# A module is loaded from its bytecode, whereas Python would compile a script for every job.
 REAPER = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
-MARK = "FARANDOLE_REAPER"  # the variable by which processes are found whose reaper was killed
-COMMAND = 100  # characters of a command line that are shown
+MARK = "FARANDOLE_REAPER"  # environment variable that identifies processes whose reaper was killed
+COMMAND = 100  # characters of a command line to show
 STATES = {
     "R": "computes",
     "S": "waits (for input, a lock, the network or a clock)",
@@ -32,7 +32,7 @@ STATES = {
     "t": "is held by a debugger",
     "Z": "has ended",
 }
-PATIENCE = 1.0  # seconds in which a reaper ends that has nothing left to do
+PATIENCE = 1.0  # seconds for an idle reaper to exit
 
 
 def start_ranks(
@@ -42,13 +42,15 @@ def start_ranks(
     envs: Sequence[Mapping[str, str]] | None = None,
     cwd: str = "",
 ) -> list[LocalWorker]:
-    """One process per slot, below a reaper of their own, in the folder ``cwd`` (default: here).
-    ``envs``: variables of each, beside ``env``. SettingsError says how many could be started; then
-    none is left.
+    """Start one process per slot below a new reaper, in the folder ``cwd`` (default: the current
+    one).
+
+    ``envs`` are variables per process, added to ``env``. Raises SettingsError with the number of
+    started processes if not all could be started; these are ended first.
     """
     check_proc()
     token = os.urandom(16).hex()
-    # An environment may hold "=text", whose name is empty, and Python starts nothing with that.
+    # An environment may contain "=text", with an empty name, which Python cannot pass to a process.
     base, pipes = {name: text for name, text in {**env, MARK: token}.items() if name}, _Pipes()
     handle = Reaper(f"{MARK}={token}", cwd)
     try:
@@ -82,7 +84,7 @@ class _Pipes:
         self.writers: list[int] = []
 
     def open(self) -> int:
-        """A new pipe's end to write to."""
+        """Create a pipe and return its write end."""
         reader, writer = os.pipe()
         self.readers.append(reader)
         self.writers.append(writer)
@@ -101,7 +103,7 @@ class LocalWorker:
     ) -> None:
         self.slot = slot
         self.pid = pid
-        self.stdout: int | None = stdout  # closed by their reader
+        self.stdout: int | None = stdout  # closed by the reader
         self.stderr: int | None = stderr
         self._reaper = handle
         self._index = index
@@ -114,8 +116,9 @@ class LocalWorker:
         return self._reaper.code(self._index)
 
     def alive(self) -> bool:
-        """Is the rank running, or anything of the job? (Processes that ranks leave behind belong to
-        all of them.)
+        """Return whether the rank is running or the job has processes left.
+
+        Processes that ranks leave behind count for all ranks.
         """
         return self.poll() is None or self._reaper.has_left()
 
@@ -146,13 +149,15 @@ class LocalWorker:
 
 
 class Reaper:
-    """The driver's end of a reaper's pipes. ``mark`` (NAME=value) is in the environment of all its
-    ranks.
+    """The driver's end of a reaper's pipes.
+
+    ``mark`` (NAME=value) is in the environment of all its ranks.
     """
 
     def __init__(self, mark: str, cwd: str = "") -> None:
         self.started = 0
-        # when codes were told, which the reaper does in the order of the ends
+        # Times at which exit codes were reported; the reaper reports them in the order in which
+        # ranks ended.
         self.times: dict[int, float] = {}
         self._cwd = cwd
         self._mark = mark
@@ -168,13 +173,15 @@ class Reaper:
         places: Sequence[tuple[list[str], dict[str, str], int, int]],
         keep: Sequence[int],
     ) -> list[int]:
-        """The pids of the ranks. OSError when they cannot be started: none is left then, and
-        ``started`` says how many there were.
+        """Start the ranks and return their pids.
+
+        Raises OSError if they cannot be started; then no rank is left, and ``started`` is the
+        number of ranks that had started.
         """
-        # here, so that a worker that asks for its surroundings does not pay for it
+        # Imported here to keep a worker's placement query fast.
         import subprocess
 
-        from farandole.job.launch import reaper  # now, so that its bytecode is up to date
+        from farandole.job.launch import reaper  # imported here so that its bytecode is up to date
 
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", REAPER, os.path.dirname(reaper.__file__)],
@@ -187,7 +194,8 @@ class Reaper:
             cwd=self._cwd or None,
         )
         frame = marshal.dumps((dict(base), list(places)))
-        with contextlib.suppress(BrokenPipeError):  # it has ended; it may have said why
+        # the reaper has ended, and may have reported why
+        with contextlib.suppress(BrokenPipeError):
             self._write(len(frame).to_bytes(8, "little") + frame)
         answer = self._first_line()
         verb, *numbers = answer.split() or [b"failed", b"0", b"%d" % errno.ECHILD]
@@ -199,28 +207,28 @@ class Reaper:
         raise OSError(number, os.strerror(number), places[0][0][0])
 
     def code(self, index: int) -> int | None:
-        """The exit code of a rank (negative: the signal), None while it runs."""
+        """Return a rank's exit code (negative: the signal), or None while it runs."""
         self._listen()
         if self._lost:
-            # which ranks get when their parent dies
+            # The ranks receive this signal when their parent dies.
             return self._codes.setdefault(index, -signal.SIGTERM)
         return self._codes.get(index)
 
     def has_left(self) -> bool:
-        """Does anything run that the ranks have started?"""
+        """Return whether any process that the ranks have started is still running."""
         from farandole.job.launch import reaper
 
         self._listen()
         return not self._gone and (self._process is not None or bool(reaper.marked(self._mark)))
 
     def pass_on(self, index: int, number: int) -> None:
-        """Send a signal that is not to end it to the process of a rank."""
+        """Send a signal that does not end it to a rank's process."""
         with contextlib.suppress(OSError):
             self._write(f"send {int(number)} {index}\n".encode())
 
     def signal(self, index: int, number: int) -> None:
-        """SIGTERM or SIGKILL, to a rank and all below it."""
-        if self._lost and self._process is None:  # its guard was killed, too
+        """Send SIGTERM or SIGKILL to a rank and all its descendants."""
+        if self._lost and self._process is None:  # the guard was killed as well
             from farandole.job.launch import reaper
 
             for pid, seen in reaper.marked(self._mark).items():
@@ -236,7 +244,7 @@ class Reaper:
                 view = view[os.write(self._process.stdin.fileno(), view) :]
 
     def _first_line(self) -> bytes:
-        """Waits for it; empty if the reaper has ended."""
+        """Wait for the first line and return it; empty if the reaper has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
@@ -250,7 +258,7 @@ class Reaper:
         return line
 
     def _listen(self) -> None:
-        """Take the reaper's messages."""
+        """Process pending messages of the reaper."""
         if self._process is None or self._process.stdout is None:
             return
         try:
@@ -266,7 +274,7 @@ class Reaper:
                 self._codes[int(numbers[0])] = int(numbers[1])
                 self.times[int(numbers[0])] = time.monotonic()
             elif verb == b"lost":
-                self._lost = True  # somebody killed it
+                self._lost = True  # the reaper was killed
             elif verb == b"gone":
                 self._gone = True
         if self._gone or data == b"":
@@ -274,7 +282,7 @@ class Reaper:
             self._end()
 
     def _end(self) -> None:
-        """Of the reaper itself."""
+        """Clean up after the reaper has ended."""
         process, self._process = self._process, None
         if process is None:
             return

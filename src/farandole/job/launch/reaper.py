@@ -1,22 +1,23 @@
-"""Starts a job's ranks on one host, sees them end, and ends their leftovers: one process per job
-and host.
+"""The reaper: starts a job's ranks on one host, reports their ends, and ends leftover processes.
 
-The reaper is the ranks' parent and a child subreaper: a process below it whose own parent ends
-becomes its child, in whatever session it is. So nothing that a rank starts can get away, and when
-the reaper has no child left, nothing of the job runs.
+There is one reaper per job and host. It is the ranks' parent and a child subreaper: a descendant
+whose parent ends becomes the reaper's child, even in another session. Therefore no process started
+by a rank can escape, and when the reaper has no children, nothing of the job is running.
 
-stdin: the length of a frame (8 bytes), the frame (``marshal``: variables for all, and for each rank
-its command, its own variables, and the descriptors for its stdout and stderr), then lines: ``term 0
-2`` and ``kill 0 2`` signal the ranks of these numbers with all below them, ``send 10 0 2`` sends
-these ranks alone the signal 10. stdout, in lines: ``started <pid> ...`` or ``failed <index>
-<errno>``; ``exit <index> <code>``; ``gone`` when nothing is left, and then the reaper ends. If
-stdin closes before that, or the driver dies, all get SIGTERM and, after a grace, SIGKILL.
+stdin: the length of a frame (8 bytes), then the frame (``marshal``: variables for all ranks, and
+for each rank its command, its own variables, and the descriptors for its stdout and stderr), then
+lines: ``term 0 2`` and ``kill 0 2`` signal the ranks with these numbers and all their descendants;
+``send 10 0 2`` sends signal 10 to these ranks only.
 
-Its parent is a guard, another child subreaper: if the reaper is killed, what was below it comes to
-the guard, which says ``lost``, ends all of it and says ``gone``.
+stdout, in lines: ``started <pid> ...`` or ``failed <index> <errno>``; ``exit <index> <code>``;
+``gone`` when nothing is left, after which the reaper exits. If stdin closes earlier, or the driver
+dies, all processes get SIGTERM and, after a grace period, SIGKILL.
 
-Only modules that Python loads quickly: it is imported by a ``python -I -S`` and knows no other
-module of ours.
+The reaper's parent is a guard, another child subreaper. If the reaper is killed, its descendants
+become children of the guard, which reports ``lost``, ends all of them and reports ``gone``.
+
+This module imports only modules that load quickly and none of Farandole's, because it runs under
+``python -I -S``.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    # what signal adds, enumerations, takes longer to load than all the rest
+    # ``signal`` adds enumerations, which take longer to load than everything else.
     import _signal as signal
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-LOOK = 1.0  # seconds between looks whether the driver is there
-AGAIN = 0.02  # seconds after which SIGKILL goes to processes that were started meanwhile
-# seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
+LOOK = 1.0  # seconds between checks that the driver is alive
+AGAIN = 0.02  # seconds before SIGKILL is repeated for processes that started in between
+# Seconds before a process that survives SIGKILL (blocked on a dead network disk) is abandoned.
 GIVE_UP = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
-# Python ignores them; a rank is to find them as in a shell
+# Python ignores these signals; ranks get the defaults, as from a shell.
 _RESTORED = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """(parent, start time) of every process that is no zombie, by pid."""
+    """Return (parent, start time) of every process except zombies, by pid."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -58,7 +59,7 @@ def processes() -> dict[int, tuple[int, int]]:
 def _look(pid: int) -> tuple[int, int] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name before it may hold spaces and brackets
+            # The name before it may contain spaces and brackets.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -66,7 +67,7 @@ def _look(pid: int) -> tuple[int, int] | None:
 
 
 def below(root: int, known: dict[int, tuple[int, int]]) -> list[int]:
-    """All descendants of ``root``, nearest first."""
+    """Return all descendants of ``root``, nearest first."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in known.items():
         children.setdefault(parent, []).append(pid)
@@ -77,8 +78,9 @@ def below(root: int, known: dict[int, tuple[int, int]]) -> list[int]:
 
 
 def marked(mark: str) -> dict[int, tuple[int, int]]:
-    """Processes with ``mark`` (NAME=value) in their environment, other than this one: how a job's
-    processes are found when their reaper was killed.
+    """Return the processes with ``mark`` (NAME=value) in their environment, except this one.
+
+    This finds a job's processes after their reaper was killed.
     """
     wanted, found = mark.encode(), {}
     for pid, seen in processes().items():
@@ -92,7 +94,7 @@ def marked(mark: str) -> dict[int, tuple[int, int]]:
 
 
 def send(pid: int, seen: tuple[int, int], number: int) -> None:
-    """Signal the process that was seen, and no other that has got its number since."""
+    """Signal the process ``seen`` earlier, unless its pid has been reused."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -119,16 +121,17 @@ class Ranks:
 
     def __init__(self) -> None:
         self.pids: list[int] = []
-        self.codes: dict[int, int] = {}  # by pid
-        self.left = True  # something has not ended
-        self._signalled: set[int] = set()  # pids of ranks that were told to end
+        self.codes: dict[int, int] = {}  # exit codes by pid
+        self.left = True  # a process has not ended
+        self._signalled: set[int] = set()  # pids of ranks that were asked to end
         self._killed: set[int] = set()
-        self._asked: set[tuple[int, int]] = set()  # who has got SIGTERM, by pid and start time
+        # processes that got SIGTERM, by pid and start time
+        self._asked: set[tuple[int, int]] = set()
 
     def start(
         self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]
     ) -> None:
-        """Raises OSError; the ranks started by then run."""
+        """Start the ranks. Raises OSError; ranks started before the error keep running."""
         for _, _, out, err in places:
             os.set_inheritable(out, False)
             os.set_inheritable(err, False)
@@ -148,8 +151,9 @@ class Ranks:
             os.close(err)
 
     def reap(self) -> list[tuple[int, int]]:
-        """(index, code) of the ranks that have ended since; ``left`` is False when no process is
-        left.
+        """Return (index, code) of the ranks that have ended since the last call.
+
+        ``left`` becomes False when there are no more processes.
         """
         ended: list[tuple[int, int]] = []
         while True:
@@ -169,8 +173,10 @@ class Ranks:
         return bool(self._killed)
 
     def signal(self, indices: list[int], number: int) -> None:
-        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on.
-        SIGTERM comes once to each: a second one would interrupt what the first has begun.
+        """Signal these ranks and all their descendants; if all ranks are ending, also their
+        orphans.
+
+        Each process gets SIGTERM only once: a second one would interrupt its clean-up.
         """
         chosen = {self.pids[index] for index in indices}
         self._signalled |= chosen
@@ -179,12 +185,12 @@ class Ranks:
         self._send(chosen, self._signalled, number)
 
     def pass_on(self, indices: list[int], number: int) -> None:
-        """A signal that is not to end them, to the processes of these ranks alone."""
+        """Send a signal that does not end them to the processes of these ranks only."""
         for pid in {self.pids[index] for index in indices} - set(self.codes):
-            os.kill(pid, number)  # it is our child, and not reaped: the number is its own
+            os.kill(pid, number)  # an unreaped child, so its pid cannot have been reused
 
     def kill_again(self) -> None:
-        """Kill the processes that appeared meanwhile."""
+        """Kill processes that have appeared in between."""
         self._send(self._killed, self._killed, signal.SIGKILL)
 
     def _send(self, chosen: set[int], ending: set[int], number: int) -> None:
@@ -205,7 +211,7 @@ class Ranks:
 
 
 def woken() -> int:
-    """A descriptor that can be read when a signal has come, such as that of a child's end."""
+    """Return a descriptor that becomes readable when a signal arrives, such as a child's end."""
     wake, out = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(out, False)
@@ -214,15 +220,15 @@ def woken() -> int:
 
 
 def say(line: str) -> None:
-    """To the driver."""
+    """Report a line to the driver."""
     try:  # noqa: SIM105 (contextlib takes longer to load than all the rest)
         os.write(1, f"{line}\n".encode())
     except OSError:
-        pass  # it has gone; that is seen elsewhere
+        pass  # a lost driver is detected elsewhere
 
 
 class Driver:
-    """The other end of our stdin and stdout."""
+    """The peer at the reaper's stdin and stdout."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
@@ -239,7 +245,9 @@ class Driver:
         return data
 
     def orders(self, seconds: float) -> list[str] | None:
-        """The driver's orders within this time, or until a child ends; None when it has gone."""
+        """Return the driver's orders within this time or until a child ends; None if the driver
+        has gone.
+        """
         ready = select.select([0, self._wake], [], [], seconds)[0]
         if self._wake in ready:
             os.read(self._wake, 4096)
@@ -249,13 +257,13 @@ class Driver:
                 return None
             *lines, self._text = (self._text + data.decode()).split("\n")
             return lines
-        # Another process may hold a copy of the pipe, so its end is not enough to see that the
+        # Another process may hold a copy of the pipe, so the pipe's end does not prove that the
         # driver has gone.
         return [] if os.getppid() == self._parent else None
 
 
 def attend(driver: Driver, ranks: Ranks) -> None:
-    """Until nothing is left."""
+    """Serve the driver until no process is left."""
     while True:
         for index, code in ranks.reap():
             say(f"exit {index} {code}")
@@ -278,9 +286,7 @@ def attend(driver: Driver, ranks: Ranks) -> None:
 
 
 def end_all(ranks: Ranks) -> None:
-    """Nobody is left who could ask for it: all below this process get SIGTERM and, after a grace,
-    SIGKILL.
-    """
+    """End all descendants without a driver: SIGTERM and, after a grace period, SIGKILL."""
     everyone, began = list(range(len(ranks.pids))), time.monotonic()
     ranks.signal(everyone, signal.SIGTERM)
     while ranks.left and time.monotonic() < began + GRACE + GIVE_UP:
@@ -291,10 +297,11 @@ def end_all(ranks: Ranks) -> None:
 
 
 def guard(child: int) -> None:
-    """As long as ``child``, the reaper, runs; what is left after one that was killed is ended. When
-    the driver has gone, the end of this process tells the reaper.
+    """Guard the reaper ``child``, and end its leftover processes if it is killed.
+
+    When the driver has gone, the end of this process notifies the reaper.
     """
-    os.close(0)  # and the ranks' pipes, whose ends the driver is to see
+    os.close(0)  # also the ranks' pipes, so that the driver sees them close
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     wake, parent = woken(), os.getppid()
     while True:
@@ -312,10 +319,10 @@ def guard(child: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends."""
-    import _ctypes  # the package around it takes half as long to load as Python itself
+    """Become the parent of every descendant whose own parent ends."""
+    import _ctypes  # ``ctypes`` takes half as long to load as Python itself
 
-    # None: what is loaded
+    # None searches the loaded libraries.
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]
     if _ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)):
         sys.exit(1)
@@ -330,13 +337,13 @@ def main() -> None:
         signal.SIGUSR2,
         signal.SIGCHLD,
     ):
-        # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup),
-        # they ignore.
+        # A handler, unlike SIG_IGN, is not inherited by the ranks. Ranks ignore the signals that
+        # the driver ignores (nohup).
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     try:
         child = os.fork()
-    except OSError as error:  # a limit on processes
+    except OSError as error:  # a limit on the number of processes
         say(f"failed 0 {error.errno}")
         sys.exit(1)
     adopt_orphans()

@@ -1,5 +1,7 @@
-"""The job's parameter servers: processes that the driver starts when a rank first asks for them.
-One server is on the driver's host; several are on the ranks' hosts in turn, where those are others.
+"""The job's parameter servers: processes that the driver starts on the first request of a rank.
+
+A single server runs on the driver's host; several run on the ranks' hosts in turn, if those are
+other hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from farandole.net.store import StoreServer
 
 
 class ServerProcesses:
-    """The server processes of a job of ``np`` ranks. ``wanted``: a rank has asked for them."""
+    """The server processes of a job of ``np`` ranks. ``wanted``: a rank has requested them."""
 
     def __init__(self, np: int, settings: Settings, store: StoreServer) -> None:
         self.workers: Sequence[Worker] = ()
@@ -38,14 +40,15 @@ class ServerProcesses:
         self.workers = start_servers(self._np, self._settings, env, interface, allocation)
 
     def poll(self) -> None:
-        """Note which have ended."""
+        """Record the servers that have ended."""
         for index, worker in enumerate(self.workers):
             if index not in self._codes and (code := worker.poll()) is not None:
                 self._codes[index] = code
 
     def verdict(self, tails: Mapping[int, str]) -> Verdict | None:
-        """Return the cause of the job's failure, if a server that has ended is it. ``tails``: by
-        rank, after those of the job.
+        """Return the cause of the job's failure if it is a server that has ended, else None.
+
+        ``tails`` are the last lines of stderr by rank; servers follow the job's ranks.
         """
         if not self._codes:
             return None
@@ -73,9 +76,13 @@ def start_servers(
     interface: str,
     allocation: Allocation | None,
 ) -> Sequence[Worker]:
-    """One process for each server and replica, those of one server next to each other. ``env``: as
-    for the ranks; ``interface``: where to listen on the driver's host, as the job's store does;
-    ``allocation``: of the ranks. Their slots have the ranks after those of the job.
+    """Start one process for each server and replica, with a server's replicas on one host.
+
+    - ``env``: As for the ranks.
+    - ``interface``: The address on the driver's host to listen on, as the job's store does.
+    - ``allocation``: The ranks' allocation.
+
+    The slots have ranks after the job's ranks.
     """
     count, host = settings.servers * settings.replicas, socket.gethostname()
     envs = [{"FARANDOLE_SERVER": str(index), "OMP_NUM_THREADS": "1"} for index in range(count)]
@@ -89,14 +96,14 @@ def start_servers(
         return allocation.serve(command, [{**env, **own} for own in envs], settings.replicas)
     slots = [Slot(np + index, host, index, count, 0, 1, count) for index in range(count)]
     base = launcher_env.inherited(os.environ)
-    # this Farandole, no other
+    # Servers must import this copy of Farandole.
     path = os.pathsep.join(filter(None, (PARENT, os.environ.get("PYTHONPATH", ""))))
     base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface}
     return start_ranks(slots, command, base, envs)
 
 
 def name(index: int, replicas: int) -> str:
-    """A server process, for messages. ``index``: among all, replicas included."""
+    """Return a server process's name for messages. ``index`` counts replicas too."""
     number, replica = divmod(index, replicas)
     return f"parameter server {number}{f', replica {replica},' if replica else ''}"
 
@@ -108,9 +115,11 @@ def verdict(
     hosts: Sequence[str],
     begun: Container[int],
 ) -> Verdict | None:
-    """Of the servers that have ended, by index: the cause of the job's failure if all replicas of
-    one are among them, or one that is not among those that have ``begun``, for which ranks would
-    wait. Pure. ``tails``: the last lines on stderr; ``hosts``: of all.
+    """Return the cause of the job's failure from the servers that have ended, by index. Pure.
+
+    It is a server whose replicas have all ended, or one that ended before it had ``begun``, because
+    ranks would wait for it. ``tails`` are the last lines on stderr; ``hosts`` are those for all
+    servers.
     """
     for index, code in codes.items():
         number = index // replicas

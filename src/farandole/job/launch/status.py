@@ -1,5 +1,5 @@
-"""How a job is getting on: one quiet line on a terminal, one line that changes in a notebook's
-cell, else nothing.
+"""A job's progress: one line on a terminal, one updated line in a notebook cell, otherwise
+nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from typing import Any, ClassVar, TextIO
 
 from farandole.job.launch.output import OutputStreams, is_terminal
 
-FIRST = 2.0  # seconds: a job that is over sooner needs no status
+FIRST = 2.0  # seconds: a shorter job shows no status
 EVERY = 1.0
 
 
 class Status:
-    """Nothing is shown: nobody watches. ``shown``: somebody does. ``places``: where the ranks run;
-    ``progress``: what rank 0 says of its own.
+    """A status without a display, for output that is not watched.
+
+    - ``shown``: Whether the status is visible.
+    - ``places``: Where the ranks run.
+    - ``progress``: The progress that rank 0 has reported.
     """
 
     shown: ClassVar[bool] = False
-    pictures: ClassVar[bool] = False  # can it show any?
+    pictures: ClassVar[bool] = False  # whether the display supports images
 
     def __init__(self) -> None:
         self.places = ""
@@ -31,13 +34,13 @@ class Status:
         self._next = self._began + FIRST
 
     def tick(self, doing: str) -> None:
-        """Show it anew if it is time. ``doing``: the job's activity, in a few words."""
+        """Update the display if it is due. ``doing`` is the job's activity in a few words."""
 
     def figure(self, png: bytes) -> None:
-        """Show a picture, where that can be done."""
+        """Show an image if the display supports it."""
 
     def close(self, how: str = "ended") -> None:
-        """The job has ended, failed, or been interrupted."""
+        """Show the final state: ended, failed or interrupted."""
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -54,8 +57,8 @@ class Status:
 
 
 def described(progress: Mapping[str, Any]) -> list[str]:
-    """``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` as "epoch 2/5", "17.5 steps/s",
-    "0:01:01 left".
+    """Format progress: ``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` gives "epoch
+    2/5", "17.5 steps/s", "0:01:01 left".
     """
     found = []
     for name in ("epoch", "step"):
@@ -79,7 +82,7 @@ def clock(seconds: float) -> str:
 
 
 class StatusLine(Status):
-    """On a terminal, where no rank's unfinished line is in the way."""
+    """A status line on a terminal, shown while no rank has an unfinished line there."""
 
     shown = True
 
@@ -96,7 +99,7 @@ class StatusLine(Status):
         if self._dumb or not self._streams.err.at_line_start or not self._due():
             return
         if self._console is None:
-            from rich.console import Console  # 50 ms, spent while the ranks run
+            from rich.console import Console  # takes 50 ms, while the ranks run
 
             self._console = Console(file=self._stream)
             self._dumb = not self._console.is_terminal or self._console.is_dumb_terminal
@@ -123,7 +126,7 @@ class StatusLine(Status):
 
 
 class StatusCell(Status):
-    """In a notebook's cell: a display of its own, which stays when the job has ended."""
+    """A status in a notebook cell: a separate display that remains after the job."""
 
     shown = pictures = True
 
@@ -139,7 +142,7 @@ class StatusCell(Status):
             self._show(self._text(doing), update=shown)
 
     def figure(self, png: bytes) -> None:
-        import base64  # here: jobs outside notebooks show no pictures
+        import base64  # imported here because jobs outside notebooks show no images
 
         data = {"image/png": base64.b64encode(png).decode(), "text/plain": "a figure of rank 0"}
         self._publish(data=data, metadata={})
@@ -150,14 +153,14 @@ class StatusCell(Status):
             self._doing = ""
 
     def _show(self, text: str, *, update: bool) -> None:
-        import html  # here, as base64
+        import html  # imported here for the same reason
 
         data = {"text/plain": text, "text/html": f"<small>{html.escape(text)}</small>"}
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
 
 
 def status(stream: TextIO, streams: OutputStreams) -> Status:
-    """The status line that suits the place we run in."""
+    """Return the status that suits this environment: notebook, terminal or neither."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):
         return StatusCell(shell)

@@ -1,5 +1,6 @@
-"""Decides when a job is over, and how: a function from events and times to decisions. No I/O, no
-clock of its own.
+"""Decisions on when a job is over, and how, as a function of events and times.
+
+No I/O and no clock of its own.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from typing import NamedTuple
 
 from farandole.job.launch.explain.events import Event, Verdict
 
-SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
-DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read
-# seconds in which the others' failures are awaited, so that the message can tell of them
+SETTLE = 2.0  # seconds for the rank that caused the failure to write its traceback and exit
+DRAIN = 0.5  # seconds for which the pipes of an exited rank are still read
+# Seconds to wait for failures of other ranks, so that the message can include them.
 GATHER = 0.2
 
 
 class JobState(enum.Enum):
-    """RUNNING: all is well so far. FAILING: a rank failed, and more may be learnt about why.
-    FAILED; ENDED (well).
+    """The state of a job.
+
+    RUNNING: no failure so far. FAILING: a rank failed, and the cause may become clearer. FAILED and
+    ENDED (successfully) are final.
     """
 
     RUNNING = enum.auto()
@@ -27,57 +30,58 @@ class JobState(enum.Enum):
 
 
 class Phase(NamedTuple):
-    """A wait after a failure: ``seconds`` at most."""
+    """A wait after a failure, for at most ``seconds``."""
 
     name: str
     seconds: float
 
 
 class Supervisor:
-    """Of a job of ``np`` ranks. Told what was seen (``see``, ``silent``), asked what follows
-    (``decide``).
+    """Supervises a job of ``np`` ranks: ``see`` and ``silent`` take observations, ``decide``
+    returns the state.
     """
 
     def __init__(self, np: int) -> None:
         self.events: list[Event] = []
         self.codes: dict[int, int] = {}
         self._np = np
-        self._closed: dict[int, float] = {}  # per rank, when the last of its pipes closed
+        self._closed: dict[int, float] = {}  # per rank, the time at which its last pipe closed
         self._phase = 0
         self._since: float | None = None
 
     def see(self, event: Event) -> None:
-        """A rank reported its outcome, or its process ended."""
+        """Record that a rank reported its outcome or that its process ended."""
         self.events.append(event)
         if event.code is not None:
             self.codes[event.rank] = event.code
 
     def silent(self, rank: int, now: float) -> None:
-        """The last of its pipes has closed."""
+        """Record that the last pipe of a rank has closed."""
         self._closed[rank] = now
 
     @property
     def failing(self) -> bool:
-        """Has any rank failed?"""
+        """True if any rank has failed."""
         return any(event.bad for event in self.events)
 
     @property
     def running(self) -> int:
-        """Ranks whose processes have not ended."""
+        """The number of ranks whose processes have not ended."""
         return self._np - len(self.codes)
 
     def exiting(self, now: float) -> bool:
-        """Is a rank about to exit? Its pipes have just closed."""
+        """Return whether a rank is about to exit because its pipes have just closed."""
         return any(
             now < when + DRAIN and rank not in self.codes for rank, when in self._closed.items()
         )
 
     def decide(self, now: float, verdict: Verdict | None) -> JobState:
-        """``verdict``: ``explain`` of the events so far; None while no rank has failed.
+        """Return the job's state. ``verdict`` is ``explain`` of the events so far; None without a
+        failure.
 
-        After a failure a better cause gets time to show, the cause to write its traceback and exit,
-        its pipes to be read to their end, and the others to fail, too; in this order, each no
-        longer than it takes.
+        After a failure the job waits, in this order and no longer than needed, for a better cause
+        to show, for the causing rank to write its traceback and exit, for its pipes to drain, and
+        for the other ranks to fail.
         """
         if verdict is None:
             return JobState.RUNNING if self.running else JobState.ENDED

@@ -1,4 +1,4 @@
-"""The driver's loop: reads the pipes of the ranks, sees them report and end, and ends them."""
+"""The driver's loop: reads the ranks' pipes, detects their reports and ends, and ends them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from farandole.job.report.outcome import Outcome
 from farandole.net.store import StoreServer, Value
 
 TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
-TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they end well
+# seconds between SIGTERM and SIGKILL for processes that successful ranks left running
+TIDY_GRACE = 1.0
 TICK = 0.1
-# matplotlib backends of a kernel, of no use in a rank
+# A notebook kernel's matplotlib backends, which do not work in a rank.
 INLINE = ("module://matplotlib_inline", "module://ipykernel")
 
 
 class Interrupted(JobFailedError):
-    """The driver itself was told to stop, by the signal ``signum``."""
+    """A signal, ``signum``, stopped the driver."""
 
     def __init__(self, signum: int) -> None:
         name = signal.Signals(signum).name
@@ -48,8 +49,9 @@ class Interrupted(JobFailedError):
 
 
 class Watch:
-    """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends
-    the workers.
+    """Reads the pipes, detects ended ranks, and decides when the job is over.
+
+    A context manager: leaving it ends the workers.
     """
 
     def __init__(self, job: Job, store: StoreServer, streams: OutputStreams) -> None:
@@ -58,7 +60,7 @@ class Watch:
         self._env: Mapping[str, str] = {}
         self._allocation: Allocation | None = None
         self._servers = ServerProcesses(job.np, job.settings, store)
-        self._has_ended_workers = False  # all were signalled, and had their time
+        self._has_ended_workers = False  # all workers were signalled and their grace period is over
         self._job = job
         self._store = store
         self._streams = streams
@@ -66,9 +68,9 @@ class Watch:
         self._status = status(job.display.say, streams)
         self._doing = ""
         self._messages: deque[messages.RankMessage] = deque()
-        # outcomes that arrived, not looked at yet
+        # Outcomes that have arrived but have not been processed.
         self._reported: deque[tuple[int, Outcome]] = deque()
-        self._bereft: set[int] = set()  # ranks that failed because we ended others
+        self._bereft: set[int] = set()  # ranks that failed because the driver ended other ranks
         self._pump = OutputPump(streams, self._on_silent)
         self._signals = DriverSignals(self._pump.wake)
         store.hooks.append(self._on_set)
@@ -92,7 +94,7 @@ class Watch:
             self._signals.restore()
 
     def watched_by(self) -> dict[str, str]:
-        """The variables that tell ranks who watches them."""
+        """Return the variables that inform ranks about the display of their output."""
         found = {STATUS: "1"} if self._status.shown else {}
         chosen = {**os.environ, **self._job.env}.get("MPLBACKEND", "")
         if self._status.pictures and (not chosen or chosen.startswith(INLINE)):
@@ -100,7 +102,7 @@ class Watch:
         return found
 
     def await_slots(self, allocation: Allocation) -> Sequence[Slot]:
-        """The slots, as soon as the cluster has said where the ranks run."""
+        """Wait for the cluster to place the ranks, and return the slots."""
         while (slots := allocation.slots()) is None:
             self._doing = allocation.status()
             self._step(TICK)
@@ -114,20 +116,20 @@ class Watch:
         return slots
 
     def follow(self, workers: Sequence[Worker], env: Mapping[str, str] = {}) -> None:
-        """Watch over these from now on. ``env``: their variables, which parameter servers
-        get, too.
-        """
+        """Watch these workers from now on. Parameter servers also get their variables ``env``."""
         self._workers = workers
         self._slots = [worker.slot for worker in workers]
         self._env = env
         self._pump.listen_to(workers)
 
     def until_done(self) -> None:
-        """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
+        """Wait until every rank ended successfully; raise JobFailedError or Interrupted
+        otherwise.
+        """
         if self._await_end() is JobState.ENDED:
             self._end(self._servers.workers)
             self._pump_until(self._is_tidy, TIDY_GRACE)
-            self._take_reports()  # a last one may have come
+            self._take_reports()  # reports may still arrive
         if self._await_end() is JobState.FAILED:
             self._fail()
 
@@ -139,10 +141,10 @@ class Watch:
             self._step(TICK if state is JobState.RUNNING else TICK / 4)
         return state
 
-    # ---- seeing ----
+    # ---- observing ----
 
     def _on_set(self, key: str, value: Value) -> None:
-        """(A store's thread.) A rank reported its outcome, or something for those who watch."""
+        """Handle a rank's outcome or message, on a thread of the store."""
         kind, _, rest = key.partition("/")
         if key == keys.SERVERS_WANTED:
             self._servers.wanted = True
@@ -175,7 +177,8 @@ class Watch:
             self._supervisor.silent(rank, time.monotonic())
 
     def _pass_signals_on(self) -> None:
-        while self._signals.for_ranks and self._allocation is not None:  # else nothing may run yet
+        # otherwise no rank may be running yet
+        while self._signals.for_ranks and self._allocation is not None:
             number = self._signals.for_ranks.popleft()
             running = [
                 worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
@@ -188,8 +191,8 @@ class Watch:
                 worker.signal(number)
 
     def _step(self, seconds: float) -> None:
-        """Wait for something to happen, pass output on, note who reported or ended."""
-        soon = self._supervisor.exiting(time.monotonic())  # then look again soon
+        """Wait for an event, pass on output, and record reports and ends."""
+        soon = self._supervisor.exiting(time.monotonic())  # then check again soon
         self._pump.pump(min(seconds, 0.005) if soon else seconds)
         if self._servers.wanted and not self._servers.workers:
             self._start_servers()
@@ -213,7 +216,9 @@ class Watch:
         self._pump.listen_to(self._servers.workers)
 
     def _note(self) -> None:
-        """Outcomes before exits: a rank reports before it ends, and before others can notice."""
+        """Record outcomes, then exits: a rank reports before it ends, and before others can
+        notice.
+        """
         running = [
             worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes
         ]
@@ -229,7 +234,7 @@ class Watch:
         self._servers.poll()
 
     def _report_finished(self) -> None:
-        """For ranks that wait in another ``init()``."""
+        """Publish the finished ranks for ranks that wait in another ``init()``."""
         finished = sorted(rank for rank, code in self._supervisor.codes.items() if not code)
         self._store.set(keys.FINISHED, json.dumps(finished).encode())
 
@@ -247,7 +252,7 @@ class Watch:
         while self._reported:
             rank, outcome = self._reported.popleft()
             if outcome.traceback:
-                # here: a job that ends well needs no source
+                # Imported here because a successful job needs no source lines.
                 from farandole.job.launch.explain.tracebacks import with_lines
 
                 outcome = outcome._replace(traceback=with_lines(outcome.traceback))
@@ -265,14 +270,14 @@ class Watch:
             return verdict
         if not self._supervisor.failing:
             return None
-        # here: a job that ends well has nothing to explain
+        # Imported here because a successful job has nothing to explain.
         from farandole.job.launch.explain.cause import explain
 
         hosts = [slot.host for slot in self._slots]
         return explain(self._supervisor.events, hosts, self._streams.tails(), self._activities())
 
     def _activities(self) -> dict[int, str]:
-        """The activity of the ranks for which others wait in ``init()``."""
+        """Return the activities of the ranks for which other ranks wait in ``init()``."""
         kinds = {
             event.outcome.kind for event in self._supervisor.events if event.outcome is not None
         }
@@ -308,17 +313,17 @@ class Watch:
         return self._pump.is_drained() and self._ranks_are_over() and self._servers.are_over()
 
     def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
+        """Pass on output until ``done`` or until the time is up; another signal ends the wait."""
         deadline = time.monotonic() + seconds
         signals = len(self._signals.received)
         while not done() and time.monotonic() < deadline and len(self._signals.received) == signals:
             self._pump.pump(0.01)
 
     def _end_workers(self) -> None:
-        """SIGTERM, a grace, SIGKILL for everything that is left, once."""
+        """End all remaining processes once: SIGTERM, a grace period, SIGKILL."""
         if self._has_ended_workers or self._is_tidy():
             return
-        self._take_reports()  # those that come from now on may be our doing
+        self._take_reports()  # later failures may be caused by ending the workers
         self._end(self._workers)
         self._pump_until(
             self._ranks_are_over if self._servers.workers else self._is_over, TERM_GRACE
@@ -339,8 +344,10 @@ class Watch:
         return not any(worker.alive() for worker in self._workers)
 
     def _is_over(self) -> bool:
-        """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so
-        before they print it.
+        """Return whether the job is tidy, and record ranks that lost others because the driver
+        ended them.
+
+        Not all ranks are signalled at once, and such a rank reports its loss before printing it.
         """
         tidy = self._is_tidy()
         while self._reported:
