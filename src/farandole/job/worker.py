@@ -1,8 +1,7 @@
-"""``python -m farandole.job.worker``: the program of every launcher. It finds its rank, and becomes
-the user's program.
+"""The program that every launcher starts: ``python -m farandole.job.worker``.
 
-A command replaces this process (exec); a function is fetched from the store, called, and its result
-stored.
+It determines its rank and becomes the user's program. A command replaces this process (exec); a
+function is fetched from the store and called, and its result is stored.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from farandole.job.report import keys
 from farandole.net.store import StoreClient
 from farandole.net.store.ports import free_port
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # a shell's exit statuses
 _PR_SET_PDEATHSIG = 1
-# Python ignores them, and exec would hand that on to the program
+# Python ignores these signals, and the program would inherit that through exec.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -75,7 +74,7 @@ def main() -> int:
         _report(client, rank, str(error))
         return 1
     os.environ.update(torch_variables(placement, *first))
-    # of a torchrun above this job: at our address, rank 0 makes the store
+    # Set by a torchrun above this job; here, rank 0 creates the store.
     os.environ.pop(AGENT_STORE, None)
     if job["command"]:
         return _become(job["command"], client, rank)
@@ -83,7 +82,7 @@ def main() -> int:
 
 
 def identify(slots: Sequence[Slot], here: Placement) -> Placement:
-    """The placement of the rank that its surroundings named (``here``), by the slots of all."""
+    """Return the complete placement of a rank, given its partial placement and all slots."""
     slot = slots[here.rank]
     return here.replace(
         size=slot.size,
@@ -97,27 +96,28 @@ def identify(slots: Sequence[Slot], here: Placement) -> Placement:
 
 
 def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
-    """The variables of one rank's program, with those that scripts written for Horovod read
-    themselves.
-    """
-    who = placement.to_env(variables(Placement))  # programs read also those that have their default
+    """Return the variables of one rank's program, including those that Horovod scripts read."""
+    # with defaults, because programs read these variables directly
+    who = placement.to_env(variables(Placement))
     fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
     threads = {}
     if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        # Each rank would start a thread per core, and the ranks would fight for the cores.
+        # Otherwise each rank would start a thread per core, and the ranks would compete for cores.
         threads["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
     networks = {}
     if settings.network_interfaces:
-        wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # of torch.distributed
+        wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # read by torch.distributed
         networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
     return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
 
 
 def _origin(env: Mapping[str, str]) -> str:
-    """So that ``init()`` knows a process that mpirun or srun starts within this rank."""
+    """Return this rank's origin, with which ``init()`` detects processes that mpirun or srun
+    start within the rank.
+    """
     if not any(name in env for name in STARTERS):
         return ""
-    # here: a job of other launchers does not pay for it
+    # Imported here because jobs of other launchers do not need it.
     from farandole.job.bootstrap.origin import origin
 
     return origin(env)
@@ -130,14 +130,15 @@ def _store_of_first(
     settings: Settings,
     job: Mapping[str, Any],
 ) -> tuple[str, int]:
-    """Rank 0's address and a port there, at which torch.distributed of all ranks finds the store
-    that it makes.
+    """Return rank 0's address and a port, at which rank 0 creates torch.distributed's store for
+    all ranks.
     """
     alone = len({slot.host for slot in slots}) == 1
     if alone and not job["elsewhere"]:
-        return "127.0.0.1", job["port"]  # of the driver's host
+        return "127.0.0.1", job["port"]  # a port of the driver's host
     if rank == 0:
-        from farandole.net import interfaces  # here: a job on one host does not pay for it
+        # imported here because a job on one host does not need it
+        from farandole.net import interfaces
 
         address = (
             "127.0.0.1" if alone else interfaces.outside(client.host, settings.network_interfaces)
@@ -148,16 +149,16 @@ def _store_of_first(
 
 
 def _die_with_parent() -> None:
-    """The end of the launcher's process ends this one too; survives exec."""
-    import _ctypes  # as in the reaper: ctypes itself takes milliseconds to load
+    """End this process when the launcher's process ends, even after exec."""
+    import _ctypes  # as in the reaper: ctypes takes milliseconds to load
 
-    # None: what is loaded
+    # None searches the loaded libraries.
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_LAZY), "prctl")  # type: ignore[arg-type]
     _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, int(signal.SIGTERM)))
 
 
 def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
-    """Replace this process by the user's program; returns only if that cannot be done."""
+    """Replace this process by the user's program. Returns an exit code if that fails."""
     os.environ[PROCESS] = str(os.getpid())  # see reporter.install_early
     for number in _RESTORED:
         signal.signal(number, signal.SIG_DFL)
@@ -167,7 +168,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_FOUND, _not_found(command[0])
     except PermissionError:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
-    except (OSError, ValueError) as error:  # an empty word
+    except (OSError, ValueError) as error:  # also for an empty command
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
         if getattr(error, "errno", 0) == errno.ENOEXEC:
             text += (
@@ -175,7 +176,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
                 " runs it (#!/bin/sh)"
             )
     for number in _RESTORED:
-        signal.signal(number, signal.SIG_IGN)  # for the report
+        signal.signal(number, signal.SIG_IGN)  # ignore them again while reporting
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"
     _report(client, rank, text)
@@ -183,8 +184,8 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
 
 
 def _not_found(program: str) -> str:
-    """Why the kernel did not find it: a script may be there, and what its first line names is
-    not.
+    """Return why the kernel did not find the program: a script may exist while its interpreter
+    does not.
     """
     for folder in [""] if os.path.dirname(program) else os.get_exec_path():
         with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
@@ -203,7 +204,7 @@ def _not_found(program: str) -> str:
 
 
 def _report(client: StoreClient, rank: int, message: str) -> None:
-    """Why this rank fails before its program has begun."""
+    """Report why this rank fails before its program has begun."""
     from farandole.job.report.outcome import Outcome
 
     failure = Outcome(status="error", message=message)
@@ -212,21 +213,21 @@ def _report(client: StoreClient, rank: int, message: str) -> None:
 
 
 def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float) -> int:
-    """Fetch the function, call it, store its result; report how it ended."""
+    """Fetch the function, call it, store its result, and report the outcome."""
     import types
 
     from farandole.job.report import leftover_threads, pickling, reporter
     from farandole.job.report.outcome import Outcome
 
-    # the function's; ours is nobody's business
+    # Replace the worker's own __main__ by one for the function.
     sys.modules["__main__"] = types.ModuleType("__main__")
     first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
     sys.path[:] = [
         *first,
         *(folder for folder in then if folder not in first),
-    ]  # the driver's first, if it is the same host
+    ]  # the driver's path comes first on the same host
     reporter.install(client, rank)
-    if job["cell"]:  # where code has this name without an import
+    if job["cell"]:  # in notebook cells this name needs no import
         vars(builtins)["display"] = _display
     if "FARANDOLE_SPARK_FILES" in os.environ:
         from farandole.job.spark import guard
@@ -251,7 +252,8 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
             leftover_threads.watch()
         raise
     except BaseException as error:
-        # Said before this process's sockets close, so before any other rank can fail because of it.
+        # Report before this process's sockets close, i.e. before another rank can fail because of
+        # it.
         failure = Outcome.of(error, skip=1)
         reporter.report(failure)
         sys.stderr.write(failure.traceback)
@@ -261,14 +263,14 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
 
 
 def _display(*shown: Any, **_: Any) -> None:
-    """IPython's, as it is without a shell."""
+    """Print objects as IPython's ``display`` does without a shell."""
     sys.stdout.write("".join(f"{each}\n" for each in shown))
 
 
 def _fill_main(function: Any) -> None:
-    """Let pickle find the classes of the user's ``__main__`` by name (torch.save does)."""
+    """Let pickle find the classes of the user's ``__main__`` by name (as torch.save does)."""
     names = getattr(function, "__globals__", {})
-    # the second: where multiprocessing has spawned the driver
+    # __mp_main__: the driver was spawned by multiprocessing.
     if names.get("__name__") in ("__main__", "__mp_main__"):
         main = sys.modules[names["__name__"]] = sys.modules["__main__"]
         for name, value in names.items():

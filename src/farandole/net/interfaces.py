@@ -1,10 +1,10 @@
-"""The networks of this host: which addresses others may reach it by, in the order in which they
-should be tried.
+"""The network interfaces of this host: the addresses at which others may reach it, in the order to
+try.
 
-A host with several interfaces, one of them dead or not routable, is normal. Nobody knows which of
-them leads where before somebody has tried, so each side offers all of its addresses and the other
-finds the one that answers. IPv4 or IPv6 is said by the address itself: nobody else asks which it
-is.
+A host with several interfaces, some of them dead or not routable, is normal. Which interface leads
+where is only known by trying, so each side offers all of its addresses, and the other side finds
+one that responds. The address itself shows whether it is IPv4 or IPv6; no other code depends on
+that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import NamedTuple
 from farandole.base.host import content
 from farandole.errors import SettingsError, did_you_mean
 
-EVERYWHERE = ""  # where to listen: on all interfaces, by IPv4 and by IPv6
+EVERYWHERE = ""  # listen on all interfaces, with IPv4 and IPv6
 _ADDRESS, _MASK, _FLAGS = 0x8915, 0x891B, 0x8913  # SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS
 _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40  # IFF_*; an interface without a carrier is not running
-_LINK = 0x20  # the scope of addresses that hold on one cable only
-# flags of addresses that change (privacy), are on their way out, or may be somebody else's
+_LINK = 0x20  # the scope of addresses that are valid only on one link
+# Flags of addresses that change (privacy), are deprecated, or may belong to another host.
 _PASSING = 0x69
 
 
 class Interface(NamedTuple):
-    """One address of an interface, by which others may reach it. ``prefix``: how many bits of it
-    name the network; ``speed``: Mbit/s, 0 if nobody knows.
+    """One address of an interface at which others may reach this host.
+
+    ``prefix`` is the length of the network part in bits; ``speed`` is in Mbit/s, 0 if unknown.
     """
 
     name: str
@@ -45,30 +46,30 @@ class Interface(NamedTuple):
 
 
 def network_of(address: str, prefix: int) -> str:
-    """``10.1.2.3`` with 24 as ``10.1.2.0/24``."""
-    import ipaddress  # here: a job on one host does not pay for it
+    """Return the network of an address: ``10.1.2.3`` with 24 gives ``10.1.2.0/24``."""
+    import ipaddress  # imported here because a job on one host does not need it
 
     return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
 
 
 def joined(host: str, port: object) -> str:
-    """``10.1.2.3:80``; of an IPv6 address ``[fd00::1]:80``."""
+    """Join host and port: ``10.1.2.3:80``, or ``[fd00::1]:80`` for IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> tuple[str, str]:
-    """The host and the port of an address that was ``joined``."""
+    """Split a ``joined`` address into host and port."""
     host, _, port = address.rpartition(":")
     return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), port
 
 
 def caller(sock: socket.socket) -> str:
-    """The address at the other end of a TCP connection; empty if it has gone already."""
+    """Return the peer's address of a TCP connection; empty if the peer is gone."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
         return ""
-    # an IPv4 address, at a socket for both versions
+    # A dual-stack socket shows IPv4 addresses in this form.
     return joined(host.removeprefix("::ffff:"), port)
 
 
@@ -77,10 +78,10 @@ def is_loopback(address: str) -> bool:
 
 
 def listening(host: str, backlog: int = 128) -> socket.socket:
-    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's
-    choice.
+    """Return a socket that listens on an address of this host, or on EVERYWHERE, at a port chosen
+    by the system.
 
-    Raises SettingsError where the loopback interface lacks its own.
+    Raises SettingsError if the loopback interface lacks its address.
     """
     if host == EVERYWHERE and socket.has_dualstack_ipv6():
         return socket.create_server(
@@ -99,8 +100,10 @@ def listening(host: str, backlog: int = 128) -> socket.socket:
 
 
 def interfaces() -> list[Interface]:
-    """The addresses of those of this host that are up and have a carrier: the first IPv4 address of
-    each, and its IPv6 addresses, but for those that other hosts cannot use, or that will change.
+    """Return the addresses of the interfaces that are up and have a carrier.
+
+    These are the first IPv4 address of each, and its IPv6 addresses, except those that other hosts
+    cannot use or that will change.
     """
     found = []
     more: dict[str, list[tuple[str, int]]] = {}
@@ -112,7 +115,7 @@ def interfaces() -> list[Interface]:
             ask = struct.pack("256s", name.encode()[:15])
             try:
                 (flags,) = struct.unpack_from("=H", fcntl.ioctl(sock, _FLAGS, ask), 16)
-            except OSError:  # it has just been removed
+            except OSError:  # the interface has just been removed
                 continue
             addresses = [*_ipv4(sock, ask), *more.get(name, ())]
             if flags & _UP and flags & _RUNNING and addresses:
@@ -125,7 +128,7 @@ def interfaces() -> list[Interface]:
 
 
 def _ipv4(sock: socket.socket, ask: bytes) -> list[tuple[str, int]]:
-    """The address of an interface, and its prefix, if it has one."""
+    """Return the IPv4 address and prefix of an interface, as a list; empty if it has none."""
     try:
         address = socket.inet_ntoa(fcntl.ioctl(sock, _ADDRESS, ask)[20:24])
         mask = fcntl.ioctl(sock, _MASK, ask)[20:24]
@@ -135,8 +138,10 @@ def _ipv4(sock: socket.socket, ask: bytes) -> list[tuple[str, int]]:
 
 
 def _ipv6() -> Iterator[tuple[str, str, int, bool]]:
-    """Those of all interfaces: whose, the address, its prefix, and whether other hosts can use it,
-    and it will last.
+    """Yield the IPv6 addresses of all interfaces.
+
+    Each item is the interface's name, the address, its prefix, and whether the address is permanent
+    and usable by other hosts.
     """
     for line in content("/proc/net/if_inet6").splitlines():
         digits, _, prefix, scope, flags, name = line.split()
@@ -150,11 +155,11 @@ def _speed(name: str) -> int:
 
 
 def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[Interface]:
-    """The interfaces to offer, the one to try first in front. Pure.
+    """Return the interfaces to offer, in the order to try them. Pure.
 
-    ``names``: the user's own list ("eth0,ib0"), in its order; without it all but the loopback, the
-    fastest first, and of equally fast ones the one with the address ``near`` first. Raises
-    SettingsError for names that are not here.
+    ``names`` is the user's own ordered list ("eth0,ib0"). Without it, all interfaces but the
+    loopback are offered, the fastest first; among equally fast ones, the one with the address
+    ``near`` is first. Raises SettingsError for unknown names.
     """
     known: dict[str, list[Interface]] = {}
     for interface in found:
@@ -175,9 +180,10 @@ def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[
 
 
 def offered(near: str, names: str = "") -> str:
-    """The addresses for others to try, with commas between ("10.1.2.3/24,192.168.7.3/16").
-    ``near``: our address towards the driver; ``names``: see ``chosen``. A job with its driver on
-    the loopback is all on this host.
+    """Return the addresses for others to try, separated by commas ("10.1.2.3/24,192.168.7.3/16").
+
+    ``near`` is this host's address towards the driver; for ``names`` see ``chosen``. A job whose
+    driver is on the loopback runs entirely on this host.
     """
     if is_loopback(near) and not names:
         return near
@@ -189,13 +195,13 @@ def offered(near: str, names: str = "") -> str:
 
 
 def outside(near: str, names: str = "") -> str:
-    """This host's address for a service on it, which others are told of: see ``offered``."""
+    """Return this host's address for a service that other hosts use; see ``offered``."""
     found = chosen(interfaces(), names, near)
     return found[0].address if found else near
 
 
 def is_here(host: str) -> bool:
-    """Is ``host`` a name or an address of this machine?"""
+    """Return whether ``host`` is a name or an address of this machine."""
     if host in ("localhost", socket.gethostname()) or is_loopback(host):
         return True
     own = {interface.address for interface in interfaces()} | {
@@ -204,18 +210,18 @@ def is_here(host: str) -> bool:
     if host in own:
         return True
     found = _resolved(host)
-    # AAAA records outlive addresses
+    # IPv6 DNS records may be outdated.
     found = frozenset(address for address in found if ":" not in address) or found
-    # Debian: 127.0.1.1 box.lab box
+    # Debian's /etc/hosts has: 127.0.1.1 box.lab box
     outside = {address for address in found if not is_loopback(address)}
     return outside <= own if outside else bool(found)
 
 
 @functools.lru_cache(maxsize=4096)
 def _resolved(host: str) -> frozenset[str]:
-    """Its addresses; none if nobody knows it (ssh's configuration may)."""
-    # As bytes: IDNA, by which Python encodes text, refuses parts of more than 63 letters, which a
-    # host may have.
+    """Return a host's addresses; empty if unknown (ssh's configuration may know the host)."""
+    # Passed as bytes, because Python encodes text as IDNA, which rejects labels of more than 63
+    # letters that a host may have.
     name: str | bytes = host.encode() if host.isascii() else host
     try:
         found = socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
@@ -225,8 +231,9 @@ def _resolved(host: str) -> frozenset[str]:
 
 
 def order(addresses: Sequence[str], reached: Collection[str], failed: Collection[str]) -> list[str]:
-    """``addresses`` (with prefix: "10.1.2.3/24") of a peer in the order to try them: networks on
-    which other peers were ``reached`` first, those on which they were not last. Pure.
+    """Sort a peer's ``addresses`` (with prefix: "10.1.2.3/24") by the order to try them. Pure.
+
+    Networks on which other peers were ``reached`` come first, those on which peers ``failed`` last.
     """
 
     def turn(address: str) -> int:
@@ -237,6 +244,6 @@ def order(addresses: Sequence[str], reached: Collection[str], failed: Collection
 
 
 def parted(address: str) -> tuple[str, int]:
-    """``10.1.2.3/24`` as ("10.1.2.3", 24)."""
+    """Split an address and its prefix: ``10.1.2.3/24`` gives ("10.1.2.3", 24)."""
     host, _, prefix = address.partition("/")
     return host, int(prefix or 128 if ":" in host else prefix or 32)

@@ -1,13 +1,13 @@
-"""Connections to other hosts. Is the host at the other end still there?
+"""Connections to other hosts, with detection of vanished hosts.
 
-TCP tells of a process that ends, but not of a host or a network that vanishes. The kernel probes
-idle connections (keepalive). While data is under way it does not: it sends that again, for 16
-minutes. ``TCP_USER_TIMEOUT`` would end this earlier, but would also end a connection to a program
-that does not read for a while. So we look at when the other kernel last acknowledged anything: it
-does that whatever the program does.
+TCP reports a process that ends, but not a host or a network that vanishes. The kernel probes idle
+connections (keepalive), but while data is in flight it retransmits for 16 minutes instead.
+``TCP_USER_TIMEOUT`` would end this earlier, but would also end a connection to a program that does
+not read for a while. This module therefore checks when the other kernel last acknowledged data,
+which it does whatever the program does.
 
-A vanished host is noticed after 7 to 8 seconds; a link that stalls for 5 seconds and comes back is
-not taken for one.
+A vanished host is detected after 7 to 8 seconds; a link that stalls for 5 seconds and recovers is
+not reported.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from typing import Any
 from farandole.errors import PeerLostError
 
 LOST_SECONDS = 8.0
-PROBE_AFTER, PROBE_EVERY, PROBES = 1, 1, 7  # seconds, and how many without an answer are the end
+# seconds, and the number of unanswered probes that ends a connection
+PROBE_AFTER, PROBE_EVERY, PROBES = 1, 1, 7
 LOOK_SECONDS = 0.5
-# TCP_RTO_MAX_MS, of Linux 6.15: the longest pause before data is sent again, in milliseconds
+# TCP_RTO_MAX_MS (Linux 6.15): the longest retransmission interval, in milliseconds.
 _RTO_MAX_MS = 44
-# else each pause is twice the last one, and a link is not used for seconds after it has come back
+# Otherwise each interval is twice the last one, and a recovered link stays unused for seconds.
 _AGAIN_MS = 1000
-# where they are in struct tcp_info, 32 bits each; the latter in milliseconds
+# Offsets in struct tcp_info, 32 bits each; the latter value is in milliseconds.
 _UNACKNOWLEDGED, _LAST_ANSWER = 24, 56
 _INFO_SIZE = 64
 
 
 def connected(host: str, port: int, seconds: float) -> socket.socket:
-    """A connection; ``OSError`` if there is none within so many seconds."""
-    # Python prepares text for names with other letters, and loads tables for that: milliseconds of
-    # every start.
+    """Return a connection. Raises ``OSError`` if there is none within ``seconds``."""
+    # As bytes, because Python loads IDNA tables for text, which takes milliseconds at each start.
     name: Any = host.encode() if host.isascii() else host
     return socket.create_connection((name, port), seconds)
 
 
 def reached(host: str, port: int, seconds: float) -> socket.socket:
-    """The same, of a host that is known to be there: its link may come back after the 3 s of the
-    kernel's patience.
+    """Return a connection to a host that is known to exist.
+
+    Retries while the link is down: the kernel itself gives up after 3 s.
     """
     began = time.monotonic()
     while True:
@@ -60,8 +61,9 @@ def reached(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def probe(sock: socket.socket, after: int | None = None) -> None:
-    """Have the kernel end an idle connection when its other end does not answer for 8 seconds.
-    ``after``: seconds of silence before it asks, if not the usual ones.
+    """Make the kernel end an idle connection whose peer does not respond for 8 seconds.
+
+    ``after`` is the silence in seconds before the first probe, if not the default.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -70,17 +72,17 @@ def probe(sock: socket.socket, after: int | None = None) -> None:
         (socket.TCP_KEEPCNT, PROBES),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    with contextlib.suppress(OSError):  # an older kernel
+    with contextlib.suppress(OSError):  # not supported by an older kernel
         sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, _AGAIN_MS)
 
 
 def silence(sock: socket.socket) -> tuple[bool, float]:
-    """Is data under way that the other host has not acknowledged, and the seconds since it
-    acknowledged anything.
+    """Return whether unacknowledged data is in flight, and the seconds since the last
+    acknowledgement.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
-    except OSError:  # closed meanwhile
+    except OSError:  # the socket was closed
         return False, math.inf
     (unacknowledged,) = struct.unpack_from("=I", info, _UNACKNOWLEDGED)
     (last_answer,) = struct.unpack_from("=I", info, _LAST_ANSWER)
@@ -88,14 +90,16 @@ def silence(sock: socket.socket) -> tuple[bool, float]:
 
 
 def silent(sock: socket.socket) -> bool:
-    """Has the other host acknowledged nothing for 8 seconds, though data is under way to it?"""
+    """Return whether data is in flight but the peer's host acknowledged nothing for 8 seconds."""
     under_way, seconds = silence(sock)
     return under_way and seconds > LOST_SECONDS
 
 
 def await_answer(sock: socket.socket, seconds: float) -> None:
-    """Until something has come, or the end. Raises TimeoutError if nothing does within ``seconds``,
-    or if the other host acknowledges nothing any more.
+    """Wait until data or the end of the connection arrives.
+
+    Raises TimeoutError if neither arrives within ``seconds``, or if the peer's host stops
+    acknowledging.
     """
     waiter = select.poll()
     waiter.register(sock, select.POLLIN)

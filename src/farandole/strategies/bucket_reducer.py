@@ -438,7 +438,9 @@ class BucketReducer:
                     gradient.amplify(self.engine.size, self._sums.get(index))
 
     def _current(self, index: int) -> Any:
-        """Return the gradient if it belongs to this step, even if its parameter was frozen since."""
+        """Return the gradient if it belongs to this step, even if its parameter was frozen
+        since.
+        """
         return self.gradients[index].current(frozen=self._step.belongs(index))
 
     # Sparse gradients.

@@ -1,9 +1,9 @@
-"""Jobs whose processes a cluster's own command started: ``mpirun python train.py``, ``srun python
-train.py``.
+"""Jobs whose processes were started by a cluster's own command, such as ``mpirun python train.py``
+or ``srun python train.py``.
 
-One small class for each cluster finds in the environment whether it started this process, and the
-placement. Such a job has no driver: its ranks agree on a store, which rank 0 hosts until all others
-have left.
+One small class per cluster detects whether it started this process, and reads the placement from
+the environment. Such a job has no driver: its ranks agree on a store, which rank 0 hosts until all
+others have left.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from farandole.job.bootstrap.slurm import SlurmBootstrap
 from farandole.job.bootstrap.torchrun import WHERE, WHO, TorchrunBootstrap, TorchVariablesBootstrap
 from farandole.job.config import Connection, Placement, Settings
 
-# Later ones start the processes of earlier ones: torchrun is a task of srun, or a rank of mpirun,
-# on each host; mpirun in an allocation of Slurm starts its daemons with srun.
+# Later ones start the processes of earlier ones: on each host, torchrun is a task of srun or a rank
+# of mpirun; within a Slurm allocation, mpirun starts its daemons with srun.
 _VARIABLES = TorchVariablesBootstrap()
 BOOTSTRAPS: tuple[Bootstrap, ...] = (
     TorchrunBootstrap(),
@@ -31,28 +31,31 @@ BOOTSTRAPS: tuple[Bootstrap, ...] = (
 )
 
 
-# Programs that start processes on a host, and for whom.
+# Programs that start processes on a host, with the name of their bootstrap.
 DAEMONS = {**dict.fromkeys(mpi.DAEMONS, MpiBootstrap.name), slurm.DAEMON: SlurmBootstrap.name}
 
 
 class ClusterJob(NamedTuple):
-    """A job that a cluster's own command started, as this process sees it."""
+    """A job started by a cluster's own command, as this process sees it."""
 
     bootstrap: Bootstrap
     placement: Placement
 
     def join(self, settings: Settings) -> tuple[Placement, Connection]:
-        """Agree with the other ranks on a store. Collective. Return this process's placement, now
-        complete, and how it reaches the store, to which it holds a connection until ``leave``.
+        """Agree on a store with the other ranks. Collective.
+
+        Returns this process's complete placement and the connection to the store, which stays open
+        until ``leave``.
         """
-        # here, so that other jobs do not pay for it
+        # Imported here because other jobs do not need it.
         from farandole.job.bootstrap import peer_hosted_store
 
         return peer_hosted_store.join(self.bootstrap, self.placement, settings)
 
     def among(self, comm: Any, settings: Settings) -> ClusterJob:
-        """The job of a part of mpirun's processes: those of ``comm``, who call this. Raises
-        ValueError elsewhere.
+        """Return the job of the mpirun processes in ``comm``. Collective over them.
+
+        Raises ValueError for other bootstraps.
         """
         if not isinstance(self.bootstrap, MpiBootstrap):
             raise ValueError(
@@ -64,7 +67,7 @@ class ClusterJob(NamedTuple):
 
 
 def find(env: Mapping[str, str]) -> ClusterJob | None:
-    """Return the job of this process and others; None if this process is alone."""
+    """Return the job that this process shares with others; None if the process is alone."""
     found = [
         ClusterJob(bootstrap, placement)
         for bootstrap in BOOTSTRAPS
@@ -73,16 +76,17 @@ def find(env: Mapping[str, str]) -> ClusterJob | None:
     if not found:
         return None
     first, last = found[0], found[-1]
-    # Programs of mpirun and srun export torch.distributed's variables, of the same number of ranks.
-    # Those of more ranks are of a launcher (deepspeed) that is a rank itself.
+    # Programs of mpirun and srun export torch.distributed's variables for the same number of ranks.
+    # If there are more ranks, the variables come from a launcher (deepspeed) that is a rank itself.
     if last.bootstrap is _VARIABLES and last.placement.size > first.placement.size:
         first = last
     return first if first.placement.size > 1 else None
 
 
 class IncompletePlacement(NamedTuple):
-    """A rank of a job that cannot be joined. ``variables``: those that have rank and size;
-    ``missing``: what they leave open.
+    """A rank of a job that cannot be joined.
+
+    ``variables`` contain rank and size; ``missing`` is the missing information.
     """
 
     rank: int
@@ -92,8 +96,10 @@ class IncompletePlacement(NamedTuple):
 
 
 def incomplete_placement(env: Mapping[str, str]) -> IncompletePlacement | None:
-    """Return the placement of a rank whose launcher sets too little to join its job: PMI-1 alone
-    (Flux, MPICH's gforker), or torch.distributed's variables without PyTorch or an address.
+    """Return the placement of a rank whose launcher sets too little to join its job, else None.
+
+    These are PMI-1 without local ranks (Flux, MPICH's gforker), and torch.distributed's variables
+    without PyTorch or without an address.
     """
     rank, size = integers(env, ("PMI_RANK", "PMI_SIZE")) or (0, 1)
     if size > 1 and not any(bootstrap.placement(env) for bootstrap in BOOTSTRAPS):
@@ -111,12 +117,14 @@ def incomplete_placement(env: Mapping[str, str]) -> IncompletePlacement | None:
 
 
 def check(env: Mapping[str, str]) -> None:
-    """Raise SettingsError for a RANK that WORLD_SIZE does not allow: such a process is alone by the
-    one, and not by the other. Where neither means a job, as -1 or 0 of 0, there is nothing to say.
+    """Raise SettingsError if RANK and WORLD_SIZE contradict each other.
+
+    One of them then means that the process is alone, and the other that it is not. Values that both
+    mean no job, such as -1 or 0 of 0, are accepted.
     """
     try:
         rank, size = (int(env.get(name, "")) for name in WHO)
-    except ValueError:  # not there, or a word of somebody else's
+    except ValueError:  # missing, or unrelated text
         return
     if rank >= max(size, 1) or rank < 0 < size - 1:
         raise SettingsError(
@@ -128,7 +136,7 @@ def check(env: Mapping[str, str]) -> None:
 
 
 def leave(failed: bool) -> None:
-    """End this process's part in a job without a driver, at the end of the process."""
+    """End this process's membership in a job without a driver, at the end of the process."""
     peer_hosted_store = sys.modules.get("farandole.job.bootstrap.peer_hosted_store")
     if peer_hosted_store is not None:
         peer_hosted_store.leave(failed)

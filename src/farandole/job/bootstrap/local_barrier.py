@@ -1,8 +1,8 @@
-"""A barrier of the ranks of one host, before they call what waits for all ranks without a word, as
-MPI_Init does.
+"""A barrier of the ranks of one host, run before calls that wait silently for all ranks, like
+MPI_Init.
 
-Each rank listens on an abstract Unix socket, and tells those that listen already that it is there.
-Of any two ranks the one that listens later reaches the other, so nobody asks twice.
+Each rank listens on an abstract Unix socket and notifies the ranks that are already listening. Of
+any two ranks, the later one reaches the earlier one, so no rank has to retry.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from farandole.job.bootstrap.siblings import LOOK, Siblings
 from farandole.job.config import Placement
 
 _RANK = struct.Struct("<I")
-_PEER = struct.Struct("3i")  # struct ucred: process, user, group
-# seconds in which who has connected must say who it is: on a busy machine a rank may stand still
-# meanwhile
+_PEER = struct.Struct("3i")  # struct ucred: pid, user, group
+# Seconds for a connected rank to identify itself; on a busy machine the rank may be delayed.
 _SAY = 10.0
 
 
 def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
-    """Until all ranks of this host are here. ``siblings``: those, by local rank. No barrier where
-    they cannot be seen: each rank may be in a container of its own.
+    """Wait until all ranks of this host have arrived; ``siblings`` are these ranks.
 
-    Raises RendezvousError naming those that have ended, or do not come within ``timeout`` seconds.
+    Does nothing if the ranks cannot be seen, because each may be in its own container. Raises
+    RendezvousError naming the ranks that have ended or do not arrive within ``timeout`` seconds.
     """
     missing = set(range(placement.local_size)) - {placement.local_rank}
     if not missing or not siblings.job:
         return
-    alone = placement.local_size == placement.size  # a local rank is the rank then
+    alone = placement.local_size == placement.size  # then local ranks are ranks
     host, deadline = "" if alone else placement.hostname, time.monotonic() + timeout
     with _listener(siblings.job, placement) as listener:
         missing -= {peer for peer in missing if _announce(siblings.job, peer, placement.local_rank)}
@@ -69,7 +68,7 @@ def _listener(job: str, placement: Placement) -> socket.socket:
 
 
 def _announce(job: str, peer: int, own: int) -> bool:
-    """Tell ``peer`` that we are there; False if it does not listen yet."""
+    """Notify ``peer`` of this rank's arrival; False if it is not listening yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
         sock.settimeout(_SAY)
         sock.connect(_name(job, peer))
@@ -80,7 +79,9 @@ def _announce(job: str, peer: int, own: int) -> bool:
 
 
 def _came(listener: socket.socket) -> int:
-    """The local rank that says that it is there; -1 for anything else. Raises TimeoutError."""
+    """Return the local rank that announces itself, or -1 for an unknown peer. Raises
+    TimeoutError.
+    """
     sock, _ = listener.accept()
     with sock:
         sock.settimeout(_SAY)
@@ -90,6 +91,6 @@ def _came(listener: socket.socket) -> int:
 
 
 def _is_ours(sock: socket.socket) -> bool:
-    """Is the other end a process of this user?"""
+    """Return whether the peer process belongs to this user."""
     _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())

@@ -1,4 +1,4 @@
-"""Processes of mpirun: of Open MPI, and of Hydra, which MPICH and Intel MPI have."""
+"""Processes of mpirun: Open MPI, and Hydra, which MPICH and Intel MPI use."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ DAEMONS = (
     "hydra_pmi_proxy",
 )
 
-# Waits for the end of a pipe; its arguments: seconds after which it ends its parent, and what it
-# says then.
+# A watchdog that kills its parent unless stdin closes in time. Arguments: the seconds, and the
+# message to print then.
 _WATCH = """
 import os, select, sys
 parent = os.getppid()
@@ -55,7 +55,7 @@ class MpiBootstrap:
     absence_hint: ClassVar[str] = ""
 
     def __init__(self) -> None:
-        self._world: Any = None  # mpi4py's COMM_WORLD, once it was used
+        self._world: Any = None  # mpi4py's COMM_WORLD, once it has been used
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
         who = integers(env, _OPEN_MPI) or integers(env, _HYDRA)
@@ -69,14 +69,14 @@ class MpiBootstrap:
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         if placement.local_size < placement.size:
-            return NOBODY  # which ranks are on which host is not told
+            return NOBODY  # the ranks of each host are unknown
         number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
         return Siblings(env, range(placement.size), number, _MARKS, DAEMONS)
 
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:
-        # A rank that has ended is named here: MPI and PMI wait for it, and MPI says nothing.
+        # Name ended ranks here: MPI and PMI wait for them, and MPI does so silently.
         number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
         neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, DAEMONS)
         try:
@@ -84,10 +84,12 @@ class MpiBootstrap:
         except RendezvousError:
             from farandole.job.bootstrap import pmi
 
-            # Hydra goes on with those that wait for this one, and with those that never come
+            # Hydra would keep running the ranks that wait for this one, and those that never
+            # arrive.
             pmi.abort_at_exit()
             raise
-        # PMI would be quicker; but a process can use it once, and the program may use MPI later.
+        # PMI would be faster, but a process can use it only once, and the program may use MPI
+        # later.
         trouble = "mpi4py is not installed here"
         if importlib.util.find_spec("mpi4py") is not None:
             with watched(placement, timeout):
@@ -112,7 +114,7 @@ class MpiBootstrap:
         return self._world is not None
 
     def on_assigned(self) -> None:
-        """Nothing is left to do."""
+        """Take no action."""
 
     def abort(self) -> None:
         if self._world is not None:
@@ -120,15 +122,15 @@ class MpiBootstrap:
 
 
 class MpiPartBootstrap(MpiBootstrap):
-    """Those processes of mpirun that a communicator of mpi4py has: a job of its own. The others
-    need not know.
+    """The mpirun processes of an mpi4py communicator as a job of their own, unknown to the
+    others.
     """
 
     def __init__(self, comm: Any) -> None:
         self._world = comm
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
-        return NOBODY  # their numbers in the environment are those of mpirun
+        return NOBODY  # the environment has mpirun's numbers, not those in ``comm``
 
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
@@ -138,11 +140,13 @@ class MpiPartBootstrap(MpiBootstrap):
 
 
 def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[MpiPartBootstrap, Placement]:
-    """The job of ``comm``, a communicator or a list of mpirun's ranks, and who this process is in
-    it, where it is ``placement`` of all. Called by the processes of ``comm``; ends this one if
-    others do not come in time.
+    """Return the job of ``comm``, a communicator or a list of mpirun's ranks, and this process's
+    placement in it.
 
-    Raises ValueError for a list that this process is not in, SettingsError without mpi4py.
+    ``placement`` is this process's placement in mpirun's job. Collective over ``comm``; ends this
+    process if other processes do not arrive in time.
+
+    Raises ValueError for a list without this process, and SettingsError without mpi4py.
     """
     text = (
         f"farandole: init(comm=...) of process {placement.rank} of mpirun took longer than"
@@ -155,7 +159,7 @@ def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[MpiPartBoo
 
 
 def _part_of(comm: Any, placement: Placement) -> tuple[MpiPartBootstrap, Placement]:
-    """See ``part_of``."""
+    """Implement ``part_of`` without its timeout."""
     try:
         MPI = library()
     except (ImportError, RuntimeError) as error:
@@ -186,8 +190,8 @@ def _part_of(comm: Any, placement: Placement) -> tuple[MpiPartBootstrap, Placeme
 
 
 def of_one(command: Sequence[str]) -> bool:
-    """Is this the command line of an mpirun that starts one process, as far as the words before its
-    first value say?
+    """Return whether this is the command line of an mpirun with one process, judging by the
+    words before its first value.
     """
     if os.path.basename(command[0]) not in DAEMONS or ":" in command:
         return False
@@ -196,14 +200,16 @@ def of_one(command: Sequence[str]) -> bool:
 
 
 def daemon() -> int:
-    """mpirun's process on this host, below which this one is; 0 if it cannot be seen."""
+    """Return the pid of the mpirun process above this one on this host; 0 if it is not visible."""
     return Siblings({}, (0,), "", (), DAEMONS).daemon
 
 
 @contextlib.contextmanager
 def watched(placement: Placement, timeout: float) -> Iterator[None]:
-    """End this process if the block takes longer: MPI waits for ranks of other hosts for ever, and
-    lets no other thread run meanwhile. One rank of each host does this.
+    """End this process if the block takes longer than ``timeout`` seconds.
+
+    MPI waits forever for ranks of other hosts and blocks all other threads meanwhile. Only one rank
+    of each host is watched.
     """
     if placement.local_rank or placement.local_size == placement.size:
         yield
@@ -219,7 +225,7 @@ def watched(placement: Placement, timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending(timeout: float, text: str) -> Iterator[None]:
-    """End this process, which says ``text`` then, if the block takes longer."""
+    """Print ``text`` and end this process if the block takes longer than ``timeout`` seconds."""
     import subprocess
 
     with subprocess.Popen(
@@ -231,7 +237,7 @@ def _ending(timeout: float, text: str) -> Iterator[None]:
 
 
 def world_of(placement: Placement) -> tuple[Any, str]:
-    """mpi4py's COMM_WORLD, or None and why it is of no use."""
+    """Return mpi4py's COMM_WORLD, or None and the reason why it cannot be used."""
     try:
         MPI = library()
     except (ImportError, RuntimeError) as error:
@@ -250,8 +256,9 @@ def world_of(placement: Placement) -> tuple[Any, str]:
 
 
 def library() -> Any:
-    """mpi4py's MPI, initialised: programs for Horovod say ``mpi4py.rc.initialize = False``, for
-    Horovod sees to it.
+    """Return mpi4py's MPI, initialised.
+
+    Programs for Horovod set ``mpi4py.rc.initialize = False`` because Horovod initialises MPI.
     """
     import mpi4py
 
@@ -260,15 +267,16 @@ def library() -> Any:
         from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = asked
-    if not MPI.Is_initialized():  # it was imported before, without
+    if not MPI.Is_initialized():  # it was imported earlier without initialisation
         MPI.Init_thread()
         atexit.register(_finalize, MPI)
     return MPI
 
 
 def _finalize(MPI: Any) -> None:
-    """At the end of a process that has not failed: one that has would wait here for ranks that wait
-    for it.
+    """Finalize MPI at the end of a successful process.
+
+    A failed process would wait here for ranks that wait for it.
     """
     if not reporter.failed() and not MPI.Is_finalized():
         MPI.Finalize()

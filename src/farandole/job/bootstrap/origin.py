@@ -1,4 +1,4 @@
-"""The origin of a process: which step, mpirun or run of torchrun has started it."""
+"""The origin of a process: the Slurm step, mpirun or torchrun run that started it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from farandole.job.bootstrap import mpi
 
 
 def origin(env: Mapping[str, str]) -> str:
-    """What has started this process, as far as it can be seen, in words with commas between: the
-    step and task of Slurm, mpirun's process above this one, torchrun's run. One mpirun within the
-    rank of another has other words.
+    """Return the visible origin of this process as comma-separated words.
+
+    The words are the Slurm step and task, the mpirun process above this one, and torchrun's run. An
+    mpirun within a rank of another one gives different words.
     """
     words = []
     if "SLURM_PROCID" in env:

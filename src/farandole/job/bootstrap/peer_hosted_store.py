@@ -1,5 +1,5 @@
-"""A job without a driver: its ranks agree on a store, which rank 0 hosts until the others have
-left.
+"""The store of a job without a driver: its ranks agree on a store, which rank 0 hosts until the
+others have left.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from farandole.net.handshake import encrypted
 from farandole.net.store import StoreClient, reach
 from farandole.net.store.exchange import redeem
 
-PATIENCE = 10.0  # seconds in which the others end after a failure; what is left then is ended
-# seconds for each address of rank 0's host, if it has several, before one is waited for longer
+PATIENCE = 10.0  # seconds for the other ranks to end after a failure, before they are killed
+# Seconds for each of several addresses of rank 0's host, before a longer attempt.
 REACH = 5.0
 
 
 @dataclass(frozen=True)
 class _Membership:
-    """This process's part in such a job."""
+    """This process's membership in such a job."""
 
     pid: int
     bootstrap: Bootstrap
@@ -63,10 +63,11 @@ _membership: _Membership | None = None
 def join(
     bootstrap: Bootstrap, placement: Placement, settings: Settings
 ) -> tuple[Placement, Connection]:
-    """Agree on a store with all ranks that ``bootstrap`` knows. Collective. The environment says
-    afterwards what a launcher's would, and torch.distributed's variables are in it.
+    """Agree on a store with all ranks that ``bootstrap`` knows. Collective.
 
-    Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds.
+    Afterwards the environment holds the variables that a launcher would set, including
+    torch.distributed's. Raises RendezvousError naming ranks that do not arrive within
+    ``settings.start_timeout`` seconds.
     """
     global _membership
     host = StoreHost(placement, settings) if placement.rank == 0 else None
@@ -109,7 +110,7 @@ def join(
 
 
 def _reach_store(contact: str, placement: Placement, settings: Settings) -> StoreClient:
-    """Return a client of the store at ``contact``, the addresses and the secret of it."""
+    """Return a client of the store; ``contact`` holds its addresses and secret."""
     *addresses, secret = contact.split(",")
     if encrypted(secret) != settings.tls:
         raise SettingsError(
@@ -118,15 +119,15 @@ def _reach_store(contact: str, placement: Placement, settings: Settings) -> Stor
         )
     rounds = [REACH, settings.start_timeout] if len(addresses) > 1 else [settings.start_timeout]
     client = reach(addresses, secret, *rounds)
-    # with TLS, the secret that others may read is a token only
+    # With TLS, the secret in ``contact`` is only a token, because others may read it.
     return redeem(client, placement.rank) if settings.tls else client
 
 
 def _await_assignment(
     client: StoreClient, rank: int, timeout: float, siblings: Siblings
 ) -> Assignment:
-    """Return rank 0's assignment. Until it comes, report to rank 0 the ranks that have ended on
-    this host.
+    """Return rank 0's assignment. Meanwhile, report ranks of this host that have ended to rank
+    0.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -141,7 +142,7 @@ def _await_assignment(
 
 
 def _check_assignment(assignment: Assignment, timeout: float, hint: str) -> None:
-    """Raise the error of a job that cannot begin."""
+    """Raise the error of an assignment for a job that cannot begin."""
     if assignment.wrong_size:
         raise SettingsError(assignment.wrong_size)
     if assignment.ended:
@@ -153,7 +154,7 @@ def _check_assignment(assignment: Assignment, timeout: float, hint: str) -> None
 def _export(
     placement: Placement, connection: Connection, settings: Settings, torch_port: int
 ) -> None:
-    """Set the variables that a launcher would have set, for the program and for what it starts."""
+    """Set the variables that a launcher would have set, for the program and its child processes."""
     os.environ.update(environment(placement, connection))
     os.environ[ORIGIN] = origin(os.environ)
     os.environ[FILES] = files(settings)
@@ -163,15 +164,13 @@ def _export(
 
 
 def current_bootstrap() -> Bootstrap | None:
-    """Return how the ranks of the job without a driver found each other that this process is in;
-    None outside such a job.
-    """
+    """Return the bootstrap of this process's job without a driver; None outside such a job."""
     return None if _membership is None else _membership.bootstrap
 
 
 def leave(failed: bool) -> None:
-    """End this process's part, which is the end of the store if it is rank 0's. A process that was
-    forked off is no rank.
+    """End this process's membership; rank 0's also ends the store. Does nothing in a forked
+    process.
     """
     global _membership
     ended = _membership
@@ -184,8 +183,7 @@ def leave(failed: bool) -> None:
         sys.stderr.flush()
         ended.bootstrap.abort()
     if ended.host is None:
-        # Explicitly, because a process that was forked off, and lives on, holds the connection
-        # open.
+        # Closed explicitly, because a forked process that lives on keeps the connection open.
         with contextlib.suppress(
             HorovodInternalError, RendezvousError, AuthenticationError, OSError
         ):
@@ -194,7 +192,7 @@ def leave(failed: bool) -> None:
 
 
 def _all_ended(membership: _Membership, seconds: float) -> bool:
-    """Return whether the other ranks report within ``seconds`` how they end."""
+    """Return whether the other ranks report their outcomes within ``seconds``."""
     if membership.host is not None:
         return not membership.host.remaining()
     deadline = time.monotonic() + seconds
@@ -204,10 +202,12 @@ def _all_ended(membership: _Membership, seconds: float) -> bool:
     except RendezvousError:
         return False
     except HorovodInternalError:
-        pass  # rank 0 has ended, and with it the store
+        pass  # rank 0 has ended, and the store with it
     return True
 
 
 def environment(placement: Placement, connection: Connection) -> dict[str, str]:
-    """The variables that a launcher would have set, for the program and for what it starts."""
+    """Return the variables that a launcher would have set, for the program and its child
+    processes.
+    """
     return {**placement.to_env(variables(Placement)), **connection.to_env()}

@@ -1,7 +1,7 @@
 """A client of PMI-1, the process manager's interface of MPICH, Intel MPI and ``srun --mpi=pmi2``.
 
-The process manager hands each process a socket (``PMI_FD``). On it go lines of ``name=value``
-words: the values that a process puts can be got by all others after a barrier.
+The process manager gives each process a socket (``PMI_FD``), which carries lines of ``name=value``
+words. After a barrier, every process can get the values that the others have put.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
 from farandole.job.config import Placement
 
 _KEY = "farandole"
-_LONGEST = 1 << 16  # bytes of an answer
-_DRAIN = 2.0  # s
-# s; what the daemons have read goes on to mpirun or srun, which reads no more once ranks are killed
+_LONGEST = 1 << 16  # maximum bytes of an answer
+_DRAIN = 2.0  # seconds
+# Seconds for the daemons to forward output to mpirun or srun, which stop reading once ranks are
+# killed.
 _FORWARD = 1.0
 
 
 def broadcast(
     placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY
 ) -> str:
-    """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a
-    process.
-    """
+    """Send rank 0's ``text()`` (without blanks) to every rank. Collective; once per process."""
     manager = Manager(int(os.environ[PMI]), timeout, siblings)
     try:
         manager.init()
@@ -71,8 +70,9 @@ def broadcast(
 
 
 def abort_at_exit() -> None:
-    """The process manager ends all ranks, also those that do not know why, when this one has said
-    it.
+    """Abort through the process manager at exit, once this rank's message is out.
+
+    The process manager then ends all ranks, including those that have no error of their own.
     """
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):
@@ -89,8 +89,10 @@ def _abort(manager: Manager) -> None:
 
 
 def wait_until_read(fds: Sequence[int], timeout: float) -> None:
-    """Until nobody has left to read what was written to these pipes. Hydra looks at an abort before
-    it looks at output, and loses what it has not read by then: the traceback that says why.
+    """Wait until the output in these pipes has been read, at most ``timeout`` seconds.
+
+    Hydra handles an abort before output and drops unread output, such as the traceback with the
+    cause.
     """
     deadline = time.monotonic() + timeout
     while any(map(_unread, fds)) and time.monotonic() < deadline:
@@ -98,7 +100,7 @@ def wait_until_read(fds: Sequence[int], timeout: float) -> None:
 
 
 def _unread(fd: int) -> int:
-    """The bytes in a pipe; 0 for all else."""
+    """Return the number of bytes in a pipe; 0 for anything else."""
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             return 0
@@ -109,13 +111,13 @@ def _unread(fd: int) -> int:
 
 
 class Manager:
-    """The process manager, as one process sees it. Its answers may be errors: WireError."""
+    """The process manager, as seen by one process. Error answers raise WireError."""
 
     def __init__(self, fd: int, timeout: float, siblings: Siblings = NOBODY) -> None:
         self.longest_value = 0
         self._space = ""
         self._text = b""
-        # the descriptor itself stays open for an MPI library
+        # The descriptor itself stays open for an MPI library.
         self._sock = socket.socket(fileno=os.dup(fd))
         self._sock.settimeout(min(LOOK, timeout))
         self._timeout = timeout
@@ -136,7 +138,7 @@ class Manager:
         self._ask("barrier_in", "barrier_out")
 
     def finalize(self) -> None:
-        """Without it, the end of this process would count as a failure."""
+        """End the session; otherwise the end of this process would count as a failure."""
         self._ask("finalize", "finalize_ack")
 
     def abort(self) -> None:

@@ -1,9 +1,8 @@
-"""Which ranks of this host have ended, of those that a cluster's own command has started.
+"""Detection of ended ranks on this host, for ranks started by a cluster's own command.
 
-Who waits in ``init()`` for a rank that ended before it waits in vain, and nobody else says so. The
-processes of a rank, and of what it runs in, are those with its number among their variables. Where
-processes of the job cannot be seen (a container for each rank, another user's), no rank is said to
-have ended.
+A rank would wait in ``init()`` forever for a rank that has ended, and no other component reports
+it. A rank's processes are those with its number in their environment. If the job's processes are
+not visible (one container per rank, or another user's processes), no rank is reported.
 """
 
 from __future__ import annotations
@@ -13,17 +12,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# seconds for which nothing of a rank must have been there: all start at once, but not in one moment
+# Seconds without a process before a rank counts as ended; ranks do not start simultaneously.
 GONE = 1.0
-LOOK = 0.5  # seconds between looks of those who wait
-# children of daemons that are no ranks: they start daemons on other hosts
+LOOK = 0.5  # seconds between checks by waiting ranks
+# Children of daemons that are not ranks: they start daemons on other hosts.
 REMOTE = ("ssh", "rsh", "srun", "qrsh")
 
 
 class Siblings:
-    """The ranks ``ranks`` of this host. ``number``: the variable with a rank's number; ``marks``:
-    variables that are the same in all processes of the job, though not always in this one alone;
-    ``daemons``: names of the programs that start ranks here.
+    """The ranks of this host.
+
+    - ``number``: The variable that holds a rank's number.
+    - ``marks``: Variables that are the same in all processes of the job, though not always unique
+      to it.
+    - ``daemons``: Names of the programs that start ranks on this host.
     """
 
     def __init__(
@@ -39,10 +41,10 @@ class Siblings:
         self._number = number.encode()
         self._proc = proc
         self._marks = {f"{name}={env[name]}".encode() for name in marks if name in env}
-        self._missed: dict[int, float] = {}  # since when nothing of a rank has been there
+        self._missed: dict[int, float] = {}  # times since which ranks have had no process
         self._daemons = daemons
         self.daemon = self._daemon_above(os.getpid()) if ranks else 0
-        # Tells the jobs of a host apart; empty where processes of this one cannot be seen.
+        # Distinguishes the jobs of a host; empty if this job's processes are not visible.
         self.job = (
             "-".join([str(self.daemon), *(env[name] for name in marks if name in env)])
             if self.daemon
@@ -50,7 +52,7 @@ class Siblings:
         )
 
     def ended(self) -> list[int]:
-        """The ranks of which nothing has been left for a while."""
+        """Return the ranks that have had no process for a while."""
         alive = self._alive() if self.daemon else None
         if alive is None:
             return []
@@ -61,7 +63,9 @@ class Siblings:
         return [rank for rank, since in self._missed.items() if now - since >= GONE]
 
     def _alive(self) -> set[int] | None:
-        """The ranks that have a process; None if something below the daemon may be any rank."""
+        """Return the ranks that have a process; None if an unreadable process below the daemon
+        may be any rank.
+        """
         found = set()
         for entry in self._proc.iterdir():
             try:
@@ -90,13 +94,14 @@ class Siblings:
         return found
 
     def _begins(self, pid: int) -> bool:
-        """Has this process been forked by the daemon, to become a rank?"""
+        """Return whether the daemon has forked this process to become a rank."""
         name, state, parent = self._stat(pid)
         return parent == self.daemon and state not in "ZX" and name not in REMOTE
 
     def _daemon_above(self, pid: int) -> int:
-        """The nearest ancestor that is one of the daemons; 0 if there is none. All that it starts
-        can be seen here.
+        """Return the nearest ancestor that is one of the daemons, 0 if there is none.
+
+        All processes that it starts are visible here.
         """
         while pid:
             name, _, parent = self._stat(pid)
@@ -106,7 +111,7 @@ class Siblings:
         return 0
 
     def _stat(self, pid: int) -> tuple[str, str, int]:
-        """Name, state, parent."""
+        """Return a process's name, state and parent."""
         try:
             name, _, rest = (
                 (self._proc / str(pid) / "stat").read_text().partition("(")[2].rpartition(")")

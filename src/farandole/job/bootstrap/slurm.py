@@ -1,7 +1,7 @@
-"""Tasks of a step of Slurm: ``srun python train.py``.
+"""Tasks of a Slurm step: ``srun python train.py``.
 
-The tasks agree through PMI where srun offers it, else by a file in the user's home, which the nodes
-share: nobody but the user can read or replace it.
+The tasks agree through PMI if srun provides it, otherwise through a file in the user's home
+directory, which the nodes share and only the user can read or replace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from farandole.job.bootstrap.contract import PMI, integers
 from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
 from farandole.job.config import Placement
 
-PAUSE = 0.05  # seconds between looks at the file
-ENDED = "ended"  # stands in the file if rank 0 was seen to end before it wrote it
-TOLD = 3.0  # seconds for which that stands there: other nodes may see the file late
+PAUSE = 0.05  # seconds between checks for the file
+ENDED = "ended"  # the file's content if rank 0 ended before writing it
+TOLD = 3.0  # seconds to keep this content, because other nodes may see the file late
 CURE = (
     "set HOME to a folder that the nodes share, use srun --mpi=pmi2, or start the job with:"
     " farandole run --launcher slurm"
@@ -38,7 +38,7 @@ class SlurmBootstrap:
     ends_together = False
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
-        who = integers(env, _WHO)  # a batch script has no number of a step
+        who = integers(env, _WHO)  # these variables are missing in a batch script
         if who is None:
             return None
         rank, size, local_rank, node, _ = who
@@ -89,11 +89,11 @@ class SlurmBootstrap:
             meeting_point(os.environ).unlink()
 
     def abort(self) -> None:
-        """srun says by itself when others end: --kill-on-bad-exit, --wait."""
+        """Take no action: srun reports when other tasks end (--kill-on-bad-exit, --wait)."""
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """``"2(x3),1"`` as [2, 2, 2, 1]."""
+    """Parse a list of task counts: ``"2(x3),1"`` gives [2, 2, 2, 1]."""
     counts: list[int] = []
     for item in text.split(","):
         match = _TASKS.fullmatch(item.strip())
@@ -106,8 +106,8 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def meeting_point(env: Mapping[str, str]) -> Path:
-    """The file for a step, which no other step of the user has, not even of the same job when it
-    was requeued.
+    """Return the path of the step's file, which is unique among the user's steps, even if a job
+    is requeued.
     """
     facts = [env.get("SLURM_CLUSTER_NAME", ""), env["SLURM_JOB_ID"], env["SLURM_STEP_ID"]]
     name = "-".join([*facts, env.get("SLURM_RESTART_COUNT", "0")])
@@ -122,7 +122,7 @@ def meeting_point(env: Mapping[str, str]) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """So that it is there whole or not at all, for this user only."""
+    """Write the file atomically, readable only by this user."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check(os.stat(path.parent, follow_symlinks=False), path.parent)
     new = path.with_name(f"{path.name}.{os.getpid()}")
@@ -133,8 +133,9 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = NOBODY) -> str:
-    """Wait for the file. RendezvousError after ``timeout`` seconds. Who sees that rank 0 has ended
-    tells all others.
+    """Wait for the file and return its content. Raises RendezvousError after ``timeout`` seconds.
+
+    A task that detects the end of rank 0 informs all others through the file.
     """
     deadline, look = time.monotonic() + timeout, time.monotonic()
     while time.monotonic() < deadline:
@@ -146,7 +147,7 @@ def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = 
                 path.unlink(missing_ok=True)
                 return ENDED
         with contextlib.suppress(FileNotFoundError):
-            # a network's file system may remember that the file was not there
+            # Refresh a network file system, which may cache that the file does not exist.
             os.listdir(path.parent)
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
                 _check(os.fstat(file.fileno()), path)
@@ -170,12 +171,14 @@ def _check(found: os.stat_result, path: Path) -> None:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Slurm's list of hosts: ``"gpu[01-03,7],login"`` as gpu01, gpu02, gpu03, gpu7 and login."""
+    """Expand Slurm's host list: ``"gpu[01-03,7],login"`` gives gpu01, gpu02, gpu03, gpu7 and
+    login.
+    """
     return [host for item in _items(text) for host in _expanded(item)]
 
 
 def _items(text: str) -> Iterator[str]:
-    """The parts between those commas that are in no brackets."""
+    """Split at commas outside brackets."""
     yield from (match[0] for match in re.finditer(r"(?:[^,\[]|\[[^\]]*\])+", text))
 
 

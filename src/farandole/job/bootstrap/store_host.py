@@ -1,4 +1,4 @@
-"""The store of a job without a driver, on rank 0, which assigns placements to all ranks."""
+"""Rank 0's store of a job without a driver, which assigns placements to all ranks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from farandole.net.store.exchange import SecretExchange
 from farandole.net.store.ports import free_port
 
 LOOPBACK = "127.0.0.1"
-NODE = "node/"  # a rank's host, its local rank, and the size that it was started with
+NODE = "node/"  # a rank's host, its local rank, and its number of ranks
 LEFT = "left/"  # a rank's last message
-ENDED = "ended/"  # a rank that never came, as another one has seen
-SLACK = 5.0  # seconds that the message on missing ranks may take
+ENDED = "ended/"  # an absent rank that another rank has seen end
+SLACK = 5.0  # seconds to deliver the message about missing ranks
 
 
 class Assignment(NamedTuple):
-    """The answer of rank 0 to a rank. ``placement``: its fields; ``port``: free on rank 0's host;
-    ``wrong_size``: an error, if ranks were started with different numbers of ranks.
+    """The answer of rank 0 to a rank.
+
+    - ``placement``: The fields of the rank's placement.
+    - ``missing``, ``ended``: Ranks that did not arrive in time, or have ended.
+    - ``port``: A free port on rank 0's host.
+    - ``wrong_size``: An error if the ranks were started with different numbers of ranks.
     """
 
     placement: dict[str, Any] = {}
@@ -52,10 +56,10 @@ def assignment_key(rank: int) -> str:
 
 
 def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
-    """Who all ranks are, from the host's name and the local rank of each. Pure.
+    """Return all ranks' placements, given each rank's host name and local rank. Pure.
 
-    Two nodes may have one name (containers): the second rank of a name with the same local rank is
-    on another node.
+    Two nodes may share a name (containers): the second rank with the same name and local rank is on
+    another node.
     """
     seen: Counter[tuple[str, int]] = Counter()
     members: dict[tuple[str, int], list[int]] = {}
@@ -80,7 +84,7 @@ def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
 
 
 class StoreHost:
-    """Rank 0's side: the store."""
+    """Rank 0's side: the store and the assignments."""
 
     def __init__(self, placement: Placement, settings: Settings) -> None:
         self._size = placement.size
@@ -90,7 +94,8 @@ class StoreHost:
         self._everywhere = placement.local_size < placement.size
         self._changed = threading.Condition()
         self._remaining = set(range(1, placement.size))
-        self._wrong_sizes: dict[int, int] = {}  # of ranks that were started with another size
+        # sizes of ranks that were started with another number of ranks
+        self._wrong_sizes: dict[int, int] = {}
         self._nodes: list[tuple[str, int]] = []
         listen = interfaces.EVERYWHERE if self._everywhere else LOOPBACK
         self.server = StoreServer(self._secret, host=listen)
@@ -101,8 +106,8 @@ class StoreHost:
         self.server.hooks.append(self._on_value)
 
     def contact(self) -> str:
-        """Return the store's addresses, then its secret, with commas between; with TLS, the
-        addresses and the token of the secret's exchange.
+        """Return the store's addresses and its secret, separated by commas; with TLS, the
+        address and token of the secret exchange instead.
         """
         address, secret = self.server.address, self._secret
         if self._exchange is not None:
@@ -117,9 +122,10 @@ class StoreHost:
     def assign(
         self, siblings: Siblings = NOBODY, on_assigned: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait for the other ranks, and send each its assignment: its placement, or which ranks are
-        missing, have ended, or were started with another size. ``on_assigned`` is called before any
-        of them goes on.
+        """Wait for the other ranks and send each its assignment.
+
+        An assignment is a placement, or the ranks that are missing, have ended or were started with
+        another size. ``on_assigned`` is called before any rank continues.
         """
         missing, ended = self._await_nodes(siblings)
         nodes = [json.loads(self.server.get(name) or b"null") for name in self._node_keys()]
@@ -149,7 +155,7 @@ class StoreHost:
         return [f"{NODE}{rank}" for rank in range(self._size)]
 
     def _await_nodes(self, siblings: Siblings) -> tuple[list[int], list[int]]:
-        """Return the ranks that did not come in time, and those of them that have ended."""
+        """Return the ranks that did not arrive in time, and those among them that have ended."""
         deadline = time.monotonic() + self._timeout
         names = self._node_keys()
         ended: list[int] = []
@@ -164,8 +170,8 @@ class StoreHost:
         return missing, [rank for rank in ended if rank in missing]
 
     def _refuse(self) -> None:
-        """Send all ranks, also those about to come, the error that they were started with different
-        sizes, and wait until they have received it.
+        """Send all ranks, including those yet to arrive, an error about their different sizes,
+        and wait until they have received it.
         """
         rank, size = min(self._wrong_sizes.items())
         text = (
@@ -184,8 +190,9 @@ class StoreHost:
             return set(self._remaining)
 
     def close(self, seconds: float | None) -> None:
-        """Wait for the other ranks to end (None: as long as that takes), and write to stderr how
-        those ended that failed.
+        """Wait for the other ranks to end and report the failed ones on stderr.
+
+        ``seconds`` limits the wait; None means no limit.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._remaining, seconds)
@@ -194,7 +201,7 @@ class StoreHost:
         self.hang_up()
 
     def dismiss(self, seconds: float) -> None:
-        """Hang up when the ranks that came have received why they have to go, or after
+        """Close the store once the ranks that arrived have received their error, or after
         ``seconds``.
         """
         came = {

@@ -1,9 +1,9 @@
-"""Processes of torchrun, and others that have torch.distributed's variables.
+"""Processes of torchrun, and others with torch.distributed's variables.
 
-Those of torchrun on one host tell each other the invitation by a file for this user only. Those on
-several have nothing but torchrun's store, and others that which rank 0 serves at ``MASTER_ADDR``
-and ``MASTER_PORT``. These answer anybody who reaches them: such a job is as safe as
-torch.distributed itself.
+torchrun's processes on one host share the invitation through a file that only this user can read.
+On several hosts they use torchrun's store; other processes use a store that rank 0 serves at
+``MASTER_ADDR`` and ``MASTER_PORT``. These stores answer anyone who reaches them, so such a job is
+as safe as torch.distributed itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TorchrunBootstrap:
     ends_together = False
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
-        # Others set RANK and its like, too: only torchrun tells the number of its run.
+        # Other launchers set RANK and similar variables too; only torchrun sets the id of its run.
         who = integers(env, _WHO) if "TORCHELASTIC_RUN_ID" in env else None
         if who is None:
             return None
@@ -81,11 +81,11 @@ class TorchrunBootstrap:
                 path.parent.rmdir()
 
     def abort(self) -> None:
-        """torchrun ends the others itself."""
+        """Take no action: torchrun ends the other processes itself."""
 
 
 class TorchVariablesBootstrap:
-    """Processes of others (Kubeflow's PyTorchJob, deepspeed), or started by hand."""
+    """Processes of other launchers (Kubeflow's PyTorchJob, deepspeed), or started by hand."""
 
     name: ClassVar[str] = "torch"
     ends_together = False
@@ -95,7 +95,8 @@ class TorchVariablesBootstrap:
     )
 
     def __init__(self) -> None:
-        # rank 0's store, until all have been told: the place is init_process_group()'s
+        # Rank 0's store, kept until all ranks have read it; then init_process_group() needs the
+        # address.
         self._serves: Any = None
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
@@ -137,7 +138,7 @@ class TorchVariablesBootstrap:
                     host, int(port), placement.rank, text, max(1.0, deadline - time.monotonic())
                 )
             except RuntimeError as error:
-                # it reached a store of rank 0 that was about to end
+                # Reached a store of rank 0 that was about to end.
                 if placement.rank and time.monotonic() < deadline:
                     time.sleep(_AGAIN)
                     continue
@@ -158,9 +159,9 @@ class TorchVariablesBootstrap:
     def _meet(
         self, host: str, port: int, rank: int, text: Callable[[], str], timeout: float
     ) -> str:
-        """Raises RuntimeError."""
+        """Meet at the store and return rank 0's text. Raises RuntimeError."""
         serves = rank == 0
-        # with init_process_group()'s options: where that has come first, its store is shared
+        # The options of init_process_group(), whose store is shared if it was created first.
         store = _stores()(
             host,
             port,
@@ -177,11 +178,11 @@ class TorchVariablesBootstrap:
         self._serves = None
 
     def abort(self) -> None:
-        """Each process ends by itself."""
+        """Take no action: each process ends by itself."""
 
 
 def meeting_point(env: Mapping[str, str]) -> Path:
-    """The file of one start of the ranks: all are children of one agent."""
+    """Return the path of the file for one start of the ranks, which are children of one agent."""
     facts = [
         env["TORCHELASTIC_RUN_ID"],
         str(_agent(env)),
@@ -197,7 +198,7 @@ def meeting_point(env: Mapping[str, str]) -> Path:
 
 
 def _home() -> Path | None:
-    """The folder for all runs of this user; None without a home directory that can be written to
+    """Return the folder for all runs of this user; None without a writable home directory
     (containers).
     """
     try:
@@ -209,13 +210,13 @@ def _home() -> Path | None:
 
 
 def _agent(env: Mapping[str, str]) -> int:
-    """The process that started this rank: the parent, or that of a script around the program."""
+    """Return the process that started this rank: the parent, or the parent of a wrapper script."""
     mine = {
         f"{name}={env.get(name, '')}".encode()
         for name in ("TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT")
     }
     pid = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it cannot be seen
+    with contextlib.suppress(OSError, ValueError, IndexError):  # the process is not visible
         while mine <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
@@ -242,11 +243,12 @@ def _through_store(placement: Placement, text: Callable[[], str], timeout: float
 
 
 def _broadcast_text(store: Any, key: str, rank: int, text: Callable[[], str]) -> str:
-    """Rank 0's ``text()`` on every rank, through a store of torch.distributed, under ``key``.
+    """Send rank 0's ``text()`` to every rank through a torch.distributed store, under ``key``.
+
     Raises RuntimeError.
     """
     comes = f"{key}/comes/{rank}"
-    times = store.add(comes, 1)  # programs may call shutdown() and init() again
+    times = store.add(comes, 1)  # programs may call init() again after shutdown()
     if rank == 0:
         store.set(f"{key}/{times}", text())
     try:
@@ -257,12 +259,14 @@ def _broadcast_text(store: Any, key: str, rank: int, text: Callable[[], str]) ->
 
 
 def _stores() -> Any:
-    """torch.distributed's class, which is there: torchrun is its own."""
+    """Return torch.distributed's store class; torch is installed, because torchrun is part of
+    it.
+    """
     from torch.distributed import TCPStore
 
     return TCPStore
 
 
 def _first_line(error: Exception) -> str:
-    """Without the stack of C++ that torch adds."""
+    """Return the first line of an error, without torch's C++ stack."""
     return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,5 +1,5 @@
-"""Configuration that a process reads from its environment: ``Placement`` (who it is),
-``Connection`` (how it reaches its job) and ``Settings`` (what the user chose).
+"""Configuration that a process reads from its environment: ``Placement`` (its rank),
+``Connection`` (its job's store) and ``Settings`` (the user's options).
 """
 
 from farandole.job.config.placement import Connection as Connection

@@ -1,4 +1,4 @@
-"""Warnings about values that are allowed but hardly meant, and about misspelt variables."""
+"""Warnings about valid but implausible values, and about misspelt variables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from farandole.job.config.settings import Settings
 
 
 def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
-    """Warnings about values that are allowed and hardly meant: sizes in the wrong unit, misspelt
-    variables of ours.
+    """Return warnings about implausible values, such as sizes in the wrong unit, and about
+    misspelt variables of Farandole.
     """
     found = []
     for setting in settings_of(Settings):
@@ -42,8 +42,8 @@ def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
         setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable
         for setting in settings_of(Settings)
     }
-    # Horovod has variables that we do not answer to; the names of some are not far from those of
-    # others.
+    # Horovod has variables that Farandole does not support, and some have names similar to
+    # supported ones.
     for prefix, alike, also in (("FARANDOLE_", 0.75, flags), ("HOROVOD_", 0.85, {})):
         known = {name.removeprefix(prefix): name for name in real if name.startswith(prefix)}
         for name in sorted(env):
@@ -57,7 +57,7 @@ def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _plain(value: float) -> str:
-    """A number for messages: without an exponent, and of a very small one three digits."""
+    """Format a number for messages, without an exponent; a very small number has three digits."""
     return (
         text
         if "e" not in (text := f"{value:.15g}")

@@ -1,8 +1,8 @@
-"""Fields of configuration: one field is one setting, with its default, type, doc, flag and
-environment variable.
+"""Configuration fields: each field is a setting with default, type, doc, flag and environment
+variable.
 
-``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to. ``FARANDOLE_X`` counts
-in the unit of its flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
+``FARANDOLE_X`` overrides the ``HOROVOD_X`` that some fields also accept. ``FARANDOLE_X`` is in the
+unit of the flag; ``HOROVOD_X`` is in Horovod's unit, which is also the field's.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _Kind = TypeVar("_Kind", bound="Variables")
 
 
 class Setting(NamedTuple):
-    """The facts about one field."""
+    """The properties of one field."""
 
     name: str
     kind: type
     default: Any
     doc: str
-    flag: str  # empty for what only launchers set
+    flag: str  # empty for values that only launchers set
     variable: str
     horovod: str
     group: str  # heading of the flag in --help
-    unit: str  # of the flag and of our variable
-    scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
-    choices: tuple[str, ...]  # of a closed set
-    plugins: str  # the kind of which other distributions may add to the choices (see registry)
+    unit: str  # unit of the flag and of the FARANDOLE_ variable
+    scale: float  # this unit in the field's (and Horovod's) unit: a MiB is 1 << 20 bytes
+    choices: tuple[str, ...]  # the allowed values, if limited
+    plugins: str  # the kind of plugins that extend the choices (see registry)
     least: float
     most: float
-    plausible: tuple[float, float]  # values outside are hardly meant; 0 is never meant to be inside
+    plausible: tuple[float, float]  # range of plausible values; 0 is always accepted
 
     def shown(self, value: Any) -> str:
-        """A value in the unit of the flag and of our variable, as both are written."""
+        """Return a value as text, in the unit of the flag and of the FARANDOLE_ variable."""
         return _text(value / self.scale if self.scale != 1.0 else value)
 
 
@@ -65,8 +65,8 @@ def setting(
     most: float = math.inf,
     plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:
-    """A field of Placement, Connection or Settings."""
-    # Its class gives it name, type and variable.
+    """Return a field of Placement, Connection or Settings."""
+    # The class sets name, type and variable.
     return Setting(
         name="",
         kind=str,
@@ -91,17 +91,18 @@ _SETTINGS: dict[type[Variables], tuple[Setting, ...]] = {}  # by class
 
 
 def _named(setting: Setting, name: str, kind: str) -> Setting:
-    # Where the flag has a unit that is not the field's, our variable has it, too, and says so in
-    # its name.
+    # If the flag's unit differs from the field's, so does the variable's, and its name includes the
+    # unit.
     ours = name if setting.scale == 1.0 else setting.flag.removeprefix("--").replace("-", "_")
     return setting._replace(name=name, kind=_TYPES[kind], variable=f"FARANDOLE_{ours.upper()}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Variables:
-    """Fields made by ``setting``, and the environment variables for them. Frozen and compared by
-    value, as a dataclass, which takes milliseconds to make: every process of a job would pay for
-    it.
+    """Base class of configuration: fields made by ``setting``, and their environment variables.
+
+    Instances are frozen and compared by value. A dataclass would take milliseconds to create in
+    every process of a job.
     """
 
     def __init_subclass__(cls) -> None:
@@ -111,7 +112,7 @@ class Variables:
         for setting in _SETTINGS[cls]:
             delattr(cls, setting.name)
 
-    if not TYPE_CHECKING:  # type checkers know it by its fields
+    if not TYPE_CHECKING:  # type checkers use the fields
 
         def __init__(self, **values: Any) -> None:
             for setting in settings_of(type(self)):
@@ -141,13 +142,13 @@ class Variables:
         return f"{type(self).__name__}({values})"
 
     def replace(self: _Kind, **changes: Any) -> _Kind:
-        """The same with other values of some fields."""
+        """Return a copy with other values of some fields."""
         return type(self)(**{**vars(self), **changes})
 
     @classmethod
     def from_env(cls: type[_Kind], env: Mapping[str, str] | None = None) -> _Kind:
-        """Read the variables of this process (or of ``env``). A value that cannot be read raises
-        SettingsError.
+        """Read the variables of this process (or of ``env``). Raises SettingsError for an
+        invalid value.
         """
         source = os.environ if env is None else env
         values: dict[str, Any] = {}
@@ -159,9 +160,10 @@ class Variables:
         return cls(**values)
 
     def to_env(self, always: Container[str] = ()) -> dict[str, str]:
-        """The variables that make ``from_env`` give the same value; only those that differ from the
-        default, and those of which a variable is in ``always``: programs look at what they were
-        started with.
+        """Return the variables from which ``from_env`` restores this object.
+
+        Only values that differ from the default are included, plus variables in ``always``, which
+        programs read directly.
         """
         found: dict[str, str] = {}
         for setting in settings_of(type(self)):
@@ -182,12 +184,12 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def settings_of(kind: type[Variables]) -> tuple[Setting, ...]:
-    """The fields of ``kind``, in their order."""
+    """Return the fields of ``kind`` in their order."""
     return _SETTINGS[kind]
 
 
 def variables(*kinds: type[Variables]) -> frozenset[str]:
-    """The names of all environment variables of ``kinds``, ours and Horovod's."""
+    """Return the names of all environment variables of ``kinds``, Farandole's and Horovod's."""
     return frozenset(
         name
         for kind in kinds
@@ -198,9 +200,10 @@ def variables(*kinds: type[Variables]) -> frozenset[str]:
 
 
 def parse(setting: Setting, name: str, text: str) -> Any:
-    """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's
-    variable counts in the field's unit, the others in the flag's. Raises SettingsError for a value
-    that cannot be read or used.
+    """Parse a setting's value from text.
+
+    ``name`` is the flag or variable that holds the text: Horovod's variables use the field's unit,
+    others the flag's. Raises SettingsError for an invalid value.
     """
     scale = 1.0 if name == setting.horovod else setting.scale
     kind = setting.kind if scale == 1.0 else float
@@ -231,8 +234,8 @@ _READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finit
 
 
 def checked(setting: Setting, name: str, value: Any) -> Any:
-    """``value`` if it can be used (of a closed set: in lower case), else SettingsError with
-    ``name`` in front.
+    """Return ``value`` if it is valid, in lower case if the setting has choices. Raises
+    SettingsError, starting with ``name``, otherwise.
     """
     if setting.choices:
         known = setting.choices
@@ -257,5 +260,5 @@ def checked(setting: Setting, name: str, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    # seconds are whole numbers to Horovod's programs
+    # Horovod's programs expect seconds as whole numbers.
     return str(int(value)) if whole else str(value)

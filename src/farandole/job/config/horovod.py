@@ -1,10 +1,10 @@
-"""Variables of Horovod that set nothing here: what its installer compiled, and the controller."""
+"""Horovod's variables without an effect here, for its installer and its controller."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# the worker sets them for programs
+# The worker sets these variables for programs.
 HOROVOD_FIXED = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 _COMPILING = {
     f"HOROVOD_{prefix}{name}"
@@ -29,7 +29,8 @@ _COMPILING = {
 
 
 def built_for(env: Mapping[str, str]) -> list[str]:
-    """Variables in ``env`` that told Horovod's installer what to compile. Nothing is compiled
-    here.
+    """Return the variables in ``env`` with which Horovod's installer selects code to compile.
+
+    They have no effect, because nothing is compiled here.
     """
     return sorted(name for name in _COMPILING & env.keys() if env[name] != HOROVOD_FIXED.get(name))

@@ -6,7 +6,7 @@ from farandole.job.config.fields import Variables, setting
 
 
 class Placement(Variables):
-    """Who this process is in its job. It changes when the job's membership does."""
+    """The ranks and sizes of this process in its job. They change with the job's membership."""
 
     rank: int = setting(0, "rank of this process", horovod="HOROVOD_RANK")
     size: int = setting(1, "number of processes", horovod="HOROVOD_SIZE")
@@ -26,7 +26,7 @@ class Placement(Variables):
 
 
 class Connection(Variables):
-    """How this process reaches its job."""
+    """The connection of this process to its job."""
 
     store: str = setting("", "host:port of the job's store; empty: no job, one rank")
     secret: str = setting(

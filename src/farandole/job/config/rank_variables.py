@@ -1,12 +1,12 @@
-"""Names of variables by which one process of a job finds what another one has set."""
+"""Names of variables through which processes of a job pass information to each other."""
 
 from __future__ import annotations
 
-# what had started a rank when its placement was set
+# The origin of a rank when its placement was set.
 ORIGIN = "FARANDOLE_ORIGIN"
-# the variables of a rank that some launcher started: see ``bootstrap.origin``
+# Variables of ranks started by a known launcher; see ``bootstrap.origin``.
 STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
-# the pid of a rank whose program is a command
+# The pid of a rank whose program is a command.
 PROCESS = "FARANDOLE_PROCESS"
-# set if the status of this rank's job is shown to a user
+# Set if a user sees the status of this rank's job.
 STATUS = "FARANDOLE_STATUS"

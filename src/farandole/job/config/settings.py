@@ -1,4 +1,4 @@
-"""Settings of a user. Flags, variables and the table in the docs are derived from the fields."""
+"""User settings. Flags, variables and the table in the docs are derived from the fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.job.plugins import registry
 MIB = 1 << 20
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 SWITCH = ("auto", "on", "off")
-SIZES = (1 << 10, 1 << 40)  # bytes: a message between the two is possible
+SIZES = (1 << 10, 1 << 40)  # plausible message sizes, in bytes
 EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "ranks that stay away"
 TIMELINE, AUTOTUNE, OTHER = "timeline", "autotune", "other"
 
@@ -281,8 +281,10 @@ class Settings(Variables):
 
 
 def spare_cores(settings: Settings, local_size: int) -> bool:
-    """Is there a core to exchange on while another one computes, for each of so many ranks? Where
-    they have one each, the exchange would only take turns with what computes.
+    """Return whether each of ``local_size`` ranks has a core to spare for exchanges during
+    computation.
+
+    With one core per rank, an exchange would only take turns with the computation.
     """
     if settings.overlap != "auto":
         return settings.overlap == "on"

@@ -1,4 +1,4 @@
-"""Variables of torchrun, as torch.distributed and scripts read them."""
+"""torchrun's variables, as torch.distributed and scripts read them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ TORCH = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-# torch.distributed's: torchrun serves the store, not rank 0
+# torch.distributed's variable: torchrun serves the store instead of rank 0.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
-    """Those of torchrun: ``torch.distributed.init_process_group`` reads them, and so do scripts.
-    ``address``, ``port``: where rank 0 makes torch.distributed's store when it calls that.
+    """Return torchrun's variables, which ``torch.distributed.init_process_group`` and scripts
+    read.
+
+    Rank 0 creates torch.distributed's store at ``address`` and ``port``.
     """
     values = {
         "RANK": placement.rank,

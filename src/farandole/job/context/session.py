@@ -120,7 +120,7 @@ def settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Return this process's placement in the job, or the placement of the rank from which it was forked.
+    """Return this process's placement in the job; in a forked process, its parent's placement.
 
     Raises NotInitializedError before ``init()``.
     """

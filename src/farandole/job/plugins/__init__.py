@@ -1,1 +1,1 @@
-"""Implementations by name, and the hook that PyTorch calls."""
+"""Implementations by name, and PyTorch's entry point."""

@@ -1,7 +1,7 @@
-"""What PyTorch calls when it is imported (the entry point ``torch.backends``): it makes a word
-known, and has torch.distributed tell of ranks that cannot be, where it would wait.
+"""PyTorch's import hook (the entry point ``torch.backends``).
 
-Every program that imports torch comes here, so nothing may fail, and nothing else is loaded.
+It registers the backend name, and makes torch.distributed report invalid ranks instead of waiting.
+Every program that imports torch runs this module, so it must not fail or import anything else.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import wraps
 from typing import Any
 
 NAME = "farandole"
-_HOME = "farandole.torch.distributed"  # a room above, which is loaded when the word is used
+_HOME = "farandole.torch.distributed"  # an upper package, imported when the backend is used
 
 
 def register() -> None:
-    """Make ``dist.init_process_group("farandole")`` work. Again: nothing."""
+    """Make ``dist.init_process_group("farandole")`` work. Repeated calls do nothing."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     backend: Any = getattr(distributed, "Backend", None)
     if backend is not None and NAME.upper() not in getattr(backend, "_plugins", {NAME.upper()}):
@@ -29,9 +29,10 @@ def register() -> None:
 
 
 def _keep_defaults(backend: Any) -> None:
-    """``init_process_group("cpu:gloo,cuda:gloo")`` makes Gloo the default of the group only while
-    there is no plugin, of whatever name: it asks for ``keys()``, and finds a plugin by ``in`` and
-    ``[]``.
+    """Keep Gloo the default of ``init_process_group("cpu:gloo,cuda:gloo")``.
+
+    torch makes it the group's default only if there are no plugins of any name. It lists plugins
+    with ``keys()``, but looks up a plugin with ``in`` and ``[]``.
     """
     if type(backend._plugins) is dict:
         backend._plugins = _Plugins(backend._plugins)
@@ -43,7 +44,10 @@ class _Plugins(dict[str, Any]):
 
 
 def _check_ranks(handlers: dict[str, Any]) -> None:
-    """torch waits for others, 30 minutes, before it calls a backend: also as rank 2 of 1."""
+    """Check the rank before torch waits for others.
+
+    torch waits 30 minutes before it calls a backend, even as rank 2 of 1.
+    """
     for scheme in ("env", "tcp"):
         if scheme in handlers:
             handlers[scheme] = _checked(handlers[scheme])
@@ -64,7 +68,7 @@ def _checked(handler: Any) -> Any:
 
 
 def check_rank(rank: int, size: int) -> None:
-    """Raise SettingsError for a rank that ``size`` does not allow."""
+    """Raise SettingsError for a rank that is not valid for ``size``."""
     if not 0 <= rank < size:
         from farandole.errors import SettingsError
 

@@ -1,6 +1,6 @@
-"""Which implementations there are, by name. They are imported when they are used, not before.
+"""The known implementations by name, imported on first use.
 
-Other distributions add their own through entry points: see ``GROUPS``.
+Other distributions add their own through entry points; see ``GROUPS``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
         "ssp": "farandole.strategies.modes.parameter_server:SSP",
     },
-    # By the package that owns an object: the only way from a lower room to an upper one, so that
+    # By the package that owns an object: the only way from a lower package to an upper one, so that
     # ``tensorflow`` can handle optimizers and models of Keras.
     "optimizer": {
         "keras": "farandole.keras.optimizer:DistributedOptimizer",
@@ -61,7 +61,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
         "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",
     },
-    # Modules that have another public name, too, in a room below theirs.
+    # Modules that also have a public name in a package below their own.
     "api": {"keras": "farandole.keras", "tf_keras": "farandole.keras.tf_keras"},
     "callbacks": {
         "keras": "farandole.keras.callbacks",
@@ -70,7 +70,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "elastic": {"keras": "farandole.keras.elastic", "tf_keras": "farandole.keras.tf_keras.elastic"},
 }
 
-# The groups of entry points by which other distributions add to a kind.
+# The entry-point groups with which other distributions add to a kind.
 GROUPS = {
     "launcher": "farandole.launchers",
     "codec": "farandole.codecs",
@@ -78,17 +78,18 @@ GROUPS = {
     "strategy": "farandole.strategies",
 }
 
-_CHOSEN = ("launcher", "wire")  # kinds of which the best one may be asked for, as "auto"
+_CHOSEN = ("launcher", "wire")  # kinds with "auto", which selects the best implementation
 
 
 def names(kind: str) -> list[str]:
-    """All known names of a kind, the built-in ones first."""
+    """Return all known names of a kind, starting with the built-in ones."""
     return [*BUILT_IN[kind], *sorted(_installed(kind).keys() - BUILT_IN[kind].keys())]
 
 
 def load(kind: str, name: str) -> Any:
-    """The class (or module) called ``name``. SettingsError for a name that nobody has, or whose
-    package is not installed.
+    """Return the class (or module) called ``name``.
+
+    Raises SettingsError for an unknown name or a missing package.
     """
     check(kind, name)
     target = BUILT_IN[kind].get(name) or _installed(kind)[name]
@@ -103,8 +104,8 @@ def load(kind: str, name: str) -> Any:
 
 
 def check(kind: str, spec: str) -> None:
-    """Raise SettingsError if nobody has the name that ``spec`` begins with: "name", or
-    "name:argument".
+    """Raise SettingsError for an unknown name at the beginning of ``spec`` ("name" or
+    "name:argument").
     """
     name = spec.partition(":")[0]
     if name not in BUILT_IN[kind] and name not in _installed(kind):
@@ -115,14 +116,16 @@ def check(kind: str, spec: str) -> None:
 
 
 def make(kind: str, spec: str) -> Any:
-    """An instance of what ``spec`` names: "name", or "name:argument", which is given to the class
-    as text. Raises SettingsError as ``load`` does, and for an argument that the class refuses.
+    """Return an instance of the class named by ``spec``: "name", or "name:argument", which passes
+    the argument as text.
+
+    Raises SettingsError as ``load`` does, and for an argument that the class rejects.
     """
     name, colon, argument = spec.partition(":")
     made = load(kind, name)
     try:
         return made(argument) if colon else made()
-    except TypeError as error:  # one that it does not take, or does not go without
+    except TypeError as error:  # an unexpected or a missing argument
         rule = "takes no argument" if colon else "needs an argument"
         raise SettingsError(
             f"{kind}={spec!r}: {name} {rule}, as in name:argument ({error})"
@@ -130,8 +133,10 @@ def make(kind: str, spec: str) -> Any:
 
 
 def best(kind: str, request: Any) -> Any:
-    """An instance of the kind with the highest ``affinity(request)``; those that answer 0 or less
-    have to be asked for.
+    """Return an instance of the kind with the highest ``affinity(request)``.
+
+    Implementations with an affinity of 0 or less must be requested by name. Raises SettingsError if
+    none is left.
     """
     found = [load(kind, name)() for name in names(kind)]
     chosen = max(found, key=lambda candidate: candidate.affinity(request))
@@ -141,8 +146,10 @@ def best(kind: str, request: Any) -> Any:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which
-    takes longer than starting a job; here only files that name our group are read.
+    """Return entry points by name.
+
+    ``importlib.metadata`` would parse every distribution's metadata, which takes longer than
+    starting a job. This function reads only files that contain the group.
     """
     found: dict[str, str] = {}
     if kind not in GROUPS:

@@ -1,3 +1,3 @@
-"""What ranks report to the driver, and the driver to ranks: outcomes, messages, progress, figures,
-pickled functions and results; and the keys of the store for them.
+"""Reports between ranks and driver: outcomes, messages, progress, figures, pickled functions
+and results; and their keys in the store.
 """

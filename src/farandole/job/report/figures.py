@@ -1,9 +1,9 @@
-"""matplotlib's backend in the ranks of a job that a notebook's cell has started: rank 0's figures
-appear in the cell.
+"""A matplotlib backend for ranks of a job started from a notebook cell: rank 0's figures appear in
+the cell.
 
-``plt.show()`` sends them to the driver as pictures (PNG); those that are open when the function
-returns follow, as at the end of a cell. Other ranks show nothing. The driver names this module in
-``MPLBACKEND``.
+``plt.show()`` sends the figures to the driver as PNG images. Figures still open when the function
+returns are sent then, as at the end of a cell. Other ranks show nothing. The driver sets
+``MPLBACKEND`` to this module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class FigureManager(FigureManagerBase):
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
-        """Send all open figures, and close them. ``block`` says nothing here: nobody can look at a
-        rank's window.
+        """Send all open figures and close them. ``block`` has no effect, because a rank's
+        window is not visible.
         """
         for manager in _pylab_helpers.Gcf.get_all_fig_managers():
             manager.show()

@@ -1,5 +1,6 @@
-"""Reports why a rank does not end although its function has returned: Python waits for threads and
-processes that it has started.
+"""Reports why a rank does not end although its function has returned.
+
+Python waits at exit for threads and processes that it has started.
 """
 
 from __future__ import annotations
@@ -8,17 +9,17 @@ import sys
 import threading
 import time
 
-AFTER = 5.0  # seconds: what ends by itself is not spoken of
+AFTER = 5.0  # seconds; leftovers that end within that time are not reported
 
 
 def watch() -> None:
-    """Report, after some time, what this process waits for. Costs nothing if that is nothing."""
+    """Report after some time what this process waits for. Costs nothing without leftovers."""
     if leftovers():
         threading.Thread(target=_report, name="farandole-left", daemon=True).start()
 
 
 def leftovers() -> list[str]:
-    """The names of threads and child processes that Python waits for at its end."""
+    """Return the names of threads and child processes that Python waits for at exit."""
     found = [
         each.name
         for each in threading.enumerate()

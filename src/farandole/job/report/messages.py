@@ -1,7 +1,7 @@
-"""Messages of a rank to the user who watches the job: texts, progress, pictures.
+"""Messages of a rank to the user who watches the job: texts, progress and images.
 
-In a rank each message is a value in the job's store that the driver takes as it comes; without a
-job it is printed.
+In a rank each message is a value in the job's store, which the driver takes as it arrives. Without
+a job the message is printed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from farandole.job.report import keys
 from farandole.job.report.outcome import parsed
 from farandole.net.store import StoreClient
 
-LONGEST = 4000  # characters of a message
+LONGEST = 4000  # maximum characters of a message
 LARGEST_FIGURE = 8 << 20  # bytes
 PNG = b"\x89PNG\r\n\x1a\n"
-BEYOND = 1e15  # no number of steps, or steps in a second
+BEYOND = 1e15  # above any plausible number of steps or steps per second
 _lock = threading.Lock()
-_client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
+# the process that opened the connection, and the connection
+_client: tuple[int, StoreClient] | None = None
 
 
 class RankMessage(NamedTuple):
-    """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture
-    (PNG).
-    """
+    """A parsed message: a text to show, facts about a rank's progress, or an image (PNG)."""
 
     rank: int
     text: str = ""
@@ -39,7 +38,7 @@ class RankMessage(NamedTuple):
 
     @classmethod
     def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> RankMessage:
-        """ValueError if that is none."""
+        """Parse a message. Raises ValueError for an invalid one."""
         if kind == "log":
             return cls(rank, bytes(data[: 4 * LONGEST]).decode("utf-8", "replace")[:LONGEST])
         if kind == "figure":
@@ -58,8 +57,8 @@ class RankMessage(NamedTuple):
 
 
 def log(message: Any) -> None:
-    """Show ``message`` (made to text, cut after 4,000 characters) where the job was started, while
-    it runs.
+    """Show ``message``, converted to text and cut after 4,000 characters, where the job was
+    started, while it runs.
     """
     text = str(message)[:LONGEST]
     if not _send("log", text.encode("utf-8", "replace")):
@@ -68,15 +67,15 @@ def log(message: Any) -> None:
 
 
 def progress(**facts: Any) -> None:
-    """Tell the status line how far this rank is, in numbers: ``epoch=2, rate=17.5``. Nothing
-    happens without a job.
+    """Report this rank's progress to the status line, in numbers: ``epoch=2, rate=17.5``. Does
+    nothing without a job.
     """
     _send("progress", json.dumps(facts).encode())
 
 
 def figure(png: bytes) -> None:
-    """Show a picture of rank 0 in the notebook's cell that started the job. Nothing happens on
-    other ranks.
+    """Show an image of rank 0 in the notebook cell that started the job. Does nothing on other
+    ranks.
     """
     if Placement.from_env().rank:
         return
@@ -90,7 +89,7 @@ def figure(png: bytes) -> None:
 
 
 def _send(kind: str, data: bytes) -> bool:
-    """False when there is no driver, or it has gone: a message is not worth an error in
+    """Send a message; False without a driver or after its loss, which must not fail the
     training.
     """
     connection = Connection.from_env()
@@ -104,7 +103,7 @@ def _send(kind: str, data: bytes) -> bool:
 
 
 def _client_of(connection: Connection) -> StoreClient:
-    """One for each process: a child that was forked must not use its parent's."""
+    """Return this process's client; a forked child must not use its parent's."""
     global _client
     with _lock:
         if _client is None or _client[0] != os.getpid() or _client[1].address != connection.store:

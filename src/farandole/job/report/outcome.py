@@ -1,4 +1,4 @@
-"""How a rank ended, as the driver is told."""
+"""Outcome: a rank's end, as reported to the driver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farandole.errors import (
 )
 
 _TEXT_LIMIT = 64 << 10
-# of a host, as the driver sees it
+# The driver's description of a silent host.
 SILENT = "it does not answer any more: it is down, or the network between"
 STATUSES = ("ok", "error", "victim")
 _OF_A_VICTIM = PeerLostError, ShutDownError
 
 
 def parsed(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object that a process of the job sent; ValueError if it is none."""
+    """Parse the JSON object sent by a process of the job. Raises ValueError if it is not one."""
     try:
         found = json.loads(data)
     except RecursionError:
@@ -34,10 +34,13 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class Outcome(NamedTuple):
-    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another
-    rank left); ok with a ``kind``: its program has caught what a victim gets, and its exit code
-    will tell whether it could go on. ``lost``: the rank that left; of an error: that left before
-    it, and the program may have made its error of that.
+    """A rank's report of its own end.
+
+    - ``status``: ok, error or victim (the rank failed because another rank left).
+    - ``kind``: The class of the error. With status ok, the program caught a victim's error, and its
+      exit code will show whether it could continue.
+    - ``lost``: The rank that left. With status error, it left earlier and the program may have
+      raised its own error because of that.
     """
 
     status: str
@@ -52,7 +55,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Outcome:
-        """The inverse of ``to_bytes``; ValueError for anything else."""
+        """Invert ``to_bytes``. Raises ValueError for other data."""
         facts = parsed(data)
         kinds = {name: int if name == "lost" else str for name in cls._fields}
         if facts.keys() != kinds.keys():
@@ -64,7 +67,7 @@ class Outcome(NamedTuple):
 
     @property
     def interrupted(self) -> bool:
-        """Did the rank end by SIGINT, or as if by it?"""
+        """True if the rank ended by SIGINT or KeyboardInterrupt."""
         return self.kind == KeyboardInterrupt.__name__
 
     @property
@@ -78,11 +81,11 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, skip: int = 0) -> Outcome:
-        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of
-        its traceback.
+        """Return the outcome of a rank that ends with ``error``; ``skip`` omits Farandole's
+        frames from its traceback.
         """
         import socket
-        import traceback  # here: most ranks end well
+        import traceback  # imported here because most ranks end successfully
 
         trace = error.__traceback__
         for _ in range(skip):
@@ -103,7 +106,9 @@ class Outcome(NamedTuple):
 
     @classmethod
     def without(cls, caught: Sequence[BaseException]) -> Outcome:
-        """The outcome of a rank that ends without an error, or has caught these."""
+        """Return the outcome of a rank that ends without an error, or that has caught the
+        errors in ``caught``.
+        """
         found = [outcome for outcome in map(cls.of, caught[:1]) if outcome.status == "victim"]
         return found[0]._replace(status="ok") if found else cls(status="ok")
 
@@ -111,7 +116,7 @@ class Outcome(NamedTuple):
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:_TEXT_LIMIT]
-    except Exception as mistake:  # the user's own class; what it stands for is still to be told
+    except Exception as mistake:  # raised by the user's own class; the error must still be reported
         return (
             f"<its text cannot be made: {type(mistake).__name__} in {type(error).__name__}.__str__>"
         )
@@ -123,16 +128,15 @@ def _is_of_a_victim(error: BaseException) -> bool:
 
 
 def _is_told_by_others(error: BaseException) -> bool:
-    """XLA, TensorFlow, and autograd for its callbacks, make an error of their own of the text of
-    ours.
+    """Return whether the error repeats the text of one of Farandole's errors.
+
+    XLA, TensorFlow and autograd callbacks raise their own errors with that text.
     """
     return not isinstance(error, HorovodInternalError) and tells_of_loss(_text(error))
 
 
 def tells_of_loss(text: str) -> bool:
-    """Does a text, an error's or what a program has printed of one, tell that another rank was
-    lost?
-    """
+    """Return whether a text, from an error or from output, reports the loss of another rank."""
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 
@@ -143,7 +147,7 @@ def _lost(error: BaseException) -> int:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, its causes, and its contexts."""
+    """Return the exception with its causes and contexts."""
     found: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:

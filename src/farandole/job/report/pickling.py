@@ -1,5 +1,5 @@
-"""Functions, arguments and results on their way between processes, and the message about one that
-will not go.
+"""Pickling of functions, arguments and results for other processes, and messages about values
+that cannot be pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DEPTH = 8
 
 
 def pack(value: Any, what: str) -> bytes:
-    """Pickle ``value``. SettingsError names the part of it that cannot be pickled."""
+    """Pickle ``value``. Raises SettingsError naming the part of it that cannot be pickled."""
     try:
         return _dumps(value)
     except Exception as error:  # a __reduce__ may raise anything
@@ -23,8 +23,8 @@ def pack(value: Any, what: str) -> bytes:
 
 
 def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
-    """Pickle a function with its arguments. SettingsError names the variable or argument that
-    cannot be.
+    """Pickle a function with its arguments. Raises SettingsError naming the variable or
+    argument that cannot be pickled.
     """
     try:
         return _dumps(call)
@@ -75,7 +75,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _refusal(value: Any) -> str:
-    """Why an object of Spark cannot travel; empty for all else."""
+    """Return why a Spark object cannot be pickled; empty for other objects."""
     if "pyspark" not in sys.modules:
         return ""
     from farandole.job.spark import objects
@@ -110,9 +110,9 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
 
 
 def _begun(value: Any) -> str:
-    """What to do with a call that has yet to run; empty for all else."""
+    """Return advice for a call that has not run yet; empty for other values."""
     if isinstance(value, CoroutineType):
-        value.close()  # Python would warn that nobody awaited it
+        value.close()  # otherwise Python would warn that it was never awaited
         return (
             "a coroutine, of which nothing has run: call asyncio.run(...) inside a function that is"
             " not async"
@@ -123,7 +123,7 @@ def _begun(value: Any) -> str:
 
 
 def _find(value: Any, path: str, depth: int) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled, with the way to it."""
+    """Return the innermost part that cannot be pickled, and its path."""
     if depth and not _refusal(value):
         for step, part in _parts(value):
             if not _picklable(part):
@@ -145,8 +145,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _captured(function: Any) -> list[tuple[str, Any]]:
-    """The variables that a function uses from outside, other than modules."""
-    import inspect  # here: only what cannot be sent is looked into
+    """Return the variables that a function uses from outside, except modules."""
+    import inspect  # imported here because it is only needed for values that cannot be pickled
 
     seen = inspect.getclosurevars(function)
     return [
@@ -173,7 +173,7 @@ def _name(kind: type) -> str:
 
 
 def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: int) -> str:
-    """A warning that names the largest parts of a call that pickles to ``size`` bytes."""
+    """Return a warning that names the largest parts of a call that pickles to ``size`` bytes."""
     function, args, kwargs = call
     parts = [(f"argument {index}", part) for index, part in enumerate(args)]
     parts += [(f"argument {name!r}", part) for name, part in kwargs.items()]

@@ -1,5 +1,6 @@
-"""Tells the driver how this rank ends: of an exception before this process's sockets close, so
-before any other rank can notice.
+"""Reports a rank's end to the driver.
+
+An exception is reported before this process's sockets close, i.e. before any other rank can notice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Store(Protocol):
 
 
 class _Reporter:
-    """Reports once; a process forked from this one (a data loader's worker) stays silent."""
+    """Reports once; a process forked from this one (a data loader's worker) reports nothing."""
 
     def __init__(self) -> None:
         self.client: _Store | None = None
@@ -46,7 +47,9 @@ class _Reporter:
             self._report_anew(outcome)
 
     def _report_anew(self, outcome: Outcome) -> None:
-        """The client given to ``install`` may have been closed by a shutdown since."""
+        """Report over a new connection, because a shutdown may have closed the client given to
+        ``install``.
+        """
         from farandole.net.store import StoreClient
 
         try:
@@ -58,7 +61,7 @@ class _Reporter:
             client.set(keys.outcome(self.rank), outcome.to_bytes())
             client.close()
         except (HorovodInternalError, OSError, AttributeError):
-            pass  # the driver is gone: nobody is left to be told
+            pass  # the driver is lost
 
 
 _reporter = _Reporter()
@@ -83,7 +86,7 @@ def install(client: _Store, rank: int) -> None:
 
 
 class _Caller:
-    """Connects when there is something to say."""
+    """A client that connects only when there is an outcome to report."""
 
     def __init__(self, address: str, secret: str) -> None:
         self.address = address
@@ -98,8 +101,10 @@ class _Caller:
 
 
 def install_early() -> None:
-    """Report an uncaught exception of this process also before it has been through ``init()``, if
-    it is a rank: not a child of one, which inherits its variables.
+    """Report an uncaught exception of this process even before ``init()``, if the process is a
+    rank.
+
+    A rank's children inherit its variables, but are not ranks.
     """
     if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
         connection = Connection.from_env()
@@ -107,25 +112,25 @@ def install_early() -> None:
 
 
 def caught(failures: Sequence[BaseException]) -> None:
-    """``failures``: what collectives of this process will have failed with; its program may catch
-    that, and give up.
+    """Set the list of the failures of this process's collectives; the program may catch them
+    and give up.
     """
     _reporter.caught = failures
 
 
 def report(outcome: Outcome) -> None:
-    """Tell the driver now; the later report of ``install`` is dropped."""
+    """Report to the driver now; the later report of ``install`` is dropped."""
     _reporter.report(outcome)
 
 
 def failed() -> bool:
-    """Was the driver told that this process has failed?"""
+    """Return whether a failure of this process was reported to the driver."""
     return _reporter.failed
 
 
 def _at_exit() -> None:
-    # A program that replaced sys.excepthook after init() has still left its exception here.
+    # If the program replaced sys.excepthook after init(), the exception is still here.
     error = getattr(sys, "last_value", None)
     if error is None and isinstance(_reporter.client, _Caller):
-        return  # never in the job, and no failure
+        return  # never joined the job and did not fail
     _reporter.report(Outcome.of(error) if error is not None else Outcome.without(_reporter.caught))

@@ -1,7 +1,7 @@
-"""How fast this process trains, and how far it is: the content of a watched job's status line.
+"""Training speed and progress of this process, for the status line of a watched job.
 
 The training loop counts its steps, which costs an addition. Only rank 0 of a watched job has a
-thread that looks at the counts, and tells the driver once a second.
+thread that reads the counts and reports them to the driver once a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farandole.job.config.rank_variables import STATUS
 from farandole.job.report import messages
 
 EVERY = 1.0  # seconds between reports
-WINDOW = 10  # reports over which the rate is taken
+WINDOW = 10  # number of reports over which the rate is averaged
 
 
 class Counter:
@@ -31,8 +31,13 @@ class Counter:
 
 
 class Epoch(NamedTuple):
-    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it
-    began; ``rows`` of all ranks in a step, ``loss`` of the epoch before it, if they are known.
+    """An epoch of training.
+
+    - ``number``, ``of``: Its number from 1, and the number of epochs.
+    - ``steps``: Steps per epoch (0: unknown).
+    - ``before``: The step count at its beginning.
+    - ``rows``: Rows of all ranks per step, if known.
+    - ``loss``: The loss of the previous epoch, if known.
     """
 
     number: int
@@ -44,7 +49,7 @@ class Epoch(NamedTuple):
 
 
 class TrainingProgress:
-    """The counters of this process, and the epoch that it is in."""
+    """The counters of this process, and its current epoch."""
 
     def __init__(self) -> None:
         self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
@@ -57,17 +62,17 @@ class TrainingProgress:
         return made
 
     def steps(self) -> int:
-        """Of the optimizer that has taken most: some programs have several."""
+        """Return the step count of the most active optimizer; some programs have several."""
         return max((counter.steps for counter in list(self._counters)), default=0)
 
     def epoch(
         self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None
     ) -> None:
-        """An epoch begins: see ``Epoch``; ``of`` may be 0 (unknown), too."""
+        """Begin an epoch; see ``Epoch``. ``of`` may be 0 (unknown) too."""
         self._epoch = Epoch(number, of, steps, self.steps(), rows, loss)
 
     def report(self, now: float) -> dict[str, float]:
-        """The report to the driver; empty if nothing has happened since."""
+        """Return the report to the driver; empty without new steps."""
         steps = self.steps()
         if self._seen and self._seen[-1][1] == steps:
             return {}
@@ -91,7 +96,7 @@ _thread: threading.Thread | None = None
 
 
 def counter() -> Counter:
-    """A new one. The first starts the thread, if somebody watches this rank."""
+    """Return a new counter. The first starts the reporting thread if this rank is watched."""
     global _thread
     with _lock:
         if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
@@ -103,9 +108,11 @@ def counter() -> Counter:
 def epoch(
     number: int, of: int = 0, steps: int = 0, rows: float = 0.0, loss: float | None = None
 ) -> None:
-    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if
-    unknown. ``rows`` of all ranks in a step, and ``loss`` of the epoch before, are shown where they
-    are known.
+    """Begin an epoch.
+
+    ``number`` counts from 1; ``of`` is the number of epochs and ``steps`` the steps per epoch, 0 if
+    unknown. ``rows`` (of all ranks per step) and ``loss`` (of the previous epoch) are shown if
+    known.
     """
     _progress.epoch(number, of, steps, rows, loss)
 

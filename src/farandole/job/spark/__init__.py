@@ -1,1 +1,1 @@
-"""Spark's session, which the driver has and ranks have not."""
+"""Spark's session, which the driver has and ranks do not."""

@@ -1,8 +1,8 @@
-"""In a rank: what of PySpark would work there in silence, and not as meant, says so; ``SparkFiles``
-finds its files.
+"""PySpark within a rank: calls that would silently misbehave raise errors, and ``SparkFiles``
+works.
 
-A rank is a process beside Spark's, so PySpark takes it for a driver: ``getOrCreate()`` would start
-a private Spark.
+A rank is a process outside Spark, so PySpark takes it for a driver: ``getOrCreate()`` would start a
+private Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-# in a rank of a Spark job: where SparkFiles of its task are, or nothing
+# In a rank of a Spark job: the folder of the task's SparkFiles, or empty.
 FILES = "FARANDOLE_SPARK_FILES"
 _PATCHED = ("pyspark.context", "pyspark.core.context", "pyspark.files", "pyspark.core.files")
 NO_SESSION = (
@@ -26,7 +26,7 @@ NO_SESSION = (
 
 
 def install() -> None:
-    """From now on, in this process; PySpark is not imported by it."""
+    """Install the guards in this process without importing PySpark."""
     for name in _PATCHED:
         if name in sys.modules:
             _patch(sys.modules[name])
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds nothing itself; sees to it that some modules are patched as soon as they have been
+    """An import hook that finds no modules itself, but patches some as soon as they are
     imported.
     """
 

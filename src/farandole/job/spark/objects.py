@@ -1,5 +1,7 @@
-"""Objects of Spark in what is pickled for ranks: a broadcast variable goes along as its value; what
-lives in the driver's session is refused, with the way to hand data over.
+"""Spark objects in values pickled for ranks.
+
+A broadcast variable is sent as its value. Objects of the driver's session are refused, with advice
+on passing data.
 """
 
 from __future__ import annotations
@@ -51,14 +53,18 @@ _REFUSED = {
 
 
 class Broadcast:
-    """A rank's substitute for a ``pyspark.Broadcast``: ``value`` as it was when the job started."""
+    """A rank's substitute for a ``pyspark.Broadcast``, with its ``value`` at the start of the
+    job.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def refusal(value: Any) -> str:
-    """Why an object of Spark cannot go to a rank, with its kind first; empty for all else."""
+    """Return why a Spark object cannot be sent to a rank, starting with its kind; empty for
+    other objects.
+    """
     if inspect.isfunction(value):
         is_udf = hasattr(value, "evalType") and hasattr(value, "func")
         return _REFUSED["UserDefinedFunction"] if is_udf else ""
@@ -83,5 +89,5 @@ class _Pickler(pickled.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """``pickled.dumps``. SettingsError for the objects that ``refusal`` names."""
+    """Pickle like ``pickled.dumps``. Raises SettingsError for objects that ``refusal`` names."""
     return pickled.dumps(value, _Pickler)

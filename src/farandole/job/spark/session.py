@@ -1,7 +1,7 @@
-"""The Spark session of this process, if it has one: what it runs on is a SparkContext.
+"""The Spark session of this process, if any, i.e. its SparkContext.
 
-With Spark Connect there is none, only a client of a server elsewhere; that server may be in this
-process, and its context is not the program's.
+With Spark Connect there is no context, only a client of a remote server. That server may run in
+this process, but its context is not the program's.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from typing import Any
 
 
 def context() -> Any:
-    """The SparkContext that runs in this process; None without one, and with Spark Connect. PySpark
-    is not imported by it.
+    """Return the SparkContext of this process; None without one, and with Spark Connect.
+
+    PySpark is not imported.
     """
-    # Connect's client alone has no such class
+    # Connect's client package has no such class.
     known = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     found = None if known is None else known._active_spark_context
     return None if found is None or found._jsc is None or _connects() else found
 
 
 def started() -> Any:
-    """``context()``, of a session that is started as it is configured if there is none; None with
-    Spark Connect. ImportError without PySpark.
+    """Return ``context()``, after starting the configured session if there is none; None with
+    Spark Connect.
+
+    Raises ImportError without PySpark.
     """
     from pyspark.sql import SparkSession
 
@@ -33,7 +36,7 @@ def started() -> Any:
 
 
 def files() -> str:
-    """The folder of the files given to ``addFile``; empty without a context."""
+    """Return the folder of the files passed to ``addFile``; empty without a context."""
     if context() is None:
         return ""
     from pyspark import SparkFiles

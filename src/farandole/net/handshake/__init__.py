@@ -1,9 +1,9 @@
-"""One handshake for every socket of a job, and the frames after it.
+"""The handshake for every socket of a job, and the frames that follow it.
 
-``proof``: both ends prove that they know the job's secret. ``tls``: encrypts that and all that
-follows, if the job wants it, with a certificate made from the secret (``certificate``).
-``session``: the frames after that, numbered and authenticated with keys of this one connection.
-``newcomers``: connections that have proved nothing yet.
+``proof``: both ends prove that they know the job's secret. ``tls``: encryption of the handshake and
+the frames, if the job uses it, with a certificate made from the secret (``certificate``).
+``session``: numbered frames, authenticated with keys of the connection. ``newcomers``: connections
+that have not proved anything yet.
 """
 
 from farandole.net.handshake.newcomers import Newcomers as Newcomers

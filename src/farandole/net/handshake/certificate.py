@@ -1,10 +1,10 @@
-"""The certificate of a job, made from its secret.
+"""The certificate of a job, derived from its secret.
 
-Every process of the job has the secret, so each makes the same key and certificate for itself:
-nothing else has to reach the hosts, and whoever does not know the secret has neither. The key is on
-NIST P-256, and of the arithmetic only what ``ssl`` cannot do is here: the public key, and the
-certificate's signature on itself (FIPS 186-5, RFC 5280). Its time does not depend on what a peer
-sends; keys of sessions are agreed and used by OpenSSL alone.
+Every process of the job knows the secret and derives the same key and certificate, so nothing else
+has to be distributed, and a process without the secret has neither. The key is on NIST P-256. Only
+the arithmetic that ``ssl`` lacks is implemented here: the public key and the certificate's
+self-signature (FIPS 186-5, RFC 5280). Its running time does not depend on a peer's data; OpenSSL
+negotiates and uses the session keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BASE = (
     0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
     0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
 )
-_SEQUENCE, _SET, _INTEGER, _BITS, _OCTETS = 0x30, 0x31, 0x02, 0x03, 0x04  # tags of DER
+_SEQUENCE, _SET, _INTEGER, _BITS, _OCTETS = 0x30, 0x31, 0x02, 0x03, 0x04  # DER tags
 _OBJECT, _TEXT, _TIME, _LONG_TIME, _TRUE = 0x06, 0x0C, 0x17, 0x18, b"\x01\x01\xff"
 # id-ecPublicKey, prime256v1
 _EC_KEY, _CURVE = bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d030107")
@@ -32,7 +32,7 @@ Point = tuple[int, int, int]  # Jacobian: x / z^2, y / z^3
 
 
 def make(secret: bytes) -> tuple[str, str]:
-    """Certificate and private key, as PEM. The same for the same secret."""
+    """Return certificate and private key as PEM. The same secret gives the same result."""
     key = _number(secret, b"tls key")
     public = b"\4" + b"".join(part.to_bytes(32, "big") for part in times(key))
     name = _der(
@@ -42,8 +42,8 @@ def make(secret: bytes) -> tuple[str, str]:
         ),
     )
     signed_by = _der(_SEQUENCE, _der(_OBJECT, _ECDSA))
-    # No dates: it is of no use when the job, and with it the secret, has gone, and clocks of hosts
-    # differ.
+    # No validity period: the certificate is useless after the job and its secret are gone, and the
+    # clocks of hosts differ.
     dates = _der(_SEQUENCE, _der(_TIME, b"700101000000Z"), _der(_LONG_TIME, b"99991231235959Z"))
     public_key = _der(
         _SEQUENCE,
@@ -82,7 +82,7 @@ def make(secret: bytes) -> tuple[str, str]:
 
 
 def _number(secret: bytes, purpose: bytes) -> int:
-    """From 1 to the order of the curve, less one."""
+    """Derive a number from 1 to the curve's order minus one."""
     return int.from_bytes(hmac.digest(secret, purpose, "sha512"), "big") % (_ORDER - 1) + 1
 
 
@@ -93,9 +93,9 @@ def _sign(key: int, nonce: int, content: bytes) -> tuple[int, int]:
 
 
 def times(number: int) -> tuple[int, int]:
-    """The curve's base point, ``number`` times."""
+    """Return the curve's base point multiplied by ``number``."""
     total: Point = (0, 1, 0)
-    for bit in f"{number:0256b}":  # both steps for each bit, whatever it is
+    for bit in f"{number:0256b}":  # both steps for each bit, so that timing reveals nothing
         total = _double(total)
         more = _add_base(total)
         total = more if bit == "1" else total
@@ -112,7 +112,7 @@ def _double(point: Point) -> Point:
 
 
 def _add_base(point: Point) -> Point:
-    """``point`` is not the base point."""
+    """Add the base point to ``point``, which must differ from it."""
     x, y, z = point
     if not z:
         return *_BASE, 1

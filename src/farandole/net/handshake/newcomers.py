@@ -1,5 +1,5 @@
-"""Connections to a listening socket that have not proved anything yet: few, briefly, and nobody's
-harm.
+"""Unauthenticated connections at a listening socket: limited in number and time, so that they
+are harmless.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Newcomers:
-    """Those at the listening socket of ``place``. At most ``room`` of them: who belongs to the job
-    is through with its handshake in milliseconds, so the oldest of too many has to go. (If it was
-    one of ours, it comes again.)
+    """Unauthenticated connections at the listening socket of ``place``, at most ``room`` of them.
+
+    Peers of the job complete the handshake in milliseconds, so the oldest connection is closed if
+    there are too many. A peer of the job then retries.
     """
 
     def __init__(self, place: str, logger: logging.Logger, room: int) -> None:
@@ -48,10 +49,10 @@ class Newcomers:
     def accept_all(
         self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str
     ) -> None:
-        """Take in newcomers, each in a thread that runs ``serve``, until ``listener`` is shut down
+        """Accept newcomers, each on a thread that runs ``serve``, until ``listener`` is shut down
         or closed.
 
-        On a Unix socket, other users are turned away at once.
+        On a Unix socket, other users are rejected at once.
         """
         while True:
             try:
@@ -59,7 +60,7 @@ class Newcomers:
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EBADF):
                     return
-                time.sleep(0.05)  # out of descriptors: newcomers' time limits will free some
+                time.sleep(0.05)  # out of descriptors: timeouts of newcomers will free some
                 continue
             except MemoryError:
                 self._overfull()
@@ -84,8 +85,8 @@ class Newcomers:
     def admit(
         self, sock: socket.socket, secret: str, purpose: str, *, seconds: float = 5.0
     ) -> Session:
-        """The session with a newcomer that proves itself. Raises AuthenticationError if it does
-        not.
+        """Return the session with a newcomer that proves itself. Raises AuthenticationError
+        otherwise.
         """
         try:
             return authenticate(sock, secret, purpose, server=True, seconds=seconds)
@@ -93,8 +94,8 @@ class Newcomers:
             self._forget(sock)
 
     def refuse(self, peer: object, error: Exception) -> None:
-        """Count one that was turned away, and say so: the first stranger, and the first that proved
-        nothing.
+        """Count a rejected newcomer; log the first stranger, and the first newcomer with an
+        unfinished handshake.
         """
         unfinished = isinstance(error, UnfinishedHandshakeError)
         with self._lock:
@@ -119,10 +120,10 @@ class Newcomers:
             )
 
     def full(self, seconds: float) -> str:
-        """Why for so long nobody has been let in though somebody came, of the job perhaps; empty if
-        it is not so.
+        """Return why no newcomer could be served for ``seconds``, possibly including the job's
+        peers; empty otherwise.
         """
-        since = self._full_since  # another thread writes it
+        since = self._full_since  # another thread writes this value
         return (
             f"no thread can be started for who connects: {full()}"
             if time.monotonic() > since + seconds
@@ -130,7 +131,7 @@ class Newcomers:
         )
 
     def _overfull(self) -> None:
-        """Say why one was turned away that may be of the job."""
+        """Log why a newcomer was rejected that may belong to the job."""
         self._full_since = min(self._full_since, time.monotonic())
         if None not in self._warned:
             self._warned.add(None)
@@ -142,7 +143,7 @@ class Newcomers:
             )
 
     def close(self) -> None:
-        """Hang up on all of them."""
+        """Close all connections."""
         with self._lock:
             pending, self._pending = list(self._pending), {}
         for sock in pending:
@@ -166,14 +167,14 @@ def _at(peer: object) -> str:
 
 
 def _user(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket; the kernel says so, not the
-    process.
+    """Return the user id of the process at the other end of a Unix socket, as given by the
+    kernel.
     """
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wake the thread that waits on the socket, which then closes it."""
+    """Wake the thread that waits on the socket; the thread then closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

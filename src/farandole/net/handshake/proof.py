@@ -1,14 +1,13 @@
-"""Both ends of a connection prove that they know the job's secret.
+"""Proof by both ends of a connection that they know the job's secret.
 
-Challenge-response with the job's secret (keyed BLAKE2s, both directions): each side proves that it
-knows the secret by signing both sides' fresh nonces, so a recorded handshake is worthless. All
-messages before trust have a fixed size: nothing that a stranger sends is parsed, no length of his
-is believed, and he has ``seconds`` to finish; of these, ``SILENCE`` to begin. The keys of the
-session that follows come from the secret and both nonces: a relay between two that know the secret
-does not have them.
+The protocol is challenge-response with the job's secret (keyed BLAKE2s, in both directions): each
+side signs both sides' fresh nonces, so a recorded handshake is useless. All messages before trust
+have a fixed size: no data from a stranger is parsed and no length of his is trusted. He has
+``seconds`` to finish, and ``SILENCE`` to begin. The keys of the following session are derived from
+the secret and both nonces, so a relay between two peers does not have them.
 
-A secret that begins with ``tls:`` has all of that, and all that follows, go over TLS (``tls``), but
-on Unix sockets. Whoever has such a secret cannot speak in clear by mistake.
+With a secret that begins with ``tls:``, the handshake and everything after it are encrypted by TLS
+(``tls``), except on Unix sockets. A process with such a secret cannot send cleartext by mistake.
 """
 
 from __future__ import annotations
@@ -26,24 +25,26 @@ from farandole.net.handshake.session import RECORDS, Session, Stream
 
 NONCE = 32
 MAC = 32
-SILENCE = 2.0  # seconds in which the first byte must come: who has connected sends it at once
+SILENCE = 2.0  # seconds for the first byte to arrive; peers send it right after connecting
 
 
-ENCRYPTED = "tls:"  # the beginning of a secret that asks for TLS
+ENCRYPTED = "tls:"  # prefix of a secret that requires TLS
 
 
 def new_secret(tls: bool = False) -> str:
-    """A fresh secret for one job, in hex. ``tls``: connections between its hosts are encrypted."""
+    """Return a new secret for one job, in hex; with ``tls``, connections between hosts are
+    encrypted.
+    """
     return (ENCRYPTED if tls else "") + os.urandom(32).hex()
 
 
 def encrypted(secret: str) -> bool:
-    """Are the connections of a job with this secret encrypted?"""
+    """Return whether a job with this secret encrypts its connections."""
     return secret.startswith(ENCRYPTED)
 
 
 def derive(secret: str, purpose: str) -> str:
-    """A name (32 hex digits) that only those who know the secret can guess."""
+    """Return a name (32 hex digits) that cannot be guessed without the secret."""
     return _mac(_key(secret), purpose.encode()).hex()[:32]
 
 
@@ -66,15 +67,16 @@ def _key(secret: str) -> bytes:
 def authenticate(
     sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0
 ) -> Session:
-    """Prove both ends to each other, or raise AuthenticationError. ``purpose`` keeps sockets of one
-    job apart.
+    """Prove both ends to each other and return the session. Raises AuthenticationError on failure.
+
+    ``purpose`` distinguishes the sockets of one job.
     """
     deadline = time.monotonic() + seconds
     begin = min(deadline, time.monotonic() + SILENCE)
     try:
         stream: Stream = sock
         if encrypted(secret) and sock.family != socket.AF_UNIX:
-            from farandole.net.handshake import tls  # here, for it imports ssl
+            from farandole.net.handshake import tls  # imported here because it imports ssl
 
             stream = tls.encrypt(
                 sock, _key(secret), purpose, server=server, begin=begin, deadline=deadline
@@ -96,7 +98,7 @@ def authenticate(
 
 
 class _Messages(NamedTuple):
-    """Those of a handshake, which has to be done by ``deadline``."""
+    """The messages of a handshake, which must be complete by ``deadline``."""
 
     sock: socket.socket
     stream: Stream
@@ -106,7 +108,7 @@ class _Messages(NamedTuple):
         self.stream.sendall(content)
 
     def receive(self, count: int, begin: float = math.inf) -> bytes:
-        """``count`` bytes, of which the first has come by ``begin``."""
+        """Return ``count`` bytes; the first must arrive by ``begin``."""
         data = b""
         while len(data) < count:
             left = (self.deadline if data else min(begin, self.deadline)) - time.monotonic()
@@ -123,7 +125,9 @@ class _Messages(NamedTuple):
 def _challenge(
     messages: _Messages, key: bytes, purpose: str, server: bool, begin: float
 ) -> tuple[bytes, bytes]:
-    """The keys of both directions, ours first; the client's first byte must come by ``begin``."""
+    """Return the keys of the outgoing and incoming direction; the client's first byte must
+    arrive by ``begin``.
+    """
     mine = os.urandom(NONCE)
     while mine[0] in RECORDS:
         mine = os.urandom(NONCE)
@@ -151,7 +155,7 @@ def _challenge(
 
 
 def _check_clear(nonce: bytes, purpose: str) -> None:
-    """Raise AuthenticationError for one that is a message of TLS."""
+    """Raise AuthenticationError if the nonce is a TLS message."""
     if nonce[0] in RECORDS:
         raise AuthenticationError(
             f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them"

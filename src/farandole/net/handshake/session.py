@@ -1,13 +1,13 @@
-"""The frames of a connection after its handshake: numbered and authenticated, in each direction
-with a key of its own.
+"""The frames of a connection after its handshake, numbered and authenticated with a key per
+direction.
 
-A frame is a head (length, tag), the content, and a tail (tag). The tag of the head covers the
-frame's number and its length, so no length is believed that the other end did not send. The tag of
-the tail covers the content as well. A frame that was changed, injected, repeated, left out, moved,
-or sent back to where it came from has a wrong tag.
+A frame is a head (length, tag), the content, and a tail (tag). The head's tag covers the frame's
+number and length, so only lengths that the peer has sent are trusted. The tail's tag also covers
+the content. A frame that was changed, injected, repeated, omitted, reordered or reflected has a
+wrong tag.
 
-Tags are keyed BLAKE2s: a short frame costs a microsecond, where HMAC costs four. It is slow on long
-contents, which are therefore hashed with SHA-256 first.
+Tags are keyed BLAKE2s, which costs a microsecond for a short frame, whereas HMAC costs four.
+BLAKE2s is slow for long contents, which are therefore hashed with SHA-256 first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import socket
 import struct
 
-# hashlib and hmac have them, too, and load OpenSSL: milliseconds of every start
+# hashlib and hmac have both too, but load OpenSSL, which takes milliseconds at each start.
 from _blake2 import blake2s
 from _operator import _compare_digest as compare_digest
 from collections.abc import Sequence
@@ -24,24 +24,26 @@ from typing import Any, Protocol
 from farandole.errors import PeerLostError, WireError
 
 TAG = 16
-ANY_SIZE = 1 << 40  # bytes: for contents that are as large as their sender likes
-PIECE = 1 << 20  # bytes: memory grows by these as they arrive, not by the head's announcement
+ANY_SIZE = 1 << 40  # bytes: for contents whose size only the sender limits
+PIECE = 1 << 20  # bytes: memory grows by pieces as they arrive, not to the announced length
 _SHORT = 1 << 12
 _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<QQ")  # number, length
 HEAD = _LENGTH.size + TAG
 
-RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
+RECORDS = range(0x14, 0x18)  # first bytes of TLS messages; no nonce begins with one
 
 Content = bytes | bytearray | memoryview
 
 
 class TamperedError(OSError):
-    """What came cannot have been encrypted by the other end."""
+    """The received bytes were not encrypted by the peer."""
 
 
 class Stream(Protocol):
-    """Moves the bytes of a connection, with the methods and errors of a socket, which it may be."""
+    """Moves the bytes of a connection. It has the methods and errors of a socket, and may be
+    one.
+    """
 
     def send(self, data: Any, /) -> int: ...
     def sendmsg(self, buffers: Sequence[Any], /) -> int: ...
@@ -52,17 +54,17 @@ class Stream(Protocol):
 
 
 class Direction:
-    """One direction of a connection: its key and how many frames have gone. Either end has one of
-    each direction.
+    """One direction of a connection: its key and its frame counter. Each end has one object per
+    direction.
     """
 
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2s(key=key)
         self._number = 0
-        self._awaited: tuple[int, blake2s] | None = None  # the frame whose head has been seen
+        self._awaited: tuple[int, blake2s] | None = None  # the frame whose head has been read
 
     def seal(self, content: Content) -> tuple[bytes, bytes]:
-        """Head and tail of the next frame."""
+        """Return head and tail of the next frame."""
         length = len(content)
         state = self._begin(length)
         head = _LENGTH.pack(length) + state.digest()[:TAG]
@@ -70,15 +72,15 @@ class Direction:
         return head, _tail(state, content)
 
     def envelope(self, length: int) -> tuple[bytes, bytes]:
-        """Head and tail of the next frame if only its number and length are authenticated, not its
-        content.
+        """Return head and tail of the next frame if only its number and length are
+        authenticated, not its content.
         """
         tags = self._begin(length).digest()
         self._number += 1
         return _LENGTH.pack(length) + tags[:TAG], tags[TAG:]
 
     def length(self, head: Content) -> int | None:
-        """The length that the next frame's head tells; None if the head is false."""
+        """Return the next frame's length from its head; None if the head is invalid."""
         (length,) = _LENGTH.unpack_from(head)
         state = self._begin(length)
         if not compare_digest(state.digest()[:TAG], head[_LENGTH.size :]):
@@ -87,7 +89,9 @@ class Direction:
         return int(length)
 
     def opens(self, content: Content, tail: Content) -> bool:
-        """Is this the content of the frame whose ``length`` was told? If so, that frame is done."""
+        """Return whether this is the content of the frame whose head was passed to ``length``.
+        This completes the frame.
+        """
         assert self._awaited is not None
         length, state = self._awaited
         right = length == len(content) and compare_digest(_tail(state, content), tail)
@@ -95,8 +99,8 @@ class Direction:
         return right
 
     def instead(self, head: Content) -> int | None:
-        """Of a head that is not the one of the last ``envelope``: the length that the other end
-        sent in that place; None if the head is false.
+        """Return the length of the frame that the peer sent in place of the last ``envelope``;
+        None if its head is invalid.
         """
         self._number -= 1
         length = self.length(head)
@@ -119,8 +123,10 @@ def _tail(state: blake2s, content: Content) -> bytes:
 
 
 class Session:
-    """One end of a connection that is authenticated. ``peer``: who is at the other end, for
-    messages; ``stream``: moves the bytes over ``sock``, if that does not do so itself.
+    """One end of an authenticated connection.
+
+    ``peer`` is the other end's name for messages. ``stream`` moves the bytes over ``sock``; by
+    default, ``sock`` does so itself.
     """
 
     def __init__(
@@ -147,10 +153,11 @@ class Session:
                 self.stream.sendall(part)
 
     def receive(self, limit: int) -> bytearray | None:
-        """Receive one frame of at most ``limit`` bytes; None when the other end hung up before it.
+        """Receive one frame of at most ``limit`` bytes; None if the peer closed the connection
+        before it.
 
-        Raises WireError for messages that that end cannot or may not send, PeerLostError if it hung
-        up inside.
+        Raises WireError for invalid messages, and PeerLostError if the connection closes within a
+        frame.
         """
         try:
             return self._receive(limit)
@@ -175,7 +182,7 @@ class Session:
         return content
 
     def tampered(self, rank: int = -1) -> WireError:
-        """The error of an end that received bytes that the other one did not send."""
+        """Return the error for received bytes that the peer did not send."""
         return WireError(
             f"the connection to {self.peer} brought bytes that it did not send: on their way, or by"
             " another process that holds the socket, some were changed, injected, repeated or"
@@ -188,7 +195,9 @@ class Session:
 
 
 def recv_exactly(stream: Stream, count: int, *, allow_end: bool = False) -> bytearray | None:
-    """``count`` bytes; None if the other end hung up before the first one and ``allow_end``."""
+    """Return ``count`` bytes; None if the connection was closed before the first one and
+    ``allow_end``.
+    """
     data, filled = bytearray(), 0
     while filled < count:
         if filled == len(data):

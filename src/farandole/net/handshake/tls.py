@@ -1,10 +1,10 @@
-"""TLS 1.3 below the handshake and the frames, for jobs whose secret says so.
+"""TLS 1.3 below the handshake and the frames, for jobs whose secret requires it.
 
-Both ends have the certificate that is made from the job's secret (``certificate``), present it, and
-trust no other. A ``TlsStream`` has the methods of a socket by which bytes are moved; everything
-else is done to the socket below it. It may have taken more from that than it was asked for. So
-whoever waits with a selector reads first, until there is less than there is room for, or
-BlockingIOError: then all that has come has been read.
+Both ends present the certificate derived from the job's secret (``certificate``) and trust no
+other. A ``TlsStream`` has a socket's methods for moving bytes; other operations use the socket
+itself. The stream may have read more from the socket than was requested. A caller that waits with a
+selector must therefore read until it gets less than it has room for, or BlockingIOError: then all
+received data has been read.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farandole.net.handshake.session import RECORDS, Content, TamperedError
 if TYPE_CHECKING:
     import ssl
 
-# bytes that are encrypted before they are sent, or received before they are decrypted
+# Bytes to encrypt before sending, or to receive before decrypting.
 PIECE = 1 << 17
-RECORD = 1 << 14  # bytes of content in one record of TLS, at most
-# an alert of TLS (protocol_version), as long as a nonce
+RECORD = 1 << 14  # maximum bytes of content in one TLS record
+# A TLS alert (protocol_version), padded to the length of a nonce.
 REFUSAL = bytes([0x15, 3, 3, 0, 2, 2, 0x46]).ljust(32, b"\0")
 
 
 class TlsStream:
-    """One end of an encrypted connection over ``sock``. For one thread at a time."""
+    """One end of an encrypted connection over ``sock``. Not thread-safe."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server: bool) -> None:
         import ssl
@@ -43,16 +43,16 @@ class TlsStream:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
-        self._dry = True  # all that has come is decrypted
-        self._sealed = memoryview(b"")  # encrypted, and not taken by the kernel yet
+        self._dry = True  # all received data is decrypted
+        self._sealed = memoryview(b"")  # encrypted data that the kernel has not accepted yet
         self._owed = 0  # bytes of the content of ``_sealed``
         self._broken = ""
         self.failures = ssl.SSLError
 
     def shake_hands(self, deadline: float, came: bytes = b"") -> bool:
-        """Go on with the other end, which has sent ``came``. False if it has to send more.
+        """Continue the handshake with the bytes ``came`` from the peer. False if more are needed.
 
-        Raises ssl.SSLError, and what sockets raise.
+        Raises ssl.SSLError and socket errors.
         """
         self._incoming.write(came)
         try:
@@ -60,7 +60,7 @@ class TlsStream:
         except self._ssl.SSLWantReadError:
             return False
         finally:
-            if self._outgoing.pending:  # the reason, too, if it fails
+            if self._outgoing.pending:  # includes the reason of a failure
                 self._sock.settimeout(max(0.001, deadline - time.monotonic()))
                 self._sock.sendall(self._outgoing.read())
         self._dry = False
@@ -71,8 +71,8 @@ class TlsStream:
         return self.sendmsg((content,))
 
     def sendmsg(self, parts: Sequence[Content]) -> int:
-        """The number of bytes that went. After BlockingIOError, the next call must bring the same
-        bytes.
+        """Return the number of bytes sent. After BlockingIOError, the next call must pass the
+        same bytes.
         """
         if not self._owed:
             self._owed = self._seal(parts)
@@ -101,8 +101,10 @@ class TlsStream:
         return self.recvmsg_into((memory,))[0]
 
     def recvmsg_into(self, parts: Sequence[bytearray | memoryview]) -> tuple[int, Any, Any, Any]:
-        """As with sockets, the number of bytes is the first of four; it is less than ``parts`` have
-        room for only when nothing more has come.
+        """Receive into ``parts``; like a socket, return four values, the first of which is the
+        number of bytes.
+
+        The number is less than the capacity of ``parts`` only if no more data has arrived.
         """
         while not (count := self._open(parts)):
             data = self._sock.recv(PIECE)
@@ -113,7 +115,7 @@ class TlsStream:
         return count, (), 0, None
 
     def _seal(self, parts: Sequence[Content]) -> int:
-        """Encrypt a piece; returns the number of its bytes."""
+        """Encrypt a piece and return its number of bytes."""
         count = 0
         for part in parts:
             view = memoryview(part)[: PIECE - count]
@@ -125,7 +127,7 @@ class TlsStream:
         return count
 
     def _open(self, parts: Sequence[bytearray | memoryview]) -> int:
-        """Decrypt what has come into ``parts``; returns the number of bytes."""
+        """Decrypt received data into ``parts`` and return the number of bytes."""
         count = 0
         if self._dry:
             return count
@@ -147,10 +149,10 @@ class TlsStream:
             self._dry = True
         except (self.failures, TamperedError) as error:
             self._broken = str(error)
-            if not self._sealed:  # the reason, for the other end
+            if not self._sealed:  # send the reason to the peer
                 with contextlib.suppress(OSError):
                     self._sock.send(self._outgoing.read())
-            if not count:  # what came before it is good
+            if not count:  # earlier data is valid
                 raise TamperedError(self._broken) from error
         return count
 
@@ -159,10 +161,8 @@ _making = threading.Lock()
 
 
 def contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
-    """The settings of TLS for a job with the secret ``key``, at a server and (False) at a
-    client.
-    """
-    with _making:  # many may come at once, and one has to make them
+    """Return the TLS settings of a job with the secret ``key``, by whether the end is a server."""
+    with _making:  # many threads may call this, but only one should create the settings
         return _contexts(key)
 
 
@@ -179,27 +179,27 @@ def _contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
     for server, protocol in ((True, ssl.PROTOCOL_TLS_SERVER), (False, ssl.PROTOCOL_TLS_CLIENT)):
         context = found[server] = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # it has no names: it is the one certificate of the job
+        context.check_hostname = False  # the job's only certificate names no host
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=certificate)
-        # ssl takes files only, and this is on no disk
+        # ssl accepts only files, and the key must not be on a disk.
         with os.fdopen(os.memfd_create("farandole"), "w") as file:
             file.write(certificate + private)
             file.flush()
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         if server:
-            context.num_tickets = 0  # nobody comes again with them
+            context.num_tickets = 0  # connections are never resumed
     return found
 
 
 def encrypt(
     sock: socket.socket, key: bytes, purpose: str, *, server: bool, begin: float, deadline: float
 ) -> TlsStream:
-    """TLS over ``sock``, by ``deadline``; at a server, the client's first byte must come by
-    ``begin``.
+    """Return a TLS stream over ``sock``, established by ``deadline``. On a server, the client's
+    first byte must arrive by ``begin``.
 
-    Raises AuthenticationError if the other end has not the certificate of the job with the secret
-    ``key``; TimeoutError, OSError and EOFError.
+    Raises AuthenticationError if the peer lacks the certificate for the secret ``key``; also
+    TimeoutError, OSError and EOFError.
     """
     stream = TlsStream(sock, contexts(key)[server], server)
     if not server:
@@ -224,7 +224,7 @@ def encrypt(
 
 
 def arrived(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """The next bytes, by ``deadline``; raises TimeoutError, EOFError."""
+    """Return the next bytes, received by ``deadline``. Raises TimeoutError and EOFError."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,7 +1,7 @@
-"""The job's store: a small key-value store for rendezvous, its server and its client.
+"""The job's store: a small key-value store for rendezvous, with server and client.
 
 After the handshake, a request is one frame (verb, seconds, key), followed by a frame with the value
-when the verb is SET or SWAP.
+if the verb is SET or SWAP.
 """
 
 from farandole.net.store.client import StoreClient as StoreClient

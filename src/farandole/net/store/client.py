@@ -1,4 +1,4 @@
-"""The client of the job's store, which every rank has."""
+"""The client of the job's store, used by every rank."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ from farandole.net.store.frames import (
 )
 
 ATTEMPTS = 5
-# seconds from which on a link that is out is awaited: a client with less time has other addresses
+# Timeout in seconds from which a client waits for a link that is down; one with less time has other
+# addresses to try.
 WORTHWHILE = 5.0
-PAUSE = 0.05  # seconds, more after every attempt
+PAUSE = 0.05  # seconds, increasing with every attempt
 
 
 class StoreClient:
-    """A rank's side. Thread-safe: each call takes an idle connection or opens one, so that a
-    ``get`` that waits does not hold up the ``set`` of another thread.
+    """A rank's connection to the store. Thread-safe.
+
+    Each call takes an idle connection or opens one, so that a waiting ``get`` does not block
+    another thread's ``set``.
     """
 
     def __init__(self, address: str, secret: str, timeout: float = 30.0) -> None:
@@ -63,8 +66,8 @@ class StoreClient:
         self._ask(SET, key, 0.0, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Wait for ``key``; RendezvousError, naming it, when it has not been set after ``timeout``
-        seconds.
+        """Wait for ``key`` and return its value. Raises RendezvousError, naming the key, after
+        ``timeout`` seconds.
         """
         found = self._ask(GET, key, timeout)
         if found is None:
@@ -75,14 +78,14 @@ class StoreClient:
         return found
 
     def take(self, key: str, timeout: float) -> bytes | None:
-        """Wait for ``key`` and remove it; None when it has not been set after ``timeout``
-        seconds.
-        """
+        """Wait for ``key``, remove it and return its value; None after ``timeout`` seconds."""
         return self._ask(TAKE, key, timeout)
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
-        """The values of ``prefix/0`` to ``prefix/<count-1>`` as soon as all are set, in one answer;
-        None for those that have not been after ``timeout`` seconds.
+        """Return the values of ``prefix/0`` to ``prefix/<count-1>`` once all are set, in one
+        answer.
+
+        After ``timeout`` seconds, missing values are None.
         """
         found = self._ask(GATHER, f"{count} {prefix}", timeout)
         assert found is not None
@@ -92,15 +95,17 @@ class StoreClient:
         return self._ask(TRY, key, 0.0)
 
     def swap(self, key: str, expected: bytes, value: bytes) -> tuple[bool, bytes | None]:
-        """Set ``key`` if its value is the ``expected`` one (empty: also if it has none); no other
-        client comes between. Was it so, and its value after that (None if it has none)?
+        """Set ``key`` atomically if its value is ``expected`` (empty also matches a missing
+        value).
+
+        Returns whether it was set, and the value afterwards (None if missing).
         """
         answer = self._ask(SWAP, key, 0.0, LENGTH.pack(len(expected)) + expected + value)
         return (False, None) if answer is None else (bool(answer[0]), answer[1:])
 
     def announce(self, name: str) -> None:
-        """Keep a connection open, as ``name``, until ``close`` or the end of this process: the
-        server sees that end.
+        """Keep a connection open, as ``name``, until ``close`` or the end of this process,
+        which the server detects.
         """
         session = self._connect()
         self._presences.append(session)
@@ -109,7 +114,7 @@ class StoreClient:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
 
     def clock(self) -> tuple[float, str]:
-        """The time on the monotonic clock of the driver's host, and that clock's name (see
+        """Return the monotonic time of the driver's host, and the name of that clock (see
         ``host.clock_name``).
         """
         answer = self._ask(CLOCK, "", 0.0)
@@ -117,7 +122,9 @@ class StoreClient:
         return SECONDS.unpack_from(answer)[0], answer[SECONDS.size :].decode()
 
     def close(self) -> None:
-        """Hang up. May be called twice; calls that wait, and later ones, raise PeerLostError."""
+        """Close all connections. May be called twice. Waiting and later calls raise
+        PeerLostError.
+        """
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -157,8 +164,8 @@ class StoreClient:
     def _exchange(
         self, session: Session, verb: int, key: str, seconds: float, value: bytes | None
     ) -> bytes | None:
-        # A silent driver host must not hold a rank for ever: some seconds more than the server was
-        # asked to wait.
+        # A silent driver host must not block a rank forever, so the timeout is a few seconds longer
+        # than the server's wait.
         session.sock.settimeout(seconds + max(self.timeout, 10.0))
         session.send(HEADER.pack(verb, seconds) + key.encode())
         if value is not None:
@@ -177,7 +184,7 @@ class StoreClient:
         return bytes(found)
 
     def _connect(self) -> Session:
-        """A new connection. A store under attack may hang up on a newcomer; so it comes again."""
+        """Return a new connection. Retries, because a store under attack may drop newcomers."""
         host, port = interfaces.split(self.address)
         if not host or not port.isdigit():
             raise RendezvousError(
@@ -213,8 +220,9 @@ class StoreClient:
 
 
 def reach(addresses: Sequence[str], secret: str, *rounds: float) -> StoreClient:
-    """A client of the store, under the first of its addresses at which somebody answers who knows
-    the secret. All are tried for the seconds of each round. Raises the last one's error.
+    """Return a client of the store, at the first address that responds and knows the secret.
+
+    All addresses are tried for the seconds of each round. Raises the last address's error.
     """
     *others, last = [(address, seconds) for seconds in rounds for address in addresses]
     for address, seconds in others:

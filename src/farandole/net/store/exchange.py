@@ -1,4 +1,4 @@
-"""The exchange of a bootstrap token, which others may read, for the secret of the job."""
+"""Exchange of a bootstrap token, which others may read, for the job's secret."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from farandole.net.store.server import StoreServer
 
 
 class SecretExchange:
-    """A small store that hands the secret of ``store`` to processes to which it cannot travel
-    unseen.
+    """A small store that gives the secret of ``store`` to processes that can only be reached in
+    public.
 
-    They are given a bootstrap ``token`` instead, which asks for TLS and opens nothing but this
-    exchange. Each of ``slots`` yields the secret once. When all have, the exchange is closed, and
-    the token is worthless, also to an eavesdropper who has captured it and all packets.
+    They get a bootstrap ``token``, which requires TLS and opens only this exchange. Each of
+    ``slots`` yields the secret once. Afterwards the exchange is closed, and the token is worthless,
+    even to an eavesdropper who has captured the token and all packets.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class SecretExchange:
 
 
 def redeem(exchange: StoreClient, slot: int) -> StoreClient:
-    """Return a client of the store whose secret the ``exchange`` holds in ``slot``. Raises
-    AuthenticationError if another process has taken it.
+    """Return a client of the store whose secret the ``exchange`` holds in ``slot``.
+
+    Raises AuthenticationError if another process has taken the secret.
     """
     content = exchange.take(f"slot/{slot}", 0.0)
     exchange.close()

@@ -1,4 +1,4 @@
-"""What goes over a connection to the store: verbs, requests, values packed together."""
+"""The protocol of the store: verbs, requests and packed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from farandole.errors import WireError
 from farandole.net.handshake import Session
 
-PURPOSE = "store"  # of the handshake
+PURPOSE = "store"  # purpose of the handshake
 GET = 1
 TRY = 2
 SET = 3
@@ -22,15 +22,15 @@ SWAP = 8
 HEADER = struct.Struct("<Bd")
 SECONDS = struct.Struct("<d")
 LENGTH = struct.Struct("<I")
-NO_VALUE = 0xFFFFFFFF  # in place of a length: the value is missing
+NO_VALUE = 0xFFFFFFFF  # replaces the length of a missing value
 MISSING = b"\0"
 FOUND = b"\1"
 REFUSED = b"\2"
-Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
+Value = bytes | bytearray  # bytes from the network are not copied, because they may be large
 
 
 def reply(session: Session, found: Value | None) -> bool:
-    """Answer with a value, or that there is none. True."""
+    """Answer with a value, or that there is none. Returns True."""
     session.send(MISSING if found is None else FOUND)
     if found is not None:
         session.send(found)
@@ -38,12 +38,12 @@ def reply(session: Session, found: Value | None) -> bool:
 
 
 def swapped_value(swapped: bool, now: Value | None) -> Value | None:
-    """The answer to a swap: was it done, and the value after it."""
+    """Return the answer to a swap: whether it was done, and the value afterwards."""
     return None if now is None else bytes([swapped]) + now
 
 
 def swap_parts(both: Value, session: Session) -> tuple[Value, Value]:
-    """The expected and the new value of a swap."""
+    """Split the expected and the new value of a swap. Raises WireError if they are malformed."""
     if len(both) < LENGTH.size or LENGTH.unpack_from(both)[0] > len(both) - LENGTH.size:
         raise WireError(f"{session.peer} sent a swap of {len(both)} bytes that cannot be read")
     end = LENGTH.size + LENGTH.unpack_from(both)[0]
@@ -51,7 +51,7 @@ def swap_parts(both: Value, session: Session) -> tuple[Value, Value]:
 
 
 def packed(values: Sequence[Value | None]) -> bytes:
-    """Values, or that there is none, in one."""
+    """Pack values, including missing ones, into one."""
     parts: list[Value] = []
     for value in values:
         parts.append(LENGTH.pack(NO_VALUE if value is None else len(value)))
@@ -60,7 +60,7 @@ def packed(values: Sequence[Value | None]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[bytes | None]:
-    """What ``packed`` put together."""
+    """Invert ``packed``."""
     values: list[bytes | None] = []
     place = 0
     while place < len(data):
@@ -75,7 +75,7 @@ def unpacked(data: bytes) -> list[bytes | None]:
 
 
 def parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
-    """Verb, seconds and key of a request, or WireError."""
+    """Parse a request into verb, seconds and key. Raises WireError if it is malformed."""
     try:
         verb, seconds = HEADER.unpack_from(request)
         key = request[HEADER.size :].decode()

@@ -1,4 +1,4 @@
-"""A port for what will listen later: torch.distributed's store on rank 0."""
+"""Ports for later listeners: torch.distributed's store on rank 0."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import socket
 from collections.abc import Sequence
 
 _GIVEN = "/proc/sys/net/ipv4/ip_local_port_range"
-_ASIDE = range(20_000, 30_000)  # above them are those that Kubernetes gives to its services
+_ASIDE = range(20_000, 30_000)  # below the range that Kubernetes gives to its services
 _TRIES = 20
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on.
+    """Return a port of this host that is not in use.
 
-    It is used seconds later, when PyTorch has been imported. So it is one, if any is free, that the
-    kernel does not give to connections and to who listens on any port: those of this job, and of
-    others that start beside it.
+    It is needed only seconds later, after PyTorch's import. Therefore the port is, if possible,
+    outside the range from which the kernel assigns ports to connections and listeners of this job
+    and of other jobs that are starting.
     """
     for port in _aside():
         with contextlib.suppress(OSError):

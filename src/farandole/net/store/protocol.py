@@ -1,4 +1,4 @@
-"""What a wire needs of a store, the job's own or one of torch.distributed."""
+"""The interface of a store that a wire needs: the job's own, or torch.distributed's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """Values by key, for all ranks. ``StoreClient`` is one."""
+    """Values by key, shared by all ranks; ``StoreClient`` is an implementation."""
 
     @property
     def host(self) -> str:
@@ -15,9 +15,9 @@ class KeyValueStore(Protocol):
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Wait for a value. Raises RendezvousError after ``timeout`` seconds."""
+        """Wait for a value and return it. Raises RendezvousError after ``timeout`` seconds."""
 
     def try_get(self, key: str) -> bytes | None: ...
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
-        """Return ``prefix/0`` to ``prefix/<count-1>``; None for those that are not set in time."""
+        """Return ``prefix/0`` to ``prefix/<count-1>``; None for values that are not set in time."""

@@ -1,8 +1,8 @@
-"""The server of the job's store. It lives in the driver, or in rank 0 where there is no driver.
+"""The server of the job's store, in the driver, or in rank 0 if there is no driver.
 
-Every connection begins with the job's handshake; a stranger is refused, logged once, and costs at
-most one pending slot for a few seconds. Values are opaque bytes: nothing is unpickled here. What a
-frame may hold is limited by what it is for, and its memory grows as it arrives.
+Every connection begins with the job's handshake. A stranger is rejected and logged once, and
+occupies at most one pending slot for a few seconds. Values are opaque bytes: nothing is unpickled
+here. The size of a frame is limited by its purpose, and its memory grows as it arrives.
 """
 
 from __future__ import annotations
@@ -39,19 +39,17 @@ from farandole.net.store.frames import (
     swapped_value,
 )
 
-# strangers (and newcomers) in their handshake; the oldest has to go when one more comes
+# Connections in their handshake; a further one replaces the oldest.
 MAX_PENDING = 256
-MAX_REQUEST = 64 << 10  # bytes of a verb with its key
-MAX_VALUE = 64 << 20  # bytes of a value, but for
-LARGE = "result/"  # the results of functions may be of any size
-MAX_GATHERED = 1 << 17  # values that one request may gather
-_Keys = set[str]  # StoreServer.set hides the built-in type
+MAX_REQUEST = 64 << 10  # maximum bytes of a verb with its key
+MAX_VALUE = 64 << 20  # maximum bytes of a value, except for
+LARGE = "result/"  # the results of functions, which may have any size
+MAX_GATHERED = 1 << 17  # maximum values in one gather request
+_Keys = set[str]  # because StoreServer.set hides the built-in type
 
 
 class _Wait:
-    """For keys that are not there yet. ``packed``: the answer to those who gather them, once all
-    are there.
-    """
+    """A wait for missing keys. ``packed``: the answer to a gather, once all keys are set."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -62,11 +60,12 @@ class _Wait:
 
 
 class StoreServer:
-    """Keeps the values. ``hooks`` are called with (key, value) after each ``set`` that came over
-    the network; ``lost`` with the name that a client has announced, when its connection ends.
+    """Keeps the values.
 
-    ``host``: the interface to listen on; ``advertise``: the name under which others reach it, if
-    that is another.
+    - ``hooks``: Called with (key, value) after each ``set`` from the network.
+    - ``lost``: Called with a client's announced name when its connection ends.
+    - ``host``: The interface to listen on.
+    - ``advertise``: The host name for clients, if different.
     """
 
     def __init__(self, secret: str, host: str = "127.0.0.1", advertise: str = "") -> None:
@@ -76,12 +75,12 @@ class StoreServer:
         self._secret = secret
         self._values: dict[str, Value] = {}
         self._changed = threading.Lock()
-        # by key: a value wakes those who wait for it, and nobody else
+        # By key, so that a value wakes only the threads that wait for it.
         self._awaited: dict[str, list[_Wait]] = {}
-        self._gathered: dict[str, _Wait] = {}  # by request: all ranks ask for the same
+        self._gathered: dict[str, _Wait] = {}  # by request: all ranks send the same one
         self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
-        self._ending: list[threading.Thread] = []  # those that are about to end
+        self._ending: list[threading.Thread] = []  # threads about to end
         self._closed = False
         self._complained = False
         self._listener = interfaces.listening(host, backlog=512)
@@ -101,7 +100,7 @@ class StoreServer:
             self._put(key, value)
 
     def _put(self, key: str, value: Value) -> None:
-        """(Holding the lock.)"""
+        """Store a value and wake its waiters. The caller holds the lock."""
         self._values[key] = value
         for wait in self._awaited.pop(key, ()):
             wait.missing.discard(key)
@@ -109,8 +108,9 @@ class StoreServer:
                 wait.ready.set()
 
     def swap(self, key: str, expected: Value, value: Value) -> tuple[bool, Value | None]:
-        """``set``, if the value is the ``expected`` one (empty: also if there is none). Was it, and
-        what is there after it?
+        """Set ``key`` if its value is ``expected`` (empty also matches a missing value).
+
+        Returns whether it was set, and the value afterwards.
         """
         with self._changed:
             now = self._values.get(key)
@@ -124,22 +124,22 @@ class StoreServer:
             return self._values.get(key)
 
     def wait(self, key: str, seconds: float) -> Value | None:
-        """Like ``get``, for a value that may be set within ``seconds``."""
+        """Return the value like ``get``, waiting for it up to ``seconds``."""
         return self._wait(key, seconds, take=False)
 
     def pop(self, key: str) -> Value | None:
-        """Like ``get``, and forgets the value: results may be large."""
+        """Return and remove the value, because results may be large."""
         with self._changed:
             return self._values.pop(key, None)
 
     def receive(self, key: str, value: Value) -> None:
-        """Like ``set``, and calls the hooks: as if a client had set it."""
+        """Set the value and call the hooks, as if a client had set it."""
         self.set(key, value)
         for hook in self.hooks:
             hook(key, value)
 
     def close(self) -> None:
-        """Hang up on everybody. May be called twice."""
+        """Close all connections. May be called twice."""
         with self._changed:
             self._closed = True
             for wait in [wait for waits in self._awaited.values() for wait in waits]:
@@ -233,7 +233,7 @@ class StoreServer:
         else:
             found = self._wait(key, 0.0 if verb == TRY else seconds, take=verb == TAKE)
         if found is None and self._closed:
-            return False  # hang up: "nobody set it" would be a false story
+            return False  # close the connection: reporting a missing key would be wrong
         return reply(session, found)
 
     def _wait(self, key: str, seconds: float, take: bool) -> Value | None:
@@ -250,14 +250,14 @@ class StoreServer:
             self._forget(wait)
 
     def _expect(self, missing: _Keys) -> _Wait:
-        """(Holding the lock.)"""
+        """Register a wait for keys. The caller holds the lock."""
         wait = _Wait(missing)
         for key in missing:
             self._awaited.setdefault(key, []).append(wait)
         return wait
 
     def _forget(self, wait: _Wait) -> None:
-        """Nobody waits any more."""
+        """Remove a wait."""
         with self._changed:
             for key in wait.missing:
                 left = [other for other in self._awaited.get(key, ()) if other is not wait]
@@ -267,8 +267,8 @@ class StoreServer:
                     self._awaited.pop(key, None)
 
     def _gather(self, request: str, seconds: float, session: Session) -> bytes | None:
-        """The values of ``<count> <prefix>``, packed; what is missing after ``seconds`` is
-        marked.
+        """Return the values of ``<count> <prefix>``, packed; those missing after ``seconds``
+        are marked.
         """
         number, _, prefix = request.partition(" ")
         if not number.isdecimal() or not 0 < int(number) <= MAX_GATHERED:
@@ -292,8 +292,8 @@ class StoreServer:
             return wait.packed
 
     def _hold_presence(self, session: Session, name: str) -> None:
-        """Until the client hangs up, or we do."""
-        # Keepalive does not ask while this is under way, and nothing more is ever sent: see
+        """Hold a client's announced connection until either end closes it."""
+        # Keepalive is inactive while this reply is in flight, and no more data follows; see
         # liveness.
         session.sock.setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * liveness.LOST_SECONDS)

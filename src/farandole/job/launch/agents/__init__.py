@@ -1,6 +1,6 @@
-"""Agents: one program per host or task that starts ranks there for a driver elsewhere.
+"""Agents: one program per host or task that starts ranks there for a remote driver.
 
-``agent`` runs on the host, ``boot`` before it, with the driver's packages where they are missing
-(``bundle``); ``command`` is mpirun or srun, which start ``__main__`` on their places. ``registry``
-is the driver's end, and ``allocation`` what launchers make of it for any cluster.
+``agent`` runs on the host; ``boot`` runs before it and installs the driver's packages (``bundle``)
+where they are missing. ``command`` covers mpirun and srun, which start ``__main__`` on each place.
+``registry`` is the driver's end, and ``allocation`` the launchers' interface for any cluster.
 """

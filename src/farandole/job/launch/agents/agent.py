@@ -1,8 +1,8 @@
-"""The agent of a host, or of one task of a cluster: it starts ranks as processes of its own, passes
-their output and their ends on to the driver, and ends them when the driver says so, goes away, or
-the cluster ends the agent.
+"""The agent of a host or of one task of a cluster.
 
-Everything travels through the job's store; ``registry`` lists the keys.
+The agent starts ranks as processes, forwards their output and ends to the driver, and ends them
+when the driver requests it or is lost, or when the cluster ends the agent. All communication goes
+through the job's store; ``registry`` lists the keys.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ from farandole.net.store import StoreClient
 from farandole.net.store.exchange import redeem
 
 STREAMS = ("stdout", "stderr")
-AHEAD = 64 << 20  # bytes of output that may wait for the driver before ranks have to
+AHEAD = 64 << 20  # bytes of output that may be queued for the driver before ranks block
 PIECE = 1 << 18
-LOOK = 0.05  # seconds between looks at the processes
-DRAIN = 0.5  # seconds for which the pipes of a rank that has ended are still read
-GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the driver has gone
-PATIENCE = 5.0  # seconds for messages on their way when the task is over
+LOOK = 0.05  # seconds between checks of the processes
+DRAIN = 0.5  # seconds for which the pipes of an ended rank are still read
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the driver was lost
+PATIENCE = 5.0  # seconds for pending messages when the task is over
 LONG = 3600.0
-_GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver has
+_GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver is lost
 
 
 class Agent:
-    """``task``: index, address, secret (``redeem``: those of a secret exchange), timeout, gpus;
-    ``env``: variables for the ranks that are of this place; ``hidden``: prefixes of the agent's own
-    variables that ranks do not get, if not those of ``launcher_env``; ``cwd``: where ranks work,
-    if not here. ``folder`` holds the driver's packages, if this host had others: ``odd``.
+    """The agent of one place.
+
+    - ``task``: The instructions: index, address, secret (with ``redeem``: of a secret exchange),
+      timeout and gpus; ``env``, variables for the ranks of this place; ``hidden``, prefixes of
+      variables that ranks do not inherit, by default as in ``launcher_env``; ``cwd``, the ranks'
+      working directory, by default this one.
+    - ``folder``: The driver's packages, if this host had others.
+    - ``odd``: The packages that differed.
     """
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
@@ -59,7 +63,7 @@ class Agent:
         self._odd = odd
         client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
         self._client = redeem(client, task["index"]) if task.get("redeem") else client
-        self._workers: list[LocalWorker] = []  # the ranks, and after them other processes
+        self._workers: list[LocalWorker] = []  # the ranks, followed by other processes
         self._ranks = 0
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
@@ -67,7 +71,7 @@ class Agent:
         self._talking: list[threading.Thread] = []
 
     def run(self) -> None:
-        """Until the driver says bye."""
+        """Serve until the driver dismisses the agent."""
         try:
             self._client.announce(self.name)
             self._client.set(f"{self.name}/hello", json.dumps(self._hello()).encode())
@@ -75,8 +79,8 @@ class Agent:
             if order["do"] == "start" and self._start(order):
                 self._attend()
         except _GONE:
-            self._end_alone()  # not the cluster's trouble: the driver knows why it went
-            self._client.close()  # threads may wait for an answer of the driver
+            self._end_alone()  # not an error of the cluster: the driver knows why it ended
+            self._client.close()  # threads may be waiting for an answer of the driver
         finally:
             for thread in self._talking:
                 thread.join(PATIENCE)
@@ -105,7 +109,7 @@ class Agent:
                 return found
 
     def _start(self, order: Mapping[str, Any]) -> bool:
-        """False if the ranks cannot be started."""
+        """Start the ranks and the agent's threads; False if the ranks cannot be started."""
         if not self._run(order):
             return False
         self._ranks = len(self._workers)
@@ -121,13 +125,13 @@ class Agent:
         return True
 
     def _run(self, order: Mapping[str, Any]) -> bool:
-        """Start what the order says; False if it cannot be started."""
+        """Start the processes of an order; False if they cannot be started."""
         own = environment(
             os.environ, self._folder, tuple(self._task.get("hidden", launcher_env.PLACE))
         )
         command = [order["python"] or sys.executable, *order["command"]]
         slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
-        # not every host reaches the driver by the same address
+        # Hosts may reach the driver at different addresses.
         here = {"FARANDOLE_STORE": self._client.address}
         envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
         try:
@@ -168,7 +172,7 @@ class Agent:
             os.write(self._wake_out, b"\0")
 
     def _show_log(self) -> None:
-        """The output of all ranks, which the driver has merged, goes to this task's log."""
+        """Write the output of all ranks, merged by the driver, to this task's log."""
         number = 0
         with contextlib.suppress(*_GONE):
             while True:
@@ -183,7 +187,7 @@ class Agent:
     # ---- the main thread ----
 
     def _attend(self) -> None:
-        """Pass output on, report ends, obey; returns after bye."""
+        """Forward output, report ends and execute orders until dismissed."""
         sender = Sender(self._client, self.name)
         self._talking.append(sender)
         sender.start()
@@ -202,7 +206,7 @@ class Agent:
             sender.finish()
 
     def _obey(self) -> bool:
-        """False after bye."""
+        """Execute pending orders; False once dismissed."""
         while not self._orders.empty():
             order = self._orders.get()
             if order["do"] == "bye":
@@ -221,7 +225,7 @@ class Agent:
         return True
 
     def _end_alone(self) -> None:
-        """End what is left of the ranks without the driver."""
+        """End the remaining processes of the ranks without the driver."""
         for end in (LocalWorker.terminate, LocalWorker.kill):
             deadline = time.monotonic() + GRACE
             for worker in self._workers:
@@ -232,7 +236,7 @@ class Agent:
 
 
 class Followed:
-    """One rank, until all of it has been reported."""
+    """One rank, until its end has been reported completely."""
 
     def __init__(self, number: int, worker: LocalWorker) -> None:
         self._number = number
@@ -255,7 +259,7 @@ class Followed:
 
 
 class Pipes:
-    """The ranks' output, and the pipe that wakes us for an order."""
+    """The ranks' output pipes, and the pipe that wakes the agent for an order."""
 
     def __init__(self, wake: int) -> None:
         self.open: list[set[int]] = []
@@ -279,7 +283,9 @@ class Pipes:
             os.close(fd)
 
     def read(self, seconds: float) -> list[tuple[int, int, bytes]]:
-        """Output: (the rank's number here, 0 for stdout or 1 for stderr, bytes)."""
+        """Return output as (the rank's number on this agent, 0 for stdout or 1 for stderr,
+        bytes).
+        """
         found = []
         for key, _ in self._selector.select(seconds):
             data = os.read(key.fd, PIECE)
@@ -296,8 +302,8 @@ class Pipes:
 
 
 class Sender(threading.Thread):
-    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not
-    slow the ranks.
+    """Sends messages in order and merges queued pieces of a stream, so that a slow driver does
+    not slow down the ranks.
     """
 
     def __init__(self, client: StoreClient, name: str) -> None:
@@ -351,8 +357,8 @@ class Sender(threading.Thread):
 
 
 def place() -> str:
-    """The common trait of processes that can share memory: the running kernel, and its network
-    namespace (Unix sockets without a file belong to one).
+    """Return an id shared by processes that can share memory: the running kernel and its
+    network namespace, which contains the abstract Unix sockets.
     """
     return namespace("net") or socket.gethostname()
 
@@ -360,8 +366,8 @@ def place() -> str:
 def environment(
     own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = launcher_env.PLACE
 ) -> dict[str, str]:
-    """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes,
-    with its importable packages.
+    """Return this host's variables for ranks: the agent's own, without settings and ``hidden``
+    prefixes, and with its importable packages.
     """
     base = launcher_env.inherited(own, hidden)
     path = [folder, *(entry for entry in sys.path if entry != folder)]

@@ -1,4 +1,4 @@
-"""Places on any cluster that can start an agent on them: the ranks are dealt when all agents have
+"""Allocations on any cluster that can start agents: ranks are assigned once all agents have
 reported.
 """
 
@@ -19,16 +19,18 @@ from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer
 from farandole.net.store.exchange import SecretExchange
 
-# Of the driver's variables, the ranks get those that say what a program was written for. No others:
-# the hosts are not the driver's.
+# The driver's variables that ranks inherit: those for which a program was written. Others are not
+# inherited, because the hosts differ from the driver's.
 CHOICES = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
-TIDY = 5.0  # seconds for the agents to end when their ranks have
-CONTACT = 30.0  # seconds in which an agent must reach the driver
+TIDY = 5.0  # seconds for the agents to end after their ranks
+CONTACT = 30.0  # seconds for an agent to reach the driver
 
 
 class AgentPlace(NamedTuple):
-    """A place for one agent. ``ranks``: how many it starts there; ``host``: the user's name for the
-    host, empty: its own name, and agents that can share memory are on one host.
+    """A place for one agent.
+
+    ``ranks`` is the number of ranks to start there. ``host`` is the user's name for the host; if
+    empty, the host's own name is used, and agents that can share memory are on one host.
     """
 
     ranks: int
@@ -36,9 +38,11 @@ class AgentPlace(NamedTuple):
 
 
 class AgentCluster(Protocol):
-    """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark
-    task"); ``python``: the ranks' interpreter, empty: the agents' own; ``private``: nobody can read
-    what it tells its agents.
+    """A cluster's way of starting agents.
+
+    - ``noun``: The cluster's term for an agent's process ("Spark task").
+    - ``python``: The ranks' interpreter; empty for the agents' own.
+    - ``private``: Whether the messages to the agents are unreadable for other users.
     """
 
     noun: str
@@ -49,34 +53,38 @@ class AgentCluster(Protocol):
         """See ``Allocation.describe``."""
 
     def address(self) -> tuple[str, str]:
-        """The interface for the driver's socket, and the name by which agents reach it (empty: the
-        same). Raises SettingsError.
+        """Return the interface for the driver's socket, and the name by which agents reach it
+        (empty: the same). Raises SettingsError.
         """
 
     def unreachable(self, host: str) -> str:
-        """The cure when the driver cannot listen on the interface ``host``."""
+        """Return the cure if the driver cannot listen on the interface ``host``."""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Start an agent on each place: ``boot.main(archive, wanted, {**facts, "index": n, ...})``
-        for place n.
+        """Start an agent on each place: ``boot.main(archive, wanted, {**facts, "index": n,
+        ...})`` on place n.
         """
 
     def absent(self, agents: Sequence[int]) -> str:
-        """Why of these agents, which have not reported, some never will; empty while all may."""
+        """Return why some of these agents, which have not reported, never will; empty while all
+        may.
+        """
 
     def gone(self, agent: int) -> str | None:
-        """Why this agent has ended (empty: nobody knows); None while it runs. From any thread."""
+        """Return why this agent has ended (empty: unknown), or None while it runs. Any thread."""
 
     def late(self, agents: Sequence[int], status: str) -> str:
-        """The text when these agents have not reported in time."""
+        """Return the error message if these agents have not reported in time."""
 
     def close(self, seconds: float) -> None:
-        """Wait for the agents to end by themselves; end those that do not."""
+        """Wait for the agents to end by themselves, then end the remaining ones."""
 
 
 class AgentAllocation:
-    """``timeout``: seconds in which all agents must have reported. ``log``: the first rank's agent
-    shows what is given to ``to_log``.
+    """An allocation whose ranks are started by agents.
+
+    ``timeout`` is the time in seconds for all agents to report. ``log``: the first rank's agent
+    shows the text passed to ``to_log``.
     """
 
     remote = True
@@ -98,7 +106,7 @@ class AgentAllocation:
         self._exchange: SecretExchange | None = None
         self._registry: AgentRegistry | None = None
         self._slots: Sequence[Slot] | None = None
-        self._firsts: list[tuple[int, Slot]] = []  # of each host, the agent of its first rank
+        self._firsts: list[tuple[int, Slot]] = []  # per host, the agent of its first rank
         self._secret = ""
         self._command = list[str]()
         self._env = dict[str, str]()
@@ -155,7 +163,7 @@ class AgentAllocation:
                     self._registry, [agents[index] for index in range(len(self._places))]
                 )
             elif why := self._failure(self._registry, absent):
-                self._registry.dismiss()  # the others, which wait for ranks in vain
+                self._registry.dismiss()  # the other agents would wait for ranks in vain
                 self._cluster.close(TIDY)
                 raise JobFailedError(why)
             elif time.monotonic() > self._began + self._timeout:
@@ -169,7 +177,7 @@ class AgentAllocation:
         )
 
     def _deal(self, registry: AgentRegistry, agents: Sequence[AgentInfo]) -> Sequence[Slot]:
-        """Ranks to the agents: rank 0 to the first, contiguous on each host."""
+        """Assign ranks to the agents: rank 0 to the first, contiguous on each host."""
         slots, dealt = deal(self._places, agents)
         for agent in agents:
             for name, where in agent.odd.items():
@@ -252,7 +260,7 @@ class AgentAllocation:
         self._shut()
         if self._registry is not None:
             self._registry.dismiss()
-            # Agents that have not reported cannot be told to end.
+            # Agents that have not reported cannot be dismissed.
             self._cluster.close(TIDY if self._slots is not None else 0.0)
             self._registry.close()
 
@@ -260,10 +268,10 @@ class AgentAllocation:
 def deal(
     places: Sequence[AgentPlace], agents: Sequence[AgentInfo]
 ) -> tuple[tuple[Slot, ...], dict[int, list[Slot]]]:
-    """All slots, and those of each agent by its index. Pure.
+    """Return all slots, and the slots of each agent by its index. Pure.
 
-    Agents are on one host if the user calls it by one name; without names, if they can share
-    memory.
+    Agents are on one host if the user gives their hosts the same name; without names, if they can
+    share memory.
     """
     hosts: dict[str, list[AgentInfo]] = {}
     for place, agent in zip(places, agents, strict=True):
@@ -280,11 +288,11 @@ def deal(
 
 
 def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
-    """The variables that pin a rank to the cluster's GPUs for it. ``gpus``: the addresses for each
-    rank of its host.
+    """Return the variables that pin a rank to its GPUs from the cluster. ``gpus`` are the
+    addresses per rank of its host.
 
-    Every rank of a host sees the GPUs of all of them, in an order in which the device with the
-    number of its local rank is its own: Horovod programs say
+    Every rank of a host sees the GPUs of all its ranks, ordered such that the device numbered by a
+    rank's local rank is its own, because Horovod programs call
     ``torch.cuda.set_device(hvd.local_rank())``.
     """
     if not gpus[local_rank]:

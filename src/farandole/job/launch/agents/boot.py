@@ -1,8 +1,7 @@
-"""The first thing that runs on an agent's place, from its source: the host may not have Farandole
-at all.
+"""The first program on an agent's place, run from its source, because the host may not have
+Farandole.
 
-It sees to it that the driver's Farandole can be imported, and hands over to ``agent``. Standard
-library only.
+It makes the driver's Farandole importable and starts ``agent``. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ FETCH = 10.0  # seconds without a byte of the archive, for each of the driver's 
 
 
 def digest(name: str) -> str:
-    """An identifier of the sources of a package that can be imported here; empty when there is none
-    (or in an archive of its own, where it would have to be read as one).
+    """Return a digest of the sources of an importable package; empty if there is none, or if it
+    is in an archive.
     """
     root = folder_of(name)
     if not root:
@@ -57,7 +56,7 @@ def sources(root: str) -> list[str]:
 
 
 def cache() -> str:
-    """The user's folder for what can be made again; empty if there is none to write to."""
+    """Return the user's cache folder; empty if there is no writable one."""
     folder = os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "farandole"
     )
@@ -69,8 +68,9 @@ def cache() -> str:
 
 
 def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
-    """The archive, from the first of the driver's addresses that has it. Raises OSError or
-    ValueError.
+    """Return the archive from the first of the driver's addresses that provides it.
+
+    Raises OSError or ValueError.
     """
     trouble: Exception = ValueError("no address is known")
     for address in addresses:
@@ -90,8 +90,9 @@ def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
 
 
 def contents(archive: bytes) -> dict[str, str]:
-    """The digest of each package in it. An entry that ``digest`` would not look at has a name of
-    its own.
+    """Return the digest of each package in the archive.
+
+    An entry that ``digest`` ignores is listed under its own name.
     """
     totals: dict[str, Any] = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
@@ -105,8 +106,10 @@ def contents(archive: bytes) -> dict[str, str]:
 def provide(
     archive: bytes, wanted: Mapping[str, str], home: str = ""
 ) -> tuple[str, dict[str, str]]:
-    """The folder, in ``home``, that the driver's packages were unpacked to, and what was found of
-    each that is not the driver's: "" (nothing) or where it is. ("", {}) if all is here already.
+    """Unpack the driver's packages in ``home`` if any package here differs.
+
+    Returns the folder and the packages that differ, with their location ("" if not installed); ("",
+    {}) if all packages are the driver's.
     """
     odd = {}
     for name, sum_ in wanted.items():
@@ -115,7 +118,8 @@ def provide(
     if not odd:
         return "", {}
     trouble = []
-    for place in filter(None, (home, _temporary())):  # a home may be full, or over its quota
+    # a home directory may be full or over its quota
+    for place in filter(None, (home, _temporary())):
         try:
             return _unpacked(archive, place), odd
         except OSError as error:
@@ -126,7 +130,9 @@ def provide(
 
 
 def _temporary() -> str:
-    """Spark's own folder, which it empties, or the system's; empty if there is none to write to."""
+    """Return Spark's own folder, which Spark empties, or the system's temporary folder; empty
+    if none is writable.
+    """
     try:
         return (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]
     except OSError:
@@ -134,8 +140,8 @@ def _temporary() -> str:
 
 
 def _unpacked(archive: bytes, home: str) -> str:
-    """The folder in ``home`` with what is in the archive. Raises OSError, and leaves nothing
-    then.
+    """Return the folder in ``home`` with the unpacked archive. Raises OSError, leaving nothing
+    behind.
     """
     folder = os.path.join(
         home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}"
@@ -151,16 +157,16 @@ def _unpacked(archive: bytes, home: str) -> str:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     try:
-        os.rename(fresh, folder)  # another task of this host may be as far
+        os.rename(fresh, folder)  # another task of this host may do the same
     except OSError:
-        if not _is_ours(folder):  # somebody else's: it may hold anything
+        if not _is_ours(folder):  # another user's folder may hold anything
             return fresh
         shutil.rmtree(fresh)
     return folder
 
 
 def _is_ours(folder: str) -> bool:
-    """Is it there, and ours alone?"""
+    """Return whether the folder exists and only this user can write to it."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -171,9 +177,7 @@ def _is_ours(folder: str) -> bool:
 
 
 def prefer(folder: str, names: list[str]) -> None:
-    """Import ``names`` from ``folder`` from now on, also after other imports by this Python
-    process.
-    """
+    """Import ``names`` from ``folder`` from now on, even if they are already imported."""
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path.insert(0, folder)
@@ -186,7 +190,7 @@ def prefer(folder: str, names: list[str]) -> None:
 
 
 def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> None:
-    """Run the agent of this place (``task``: see ``agent.Agent``)."""
+    """Run the agent of this place; for ``task`` see ``agent.Agent``."""
     folder, odd = provide(archive, wanted)
     if folder:
         prefer(folder, list(wanted))
@@ -196,8 +200,10 @@ def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> 
 
 
 def begin(task: Mapping[str, Any]) -> int:
-    """The same for an agent that the cluster's own command has started (``task.main``), and that
-    fetches what it lacks. Its status.
+    """Run an agent that was started by the cluster's own command (``task.main``), and return its
+    status.
+
+    The agent fetches packages that are missing.
     """
     folder, odd = "", dict[str, str]()
     wanted = task["wanted"]

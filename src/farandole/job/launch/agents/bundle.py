@@ -10,15 +10,15 @@ import zipfile
 
 from farandole.job.launch.agents import boot
 
-# What must be the driver's own: Farandole, the names it goes by, and what functions are pickled
-# with (one version of cloudpickle does not read what another has written).
+# Packages that must be the driver's own: Farandole, the names it goes by, and cloudpickle, whose
+# versions cannot read each other's pickles.
 NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
 _packing = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1)
 def roots() -> dict[str, str]:
-    """The folder of each package that is to be the driver's."""
+    """Return the folder of each package that must be the driver's."""
     found = {name: boot.folder_of(name) for name in NAMES}
     return {
         name: root
@@ -29,12 +29,12 @@ def roots() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def digests() -> dict[str, str]:
-    """The digest of each of these packages."""
+    """Return the digest of each of these packages."""
     return {name: boot.digest(name) for name in roots()}
 
 
 def archive() -> bytes:
-    """These packages, zipped. Many hosts may ask for it at once."""
+    """Return these packages as a zip archive. Safe for simultaneous requests of many hosts."""
     with _packing:
         return packed()
 
@@ -45,7 +45,7 @@ def packed() -> bytes:
     with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, root in roots().items():
             for path in boot.sources(root):
-                # A fixed time: the same sources are the same archive, which hosts keep.
+                # A fixed time gives the same archive for the same sources, and hosts keep archives.
                 entry = zipfile.ZipInfo(os.path.join(name, os.path.relpath(path, root)))
                 with open(path, "rb") as file:
                     zipped.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
@@ -53,11 +53,11 @@ def packed() -> bytes:
 
 
 def bundle() -> tuple[bytes, dict[str, str]]:
-    """Both."""
+    """Return the archive and the digests."""
     return archive(), digests()
 
 
 def _is_ours(root: str) -> bool:
-    """Is it farandole-horovod's, and not the real one?"""
+    """Return whether the package is farandole-horovod's rather than the original."""
     with open(os.path.join(root, "__init__.py"), encoding="utf-8") as file:
         return "farandole" in file.read()

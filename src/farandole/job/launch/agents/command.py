@@ -1,4 +1,4 @@
-"""Agents that one command of the cluster starts: mpirun, srun."""
+"""Agents started by one command of the cluster: mpirun or srun."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from typing import Any
 from farandole.errors import SettingsError
 from farandole.net import interfaces
 
-# the variable that tells agents how to reach the driver, and how to begin
+# The variable that holds the agents' instructions: the driver's addresses and the boot program.
 FACTS = "FARANDOLE_AGENT"
 FIRST = (
     f"import json,os,sys;t=json.loads(os.environ.pop('{FACTS}'));exec(t['boot']);sys.exit(begin(t))"
 )
-SEND = 30.0  # seconds without progress in which an agent must take its archive
-LINES = 20  # of the command's last output that are shown when it fails
+SEND = 30.0  # seconds without progress before an agent's download is given up
+LINES = 20  # lines of the command's last output that are shown when it fails
 TIDY = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 class Packages(socketserver.ThreadingTCPServer):
-    """Sends the driver's own packages to whoever connects. They are no secret, and agents know
-    their digests.
+    """Sends the driver's own packages to any client.
+
+    The packages are not secret, and agents know their digests.
     """
 
     daemon_threads = True
@@ -51,9 +52,12 @@ class _Send(socketserver.BaseRequestHandler):
 
 
 class Command:
-    """The ``AgentCluster`` of a command. ``argv``: the command, without the program that it
-    starts on each place, which ``launcher`` knows by its ``placement``; ``where``: the places,
-    for the user; ``interfaces``: as set.
+    """An ``AgentCluster`` based on a command.
+
+    - ``launcher``: The launcher whose ``placement`` identifies each started program.
+    - ``argv``: The command, without the program to start on each place.
+    - ``where``: The places, described for the user.
+    - ``chosen``: The network interfaces, as set.
     """
 
     python, private = "", False
@@ -112,8 +116,8 @@ class Command:
         self._reader.start()
 
     def _offer(self) -> dict[str, Any]:
-        """What an agent needs to become the driver's Farandole: the program that sees to it, and
-        where to get that.
+        """Return what an agent needs to load the driver's Farandole: the boot program, and the
+        address of the packages.
         """
         from farandole.job.launch.agents import boot
         from farandole.job.launch.agents.bundle import digests

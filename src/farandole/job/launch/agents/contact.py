@@ -1,4 +1,4 @@
-"""The first contact of a host with the driver: which of the driver's addresses it reaches."""
+"""The first contact of a host with the driver: finding an address of the driver that it reaches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farandole.errors import AuthenticationError, HorovodInternalError, Rendezvo
 from farandole.net.interfaces import interfaces
 from farandole.net.store import reach
 
-# seconds for each of the driver's addresses, in two rounds: a lost host is lost after 8
+# Seconds for each of the driver's addresses, in two rounds; a host counts as lost after 8 s.
 CONTACT = (2.0, 6.0)
 
 
@@ -23,7 +23,7 @@ def contact(addresses: list[str], secret: str) -> str:
 
 
 def likeliest_first(addresses: list[str]) -> list[str]:
-    """Return the driver's addresses; first the one from which ssh came here."""
+    """Return the driver's addresses, starting with the one from which ssh connected."""
     came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
     return sorted(
         addresses, key=lambda address: address.rpartition(":")[0].strip("[]") != came_from
@@ -31,7 +31,7 @@ def likeliest_first(addresses: list[str]) -> list[str]:
 
 
 def no_contact(addresses: list[str]) -> str:
-    """Return why this host does not reach the driver, at any of ``addresses``."""
+    """Return why this host does not reach the driver at any of ``addresses``."""
     if all(interface.loopback for interface in interfaces()):
         return (
             "it has no address by which driver and ranks could reach each other (IPv6 addresses of"

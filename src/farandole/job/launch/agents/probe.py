@@ -1,5 +1,5 @@
-"""The program of ``farandole hosts`` on each host: it tells what is there, and measures the way to
-other hosts.
+"""The program of ``farandole hosts`` on each host: it reports the host's properties and
+measures the connection to other hosts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, listening
 from farandole.net.store import StoreClient
 
 PINGS = 50
-SECONDS = 0.5  # of sending, for the bandwidth
+SECONDS = 0.5  # seconds of sending for the bandwidth
 PIECE = bytes(1 << 20)
-CONTACT = 2.0  # seconds in which an address must answer
-BACK = 5.0  # the same of the driver's
+CONTACT = 2.0  # seconds for an address to respond
+BACK = 5.0  # seconds for the driver's address to respond
 
 
 def exactly(sock: socket.socket, length: int) -> bytes:
@@ -46,7 +46,7 @@ def exactly(sock: socket.socket, length: int) -> bytes:
 
 
 def serve(door: socket.socket, token: bytes) -> None:
-    """Answer those who know the token: echo pings, then count bytes."""
+    """Answer peers that know the token: echo pings, then count bytes."""
     while True:
         sock, _ = door.accept()
         with sock, contextlib.suppress(OSError):
@@ -63,8 +63,8 @@ def serve(door: socket.socket, token: bytes) -> None:
 
 
 def measure(addresses: list[str], port: int, token: bytes) -> dict[str, Any]:
-    """The first of the addresses that answers, its latency (seconds, one way) and bandwidth (bytes
-    per second).
+    """Measure the first address that responds: its latency (seconds, one way) and bandwidth
+    (bytes per second).
     """
     trouble = []
     for address in addresses:
@@ -98,8 +98,8 @@ def _measured(sock: socket.socket) -> dict[str, float]:
 
 
 def no_way_back(addresses: list[str], secret: str) -> str:
-    """Why no job could start here: none of the driver's addresses answers. Empty if one does, or
-    there are none.
+    """Return why no job could start here: no address of the driver responds. Empty if one does,
+    or if there are no addresses.
     """
     trouble = []
     for address in likeliest_first(addresses):
@@ -123,9 +123,11 @@ def no_way_back(addresses: list[str], secret: str) -> str:
 
 
 def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
-    """The facts about this host. ``odd``: the driver's packages of which this host has others
-    (where) or none (""); ``names``: the interfaces that are to carry a job, as set. Raises
-    SettingsError for one that is not here.
+    """Return the properties of this host.
+
+    ``odd`` maps the driver's packages that differ here to their location ("" if missing). ``names``
+    are the interfaces for the job, as set. Raises SettingsError for an interface that does not
+    exist.
     """
     return {
         "hostname": socket.gethostname(),
@@ -141,7 +143,7 @@ def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    """Empty if it is not there."""
+    """Return a package's version; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -149,7 +151,7 @@ def _version(package: str) -> str:
 
 
 def _memory() -> int:
-    """Bytes."""
+    """Return the host's memory in bytes."""
     found = [
         line.split()[1]
         for line in content("/proc/meminfo").splitlines()
@@ -159,7 +161,7 @@ def _memory() -> int:
 
 
 def _gpus() -> list[str]:
-    """The names of the GPUs."""
+    """Return the names of the GPUs."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -182,8 +184,9 @@ def main(
     frame: Callable[[], bytes],
     say: Callable[..., None],
 ) -> int:
-    """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the
-    driver has gone.
+    """Report this host's properties, then take the measurements that each ``frame`` requests.
+
+    ``frame`` ends the process when the driver is lost.
     """
     token = instructions["token"]
     try:

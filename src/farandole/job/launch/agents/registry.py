@@ -1,9 +1,9 @@
-"""The driver's end of the agents: their reports, their messages, and their orders.
+"""The driver's end of the agents: their reports, messages and orders.
 
-Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
-rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it:
-``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
-that are no ranks are numbered after the ranks of their agent.
+All communication goes through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
+rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From the
+driver: ``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``.
+Processes other than ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from farandole.job.report import keys
 from farandole.job.report.outcome import SILENT, Outcome, parsed
 from farandole.net.store import StoreServer, Value
 
-ROOM = 1 << 20  # bytes of output on their way to the driver's main thread, for each stream
-WHY = 2.0  # seconds in which the cluster says why an agent was lost
+ROOM = 1 << 20  # bytes of output in flight to the driver's main thread, for each stream
+WHY = 2.0  # seconds for the cluster to report why an agent was lost
 Gone = Callable[[int], "str | None"]
 
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """An agent that has reported. ``place``: the same for agents whose ranks can share memory;
-    ``odd``: the packages that are not the driver's there; ``gpus``: the addresses that the cluster
-    gave it.
+    """An agent that has reported.
+
+    - ``place``: The same for agents whose ranks can share memory.
+    - ``odd``: The packages that differ from the driver's.
+    - ``gpus``: The addresses that the cluster assigned.
     """
 
     index: int
@@ -49,9 +51,7 @@ class AgentInfo:
 
 
 class RemoteWorker:
-    """One rank that an agent runs, or (``serves``) another process of the job, as the driver sees
-    it.
-    """
+    """A rank run by an agent, or (``serves``) another process of the job, as the driver sees it."""
 
     def __init__(self, slot: Slot, registry: AgentRegistry, serves: bool = False) -> None:
         self.slot = slot
@@ -61,9 +61,9 @@ class RemoteWorker:
         self.code: int | None = None
         self.ended = math.inf
         self.gone = False
-        self.reported = False  # the rank has told the driver how it ends
+        self.reported = False  # the rank has reported its outcome to the driver
         self.lost_at: float | None = None
-        self.stdout: int | None  # closed by their reader
+        self.stdout: int | None  # closed by the reader
         self.stderr: int | None
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
@@ -75,13 +75,13 @@ class RemoteWorker:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
 
     def feed(self, stream: int, data: memoryview) -> None:
-        """(A store's thread.) Output of the rank. Waits for the driver to read."""
-        with self._lock, contextlib.suppress(OSError):  # the driver does not read any more
+        """Pass on output, on a thread of the store. Blocks until the driver reads."""
+        with self._lock, contextlib.suppress(OSError):  # the driver no longer reads
             while self._ends is not None and data:
                 data = data[os.write(self._ends[stream], data) :]
 
     def end(self, code: int) -> None:
-        """(Any thread.)"""
+        """Record the end of the process. Any thread."""
         self.end_output()
         self.ended = time.monotonic()
         self.code = code
@@ -101,7 +101,7 @@ class RemoteWorker:
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
     def activity(self) -> str:
-        return ""  # the agent would have to be asked
+        return ""  # unknown without a query to the agent
 
     def signal(self, number: int) -> None:
         if self.agent is not None:
@@ -115,14 +115,15 @@ class RemoteWorker:
 
     def _order(self, what: str, **more: int) -> None:
         if self.agent is None:
-            self.end_output()  # nothing was started
+            self.end_output()  # the process was never started
         elif self.alive():
             self._registry.order(self.agent, {"do": what, "rank": self.number, **more})
 
 
 class AgentRegistry:
-    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``AgentCluster``;
-    ``noun``: an agent's process, in the cluster's words.
+    """The agents of a job: ``count`` agents for the ranks of ``slots``.
+
+    ``gone(index)`` is ``AgentCluster.gone``; ``noun`` is the cluster's term for an agent's process.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class AgentRegistry:
         self.agents: dict[int, AgentInfo] = {}
         self.lost: list[int] = []
         self.workers = [RemoteWorker(slot, self) for slot in slots]
-        self._others: list[RemoteWorker] = []  # that are no ranks
+        self._others: list[RemoteWorker] = []  # processes other than ranks
         self._store = store
         self._count = count
         self._gone = gone
@@ -144,7 +145,7 @@ class AgentRegistry:
         store.hooks.append(self._on_set)
         store.lost.append(self._on_lost)
 
-    # ---- told by the agents (the store's threads) ----
+    # ---- reports of the agents, on the store's threads ----
 
     def _on_set(self, key: str, value: Value) -> None:
         what, _, rest = key.partition("/")
@@ -196,11 +197,12 @@ class AgentRegistry:
             if worker.lost_at is None:
                 worker.lost_at = time.monotonic()
 
-    # ---- asked by the driver ----
+    # ---- requests of the driver ----
 
     def look_after(self, worker: RemoteWorker) -> None:
-        """A worker whose agent has gone: say why, as soon as the cluster has said it to us. The
-        first to be lost is the cause: some clusters end the others.
+        """Report why a worker's agent was lost, as soon as the cluster has given the reason.
+
+        The first lost worker is the cause, because some clusters then end the others.
         """
         if worker.agent is None or worker.code is not None or worker.gone:
             return
@@ -210,10 +212,11 @@ class AgentRegistry:
             and now > self._gone_since.setdefault(worker.agent, now) + WHY
             and worker.lost_at is None
         ):
-            worker.lost_at = now  # the cluster has given it up, and its connection has not noticed
+            # the cluster has given it up, although its connection is still open
+            worker.lost_at = now
         if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return
-        if worker.serves:  # the ranks of its agent tell
+        if worker.serves:  # the ranks of its agent report the loss
             worker.end_output()
             worker.gone = True
             return
@@ -230,13 +233,14 @@ class AgentRegistry:
         elif not worker.reported:
             outcome = Outcome(status=status, message=message, host=worker.slot.host)
             self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
-        worker.end(int(worker.serves))  # of a rank nobody knows: the outcome tells how it ended
+        # a lost rank's code is unknown; its outcome says how it ended
+        worker.end(int(worker.serves))
         worker.gone = True
 
     def assign(
         self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
     ) -> None:
-        """Have the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
+        """Make the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
         workers = [self.workers[slot.rank] for slot in slots]
         for worker, slot in zip(workers, slots, strict=True):
             worker.slot = slot
@@ -245,7 +249,7 @@ class AgentRegistry:
     def serve(
         self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
     ) -> list[RemoteWorker]:
-        """Have the agent ``index``, which has ranks, start other processes, too."""
+        """Make the agent ``index``, which has ranks, start other processes too."""
         workers = [RemoteWorker(slot, self, serves=True) for slot in slots]
         self._others += workers
         self._entrust(index, workers, env, {"do": "serve", **order})
@@ -288,7 +292,7 @@ class AgentRegistry:
         self._store.set(f"agent/{first}/log/{number}", data)
 
     def dismiss(self) -> None:
-        """All agents may go, and leave nothing."""
+        """Dismiss all agents."""
         if self.workers[0].agent is not None:
             self._put_log(self.workers[0].agent, b"")
         for index in list(self.agents):

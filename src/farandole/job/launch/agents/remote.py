@@ -1,9 +1,9 @@
-"""The first program on a host that was reached by a pipe, ssh's for example: it starts the agent,
-or the probe, there.
+"""The first program on a host that is reached through a pipe, such as ssh: it starts the agent or
+the probe.
 
-It comes over stdin as its source, followed by frames (8 digits with the length, then the bytes),
-and answers on stdout in lines that begin with ``MARK``. stdin is its lifeline: when that ends, this
-process does, and the ranks with it. Standard library only, until the driver's packages are there.
+Its source arrives over stdin, followed by frames (8 digits with the length, then the bytes). It
+answers on stdout in lines that begin with ``MARK``. stdin is its lifeline: when stdin closes, this
+process and the ranks end. Standard library only, until the driver's packages are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARK = "@farandole "
 
 
 def frame() -> bytes:
-    """The next from the driver; ends the process when there is none."""
+    """Return the driver's next frame; end the process if there is none."""
     size = sys.stdin.buffer.read(8)
     if len(size) < 8:
         sys.exit(1)
@@ -31,8 +31,8 @@ def say(**facts: Any) -> None:
 
 
 def enter_folder(instructions: dict[str, Any]) -> bool:
-    """Work in the driver's folder, with its PYTHONPATH. False, and the driver knows, if there is no
-    such folder.
+    """Change to the driver's folder and add its PYTHONPATH. Returns False, after a report, if
+    the folder does not exist.
     """
     try:
         os.chdir(instructions["folder"])
@@ -52,11 +52,11 @@ def enter_folder(instructions: dict[str, Any]) -> bool:
 def lifeline() -> None:
     while os.read(0, 4096):
         pass
-    os._exit(1)  # the reaper below us sees that, and ends the ranks
+    os._exit(1)  # the reaper below this process detects this and ends the ranks
 
 
 def main() -> int:
-    """The status of this process."""
+    """Run the requested program and return this process's exit status."""
     instructions = json.loads(frame())
     boot: dict[str, Any] = {"__name__": "farandole_boot"}
     exec(compile(frame(), "farandole/boot.py", "exec"), boot)
@@ -77,7 +77,9 @@ def main() -> int:
 
 
 def run_agent(instructions: dict[str, Any], folder: str, odd: dict[str, str]) -> int:
-    """Until the driver lets it go. 1, and the driver knows, if it cannot be reached."""
+    """Run the agent until the driver dismisses it. Returns 1, after a report, if the driver
+    cannot be reached.
+    """
     from farandole.job.launch.agents.agent import Agent
     from farandole.job.launch.agents.contact import contact, no_contact
 

@@ -1,8 +1,8 @@
-"""An agent that mpirun or srun started (``command``), once the driver's Farandole is there
-(``boot.begin``).
+"""An agent started by mpirun or srun (``command``), after ``boot.begin`` has loaded the driver's
+Farandole.
 
-Signals that a cluster sends before it ends a job (SIGUSR1, SIGTERM) reach its processes, so the
-agents. They hand them on to their ranks: programs write checkpoints then.
+Signals that a cluster sends before it ends a job (SIGUSR1, SIGTERM) reach its processes, i.e. the
+agents. Agents pass them on to their ranks, whose programs then write checkpoints.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 
 
 def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
-    """Until the driver lets it go; its status. See ``agent.Agent``."""
+    """Run the agent until the driver dismisses it, and return its status. See ``agent.Agent``."""
     here = registry.load("launcher", task["launcher"])().placement(os.environ)
-    # Where Open MPI starts an agent for each rank, the rank takes its place, and may call MPI.
+    # Open MPI starts one agent per rank; the rank inherits the agent's variables and may call MPI.
     hidden = launcher_env.OTHERS if task["launcher"] == "mpi" else launcher_env.PLACE
     own = {"index": here.rank if here is not None else 0, "hidden": hidden}
     address = contact(task["addresses"], task["secret"])

@@ -1,1 +1,1 @@
-"""Which rank is the cause when a job fails: pure functions from events to a verdict."""
+"""Determines which rank caused a job's failure: pure functions from events to a verdict."""

@@ -1,4 +1,4 @@
-"""The verdict on a failed job: its cause, and what became of the other ranks."""
+"""The verdict on a failed job: its cause, and the consequences for the other ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from farandole.job.launch.explain.exit_codes import describe, exit_status
 from farandole.job.launch.explain.tracebacks import program_line
 from farandole.job.launch.explain.victims import patience, without_cause
 
-# seconds in which a cause must show after a plain exit code, which may be that of a victim that
-# caught its exception
+# Seconds for a better cause to show after a plain exit code, which may come from a victim that
+# caught its exception.
 EXIT_PATIENCE = 0.3
-_PLACES = 4  # at which ranks failed in the same way
-# What the program's Python does not have, though this command's does: another one stands first on
+_PLACES = 4  # maximum number of places at which ranks failed in the same way
+# Modules that this command's Python has and the program's lacks, because another Python is first on
 # the PATH.
 _MISSING = {
     "No module named 'farandole'": (
@@ -43,14 +43,17 @@ def explain(
     tails: Mapping[int, str] | None = None,
     activity: Mapping[int, str] | None = None,
 ) -> Verdict | None:
-    """Which rank failed first in cause; None while no rank has failed.
+    """Return the verdict on the rank that caused the failure; None while no rank has failed.
 
-    ``events`` in the order they were seen, without what the driver's own signals did. A rank that
-    reported an error of its own or was killed by a signal is the cause before one that merely
-    exited with a code (it may have caught what a victim gets), and both before one whose own error
-    came after another rank had left; SIGKILL, which no failure of another rank brings about, comes
-    before all. Victims are never the cause. ``hosts``: per rank; ``tails``: per rank, its last
-    lines on stderr; ``activity``: its present activity.
+    - ``events``: In the order in which they were seen, without effects of the driver's own signals.
+    - ``hosts``: Per rank.
+    - ``tails``: Per rank, its last lines on stderr.
+    - ``activity``: Per rank, its current activity.
+
+    Causes are ranked: SIGKILL first, because no other rank's failure leads to it; then a rank with
+    its own error or killed by another signal; then a rank that exited with a code, which may have
+    caught a victim's error; then a rank whose own error followed the loss of another rank. Victims
+    are never the cause.
     """
     ranks = rank_states(events, tails or {}, len(hosts))
     facts = Facts(ranks, hosts, tails or {}, activity or {})
@@ -72,7 +75,7 @@ def _weight(rank: RankState) -> int:
 
 
 def _patience(cause: RankState, facts: Facts) -> float:
-    """Return the seconds in which a better cause may still show."""
+    """Return the seconds for which a better cause may still show."""
     if facts.all_ended:
         return 0.0
     if cause.failed_after_loss:
@@ -115,14 +118,14 @@ def _blame(cause: RankState, facts: Facts) -> Verdict:
 
 def _status(cause: RankState) -> int:
     """Return the launcher's exit status."""
-    # Python's own exit code for it is lost when anything is imported meanwhile
+    # Python loses its own exit code for an interrupt if anything is imported meanwhile.
     if cause.standing == "error" and cause.outcome is not None and cause.outcome.interrupted:
         return 128 + signal.SIGINT
     return exit_status(cause.code)
 
 
 def _own_failure(cause: RankState, facts: Facts) -> list[str]:
-    """Return how the cause failed, with its traceback or its last lines on stderr."""
+    """Return how the causing rank failed, with its traceback or its last lines on stderr."""
     outcome = cause.outcome if cause.standing == "error" else None
     if outcome is None:
         how = describe(cause.code or 0)
@@ -141,7 +144,7 @@ def _own_failure(cause: RankState, facts: Facts) -> list[str]:
 
 
 def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list[str]:
-    """Return what became of the ranks that did not fail in the same way."""
+    """Return the outcome of the ranks that did not fail in the same way."""
     lines = []
     victims = [rank for rank in facts.ranks if rank.standing == "victim"]
     silent = [rank.rank for rank in victims if rank.host_silent and cause.host_silent]
@@ -176,8 +179,9 @@ def _failed_alike(rank: RankState, cause: RankState, tails: Mapping[int, str]) -
 
 
 def _in_the_same_way(cause: RankState, same: Sequence[RankState]) -> list[str]:
-    """Where ranks made different calls, the line of the others tells as much as that of the
-    cause.
+    """Return lines about ranks that failed in the same way, with their place in the program.
+
+    If ranks made different calls, the other places are as informative as the cause's.
     """
     ranks_at: dict[str, list[int]] = {}
     for rank in same:

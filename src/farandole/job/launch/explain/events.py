@@ -1,4 +1,4 @@
-"""What the driver has seen of the ranks, and what it makes of each of them."""
+"""Events that the driver has observed, and the resulting state of each rank."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 from farandole.errors import StalledError, ranks_named
 from farandole.job.report.outcome import SILENT, Outcome, tells_of_loss
 
-# an error that ends the job, of a rank that another kept waiting
+# An error of a rank that ends the job because another rank kept it waiting.
 _STALLED = StalledError.__name__
 
 
 class Event(NamedTuple):
-    """Something that the driver saw: a rank reported its outcome, or its process ended with
+    """An event that the driver observed: a rank reported its outcome, or its process ended with
     ``code``.
     """
 
@@ -27,8 +27,8 @@ class Event(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Who is the cause (-1: nobody can be named). ``patience``: seconds in which a better cause may
-    still show.
+    """The cause of a failure: ``rank`` is -1 if unknown. ``patience``: seconds for which a
+    better cause may still show.
     """
 
     rank: int
@@ -36,13 +36,15 @@ class Verdict(NamedTuple):
     exit_code: int
     message: str
     traceback: str = ""
-    # ranks that failed in a way of their own: their last words are worth showing too
+    # Ranks that failed in their own way, whose last output should be shown too.
     apart: tuple[int, ...] = ()
 
 
 class RankState(NamedTuple):
-    """What is known of one rank. ``order``: when its failure was first seen; ``lost_another``: its
-    last lines on stderr tell of the loss of another rank.
+    """The state of one rank.
+
+    ``order`` is when its failure was first seen. ``lost_another``: its last lines on stderr report
+    the loss of another rank.
     """
 
     rank: int
@@ -53,8 +55,8 @@ class RankState(NamedTuple):
 
     @property
     def caught(self) -> bool:
-        """Whether its program caught a victim's error, and exited with a code. Its output may tell
-        of more.
+        """True if the program caught a victim's error and exited with a code. Its output may
+        say more.
         """
         return (
             self.standing == "victim" and self.outcome is not None and self.outcome.status == "ok"
@@ -74,23 +76,25 @@ class RankState(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """The rank that it has lost; -1 if it has not reported any."""
+        """The rank that it has reported as lost; -1 for none."""
         return -1 if self.outcome is None else self.outcome.lost
 
     @property
     def kind(self) -> str:
-        """The class of the error that it has reported; empty if there is none."""
+        """The class of the error that it has reported; empty for none."""
         return "" if self.outcome is None else self.outcome.kind
 
     @property
     def host_silent(self) -> bool:
-        """Whether its host vanished without a message, as the driver saw it."""
+        """True if the driver reported that the rank's host vanished silently."""
         return self.outcome is not None and SILENT in self.outcome.message
 
     @property
     def failed_after_loss(self) -> bool:
-        """Whether another rank had left before it failed. Its program may have caught that, and
-        raised an error of its own, or ended by ``os._exit``, which reports nothing.
+        """True if another rank had left before this one failed.
+
+        The program may have caught the loss and raised its own error, or ended by ``os._exit``,
+        which reports nothing.
         """
         if self.standing == "exit":
             return self.lost_another
@@ -98,8 +102,9 @@ class RankState(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known when a verdict is asked for. ``hosts``: per rank; ``tails``: per rank, its last
-    lines on stderr; ``activity``: per rank, its present activity.
+    """The facts for a verdict.
+
+    ``hosts``, ``tails`` (last lines on stderr) and ``activity`` (current activity) are per rank.
     """
 
     ranks: Sequence[RankState]
@@ -112,7 +117,7 @@ class Facts(NamedTuple):
         return all(rank.standing != "running" for rank in self.ranks)
 
     def numbers(self, *standings: str) -> list[int]:
-        """Return the numbers of the ranks of these standings."""
+        """Return the numbers of the ranks with these standings."""
         return [rank.rank for rank in self.ranks if rank.standing in standings]
 
     def places(self, ranks: Sequence[int]) -> str:
@@ -125,7 +130,7 @@ class Facts(NamedTuple):
 
 
 def rank_states(events: Sequence[Event], tails: Mapping[int, str], size: int) -> list[RankState]:
-    """Return what the events say of each of ``size`` ranks."""
+    """Return the state of each of ``size`` ranks after the events."""
     ranks = [RankState(rank, len(events), None, None) for rank in range(size)]
     for order, event in enumerate(events):
         known = ranks[event.rank]
@@ -138,5 +143,5 @@ def rank_states(events: Sequence[Event], tails: Mapping[int, str], size: int) ->
 
 
 def subject(ranks: Sequence[int]) -> str:
-    """Return ``Rank 3`` or ``Ranks 0-2, 5``, as a sentence begins."""
+    """Return ``Rank 3`` or ``Ranks 0-2, 5``, capitalized for the beginning of a sentence."""
     return ranks_named(ranks).capitalize()

@@ -1,4 +1,4 @@
-"""Exit codes of ranks: the launcher's own status, and words for a message."""
+"""Exit codes of ranks: the launcher's own status, and descriptions for messages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SIGNALS = {
 
 
 def exit_status(code: int | None) -> int:
-    """The launcher's exit status for a rank's code: 128 + signal, its own code, or 1 when it never
-    got to one.
+    """Return the launcher's exit status for a rank's code: 128 + signal, the code itself, or 1
+    without a code.
     """
     if code is None or code == 0:
         return 1
@@ -42,7 +42,7 @@ def exit_status(code: int | None) -> int:
 
 
 def describe(code: int) -> str:
-    """An exit code in words, as the end of "rank 1 ..."."""
+    """Describe an exit code, as the end of "rank 1 ..."."""
     number = -code if code < 0 else code - 128
     try:
         name = signal.Signals(number).name

@@ -1,4 +1,4 @@
-"""Tracebacks of ranks: the user's line in them, and source that only this machine has."""
+"""Tracebacks of ranks: the user's line in them, and source lines that only this machine has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farandole.base.package import is_own_file
 from farandole.errors import SHUT_DOWN
 from farandole.job.launch.explain.events import RankState
 
-# Patterns here are text: a job that ends well compiles none of them.
+# The patterns are strings, so that a successful job compiles none of them.
 _FRAME = (
     r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:   '
     r" (?P<code>.+)\n)?"
@@ -18,7 +18,7 @@ _BARE_FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )'
 
 
 def program_line(rank: RankState) -> str:
-    """Return where a rank's error left the user's program; empty if that cannot be seen."""
+    """Return where a rank's error left the user's program; empty if unknown."""
     trace = rank.outcome.traceback if rank.outcome is not None else ""
     frames = [frame for frame in re.finditer(_FRAME, trace) if not is_own_file(frame["file"])]
     if not frames:
@@ -31,12 +31,13 @@ def program_line(rank: RankState) -> str:
 
 
 def own_words(victim: RankState) -> str:
-    """Return a victim's line in the user's program, and its error without the standard text: its
-    traceback ends deep inside this package.
+    """Return a victim's line in the user's program, and its error without the standard text.
+
+    The end of its traceback is deep inside this package.
     """
     assert victim.outcome is not None
     message = victim.outcome.message.partition(SHUT_DOWN)[2].strip() or victim.outcome.message
-    message = message.partition("\n\nAt:\n")[0]  # pybind11's stack, once more
+    message = message.partition("\n\nAt:\n")[0]  # drop pybind11's copy of the stack
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
     place = program_line(victim)
@@ -48,11 +49,11 @@ def own_words(victim: RankState) -> str:
 
 
 def with_lines(trace: str) -> str:
-    """A rank's traceback, with the lines of source that only this machine has: those of a
-    notebook's cells, and of files that are not on the rank's host.
+    """Add source lines that only this machine has to a rank's traceback: lines of notebook
+    cells, and of files missing on the rank's host.
     """
 
-    import linecache  # here: it loads Python's tokenizer
+    import linecache  # imported here because it loads Python's tokenizer
 
     def shown(frame: re.Match[str]) -> str:
         line = linecache.getline(frame["file"], int(frame["line"])).strip()

@@ -1,5 +1,5 @@
-"""The verdict where all ranks that failed are victims: some rank finished early, or was lost
-without a trace that the driver could see.
+"""The verdict if all failed ranks are victims: a rank finished early, or was lost without a
+visible trace.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from farandole.job.launch.explain.events import Facts, RankState, Verdict, subje
 from farandole.job.launch.explain.exit_codes import exit_status
 from farandole.job.launch.explain.tracebacks import own_words
 
-VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
-# the same if all that victims have lost is seen to have ended: what ended with it is seen by then
+VICTIM_PATIENCE = 3.0  # seconds for a cause to show after its first victim
+# The same if all ranks lost by victims have ended; simultaneous ends are known by then.
 ENDED_PATIENCE = 1.0
-_ABSENT = 4  # ranks that stayed away whose activity is named
+_ABSENT = 4  # maximum number of absent ranks whose activity is named
 _SAME_CALLS = (
     "every rank must make the same calls (the same number of batches, for instance; or hvd.join()"
     " on those that are done with theirs)."
@@ -22,7 +22,7 @@ _SAME_CALLS = (
 
 
 def patience(bereft: Sequence[RankState], ranks: Sequence[RankState]) -> float:
-    """Return, while ranks run, how long to wait for the cause of the losses of ``bereft``."""
+    """Return how long to wait for the cause of the losses of ``bereft`` while ranks are running."""
     todo = {rank.lost for rank in bereft}
     seen: set[int] = set()
     while todo:
@@ -30,14 +30,14 @@ def patience(bereft: Sequence[RankState], ranks: Sequence[RankState]) -> float:
         if not 0 <= number < len(ranks) or ranks[number].code is None:
             return VICTIM_PATIENCE
         seen.add(number)
-        # it may have lost one itself
+        # This rank may have lost another one itself.
         if ranks[number].lost >= 0 and ranks[number].lost not in seen:
             todo.add(ranks[number].lost)
     return ENDED_PATIENCE
 
 
 def without_cause(facts: Facts) -> Verdict:
-    """Return the verdict where only victims have failed."""
+    """Return the verdict if only victims have failed."""
     victims = [rank for rank in facts.ranks if rank.standing == "victim"]
     first = min(victims, key=lambda victim: victim.order)
     assert first.outcome is not None
@@ -71,7 +71,7 @@ def without_cause(facts: Facts) -> Verdict:
 def _missing_rank(
     facts: Facts, victims: Sequence[RankState], first: RankState
 ) -> tuple[int, str] | None:
-    """Return the rank that the victims waited for, and the message; None if none is known."""
+    """Return the rank that the victims waited for, and the message; None if unknown."""
     waiting = subject([victim.rank for victim in victims])
     if early := facts.numbers("finished"):
         return early[0], (
@@ -98,11 +98,9 @@ def _missing_rank(
 
 
 def _apart(victims: Sequence[RankState], hosts: Sequence[str]) -> str:
-    """Two hosts that were heard to the end, and did not hear each other; empty if there are
-    none.
-    """
+    """Describe two hosts that reported to the end but lost each other; empty if there are none."""
     blamed = {victim.rank for victim in victims}
-    # who sees the first gives up, and others see the second
+    # A rank that reports SILENT gives up, which others see as BROKE.
     for why in (PeerLostError.SILENT, PeerLostError.BROKE):
         for victim in sorted(victims, key=lambda victim: victim.order):
             lost, said = (
@@ -123,7 +121,7 @@ def _apart(victims: Sequence[RankState], hosts: Sequence[str]) -> str:
 
 
 def _late(facts: Facts, first: RankState) -> tuple[int, str]:
-    """Return the first of the ranks that did not come to ``init()``, and the message."""
+    """Return the first of the ranks that did not reach ``init()``, and the message."""
     assert first.outcome is not None
     absent = [rank for rank in facts.ranks if rank.standing in ("running", "finished")]
     lines = [first.outcome.message[:1].upper() + first.outcome.message[1:]]

@@ -1,1 +1,1 @@
-"""One file per cluster: how workers are started there, and how a worker finds out who it is."""
+"""Launchers: one file per cluster, which starts workers there and identifies them."""

@@ -1,4 +1,4 @@
-"""The ranks as processes of this machine, started by the driver itself."""
+"""The local launcher, whose ranks are processes of this machine, started by the driver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LocalLauncher:
 
 
 class LocalAllocation:
-    """Places of this machine: known at once, and without an agent between driver and ranks."""
+    """Slots on this machine: known at once, and without an agent between driver and ranks."""
 
     remote = False
 
@@ -70,4 +70,4 @@ class LocalAllocation:
         return crowding(len(self._slots), cores())
 
     def close(self) -> None:
-        """Nothing is left but the ranks, which the driver has ended."""
+        """Take no action: the driver has already ended the ranks."""

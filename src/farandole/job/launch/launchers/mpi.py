@@ -1,5 +1,5 @@
-"""mpirun (of Open MPI, MPICH or Intel MPI) starts an agent for each rank, where its allocation or
-its hosts say.
+"""The mpirun launcher: mpirun (Open MPI, MPICH or Intel MPI) starts an agent for each rank, in
+its allocation or on its hosts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farandole.job.launch.plan import parse_hosts, plan
 if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
 
-# Variables that mpirun must not carry to other hosts.
+# Variables that mpirun must not export to other hosts.
 OWN = {
     "HOME",
     "USER",
@@ -36,19 +36,19 @@ OWN = {
 
 
 class MpiLauncher:
-    """The launcher."""
+    """The launcher for mpirun."""
 
     name: ClassVar[str] = "mpi"
 
     def affinity(self, request: JobRequest) -> int:
-        return 0  # an MPI that happens to be installed does not mean that it is to start a job
+        return 0  # an installed MPI does not mean that it should start the job
 
     def allocate(self, request: JobRequest) -> AgentAllocation:
         from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
         from farandole.job.launch.agents.command import FACTS, Command
 
         if request.hosts is not None:
-            slots = plan(request.hosts, request.np)  # there are enough places
+            slots = plan(request.hosts, request.np)  # check that there are enough places
             numbers = [slot.host for slot in slots if ":" in slot.host]
             if numbers:
                 raise SettingsError(
@@ -87,16 +87,14 @@ class MpiLauncher:
 
 
 def found() -> str | None:
-    """The program mpirun: the first one on the path, or one that is installed beside this
-    Python.
-    """
-    import shutil  # here: local jobs look at this file, too
+    """Return the program mpirun, from the PATH or from this Python's installation."""
+    import shutil  # imported here because local jobs load this file too
 
     return shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
 
 
 def mpirun() -> str:
-    """The same. Raises SettingsError if there is none."""
+    """Return the program mpirun. Raises SettingsError if there is none."""
     program = found()
     if program is None:
         raise SettingsError(
@@ -107,12 +105,10 @@ def mpirun() -> str:
 
 
 def options(version: str, request: JobRequest, env: Mapping[str, str]) -> list[str]:
-    """The options of the mpirun that says ``version`` about itself. Pure but for the user's
-    number.
-    """
-    if "HYDRA" in version or "Intel" in version:  # all variables are sent along
+    """Return the options for the mpirun that reports ``version``. Pure except for the user's id."""
+    if "HYDRA" in version or "Intel" in version:  # these export all variables
         hosts = ["-hosts", request.hosts] if request.hosts is not None else []
-        # it does not heed numbers of slots: a host is named once for each
+        # Intel MPI ignores numbers of slots, so each host is repeated once per slot.
         if hosts and "Intel" in version:
             each = ",".join(
                 host for host, slots in parse_hosts(request.hosts or "") for _ in range(slots)
@@ -122,13 +118,13 @@ def options(version: str, request: JobRequest, env: Mapping[str, str]) -> list[s
     if "Open MPI" not in version and "OpenRTE" not in version:
         known = "it must be of Open MPI, MPICH or Intel MPI"
         raise SettingsError(f"mpirun --version says {version.strip()[:200]!r}: {known}")
-    words = ["-np", str(request.np), "--bind-to", "none"]  # a rank has threads of its own
+    words = ["-np", str(request.np), "--bind-to", "none"]  # a rank has several threads
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
     if request.hosts is not None:
         words += ["--host", request.hosts]
     elif not any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")):
-        words.append("--oversubscribe")  # this machine alone: as many ranks as the user says
+        words.append("--oversubscribe")  # on this machine only: any number of ranks
     settings = variables(Placement, Connection, Settings)
     names = [
         name

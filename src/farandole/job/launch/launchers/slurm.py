@@ -1,4 +1,4 @@
-"""An allocation of Slurm: srun starts one agent on each node."""
+"""The Slurm launcher: in an allocation, srun starts one agent on each node."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class SlurmLauncher:
-    """The launcher."""
+    """The launcher for Slurm."""
 
     name: ClassVar[str] = "slurm"
 
     def affinity(self, request: JobRequest) -> int:
-        return 0  # an allocation that happens to be there does not mean that a job is to fill it
+        return 0  # an existing allocation does not mean that the job should use it
 
     def allocate(self, request: JobRequest) -> AgentAllocation:
-        import shutil  # here: local jobs look at this file, too
+        import shutil  # imported here because local jobs load this file too
 
         from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
         from farandole.job.launch.agents.command import Command
@@ -67,8 +67,9 @@ class SlurmLauncher:
 
 
 def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
-    """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for
-    tasks if these are not enough. Pure.
+    """Return the allocation's nodes with their places for ranks. Pure.
+
+    There is a place per task or, if these are too few, per ``SLURM_CPUS_PER_TASK`` CPUs.
     """
     from farandole.job.bootstrap.slurm import expand_hosts, tasks_per_node
 
@@ -82,9 +83,7 @@ def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
 
 
 def srun(nodes: list[str]) -> list[str]:
-    """The command that starts one process on each node, which may use all that the allocation has
-    there.
-    """
+    """Return the command that starts one process on each node with all its allocated resources."""
     count = len(nodes)
     return [
         "srun",

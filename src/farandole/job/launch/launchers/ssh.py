@@ -1,8 +1,8 @@
-"""Hosts that are reached by ssh: one agent on each, started over OpenSSH's client.
+"""The ssh launcher: one agent on each host, started over OpenSSH's client.
 
-The job's environment, its secret and, where it is missing, Farandole itself go over ssh's stdin.
-That is also the agent's lifeline: when the driver or the connection ends, the agent does, and its
-ranks with it.
+The job's environment, its secret and, where missing, Farandole itself are sent over ssh's stdin.
+stdin is also the agent's lifeline: when the driver or the connection ends, the agent ends its ranks
+and exits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, is_here, jo
 if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
 
-# seconds after which ssh has given up on hosts that are down, and no other failure is awaited
+# Seconds after which ssh has given up on unreachable hosts, and all failures are reported.
 SETTLE = CONNECT + 2.0
-# Variables of the driver that are about its own machine, user or terminal; ranks get the others, as
-# with Horovod.
+# Variables of the driver about its own machine, user or terminal. Ranks inherit all others, as with
+# Horovod.
 OWN = {
     "HOME",
     "USER",
@@ -56,7 +56,7 @@ OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "TMUX", "VSCODE_")
 
 
 class SshLauncher:
-    """The launcher."""
+    """The launcher for ssh."""
 
     name: ClassVar[str] = "ssh"
 
@@ -65,13 +65,13 @@ class SshLauncher:
         return -1 if all(is_here(_name(host)) for host, _ in hosts) else 2
 
     def allocate(self, request: JobRequest) -> AgentAllocation:
-        # here: local jobs look at this file, too
+        # Imported here because local jobs load this file too.
         from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
 
         if request.hosts is None:
             raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
         key = os.path.expanduser(request.settings.ssh_identity_file)
-        if key and "%" not in key and not os.path.isfile(key):  # ssh would go on without it
+        if key and "%" not in key and not os.path.isfile(key):  # ssh would continue without the key
             raise SettingsError(f"--ssh-identity-file={key!r}: there is no such file")
         slots = plan(request.hosts, request.np)
         wanted = [AgentPlace(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
@@ -82,7 +82,7 @@ class SshLauncher:
 
 
 class SshSessions:
-    """The ``AgentCluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
+    """The ``AgentCluster`` of ``AgentAllocation``: one ssh session for each host of ``slots``."""
 
     noun, python, private = "host", "", True
 
@@ -100,8 +100,8 @@ class SshSessions:
         return f"{counted(len(self._slots), 'rank')} on {places(self._slots)}, by ssh"
 
     def address(self) -> tuple[str, str]:
-        """All interfaces: the hosts try the addresses of each, and one of them may be dead for
-        some.
+        """Return all interfaces: hosts try the address of each, because some addresses may be
+        unreachable for some hosts.
         """
         if not self._addresses:
             raise SettingsError(
@@ -114,7 +114,7 @@ class SshSessions:
         return "--network-interfaces must name interfaces of this machine that the hosts reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        # not for a job that only asks which launcher is best
+        # Imported here because choosing a launcher does not need it.
         from farandole.job.launch.agents.bundle import digests
 
         _, port = split(str(facts["address"]))
@@ -141,7 +141,7 @@ class SshSessions:
     def absent(self, agents: Sequence[int]) -> str:
         ended = {index: why for index in agents if (why := self.gone(index)) is not None}
         waiting = len(ended) < len(agents) and time.monotonic() < self._began + SETTLE
-        if not ended or waiting:  # for the failures of others: one message tells all
+        if not ended or waiting:  # wait for further failures, to report all in one message
             return ""
         return failures(
             {self._hosts[index]: why or "its agent ended" for index, why in ended.items()}
@@ -158,14 +158,15 @@ class SshSessions:
 
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        # of the others all is said
+        # The other sessions have been reported already.
         alive = [session for session in self._sessions if session.ended() is None]
         left = [
             session.host
             for session in self._sessions
             if not session.close(deadline) and session in alive
         ]
-        if stuck := [host for host in left if not is_here(_name(host))]:  # here, it has been killed
+        # on this host, it has been killed
+        if stuck := [host for host in left if not is_here(_name(host))]:
             logger.warning(
                 "%s: the job did not end there when told to: something has stopped its processes"
                 " (SIGSTOP, a debugger, swap). They end when they go on; or end them by hand",
@@ -194,13 +195,13 @@ def _name(host: str) -> str:
 
 
 def argv(host: str, settings: Settings) -> list[str]:
-    """The command line of the first program on ``host``; this one is reached without ssh."""
+    """Return the command line of the first program on ``host``; this host needs no ssh."""
     words = program(sys.executable)
     return words if is_here(_name(host)) else command(host, settings, words)
 
 
 def search_path() -> list[str]:
-    """The folders of PYTHONPATH, which mean the same on hosts that share them."""
+    """Return PYTHONPATH's folders as absolute paths, valid on hosts that share them."""
     return [
         os.path.abspath(entry)
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -1,6 +1,7 @@
-"""Spark: each rank is a process of its own beside a task of a barrier stage, which runs an agent.
+"""The Spark launcher: each rank is a process next to a task of a barrier stage, which runs an
+agent.
 
-Nothing here imports pyspark until a job starts.
+This module imports pyspark only when a job starts.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from farandole.job.launch.contract import JobRequest
 if TYPE_CHECKING:
     from farandole.job.launch.agents.allocation import AgentAllocation
 
-START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
+START_TIMEOUT = 600.0  # seconds to wait for the tasks; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
     "Timed out waiting for {activity}. Please check that you have enough resources to run all"
     " Horovod processes. Each Horovod process runs in a Spark task. You may need to increase"
     " {setting} to a larger value if your Spark resources are allocated on-demand."
 )
-VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
+VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # an environment variable of the driver; seconds
 FAILED = "Spark job has failed, see the error above."
 
 
 class SparkLauncher:
-    """The launcher. ``create``: start a session if there is none; ``python``: the ranks'
-    interpreter on the executors, by default that of Spark's own tasks; ``start_timeout``: seconds
-    until all tasks must be running, and ``setting``: the name by which users set them; ``log``: the
-    first task's log gets what is given to ``to_log``.
+    """The launcher for Spark.
+
+    - ``create``: Whether to start a session if there is none.
+    - ``python``: The ranks' interpreter on the executors, by default the one of Spark's tasks.
+    - ``start_timeout``: Seconds to wait for all tasks.
+    - ``setting``: The name of that setting for users.
+    - ``log``: Whether the first task's log receives the text passed to ``to_log``.
     """
 
     name: ClassVar[str] = "spark"
@@ -58,21 +62,21 @@ class SparkLauncher:
         self._allocation: AgentAllocation | None = None
 
     def affinity(self, request: JobRequest) -> int:
-        return 0  # a session that happens to be there does not mean that a job is to run on it
+        return 0  # an existing session does not mean that the job should use it
 
     def placement(self, env: Mapping[str, str]) -> Placement | None:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
     def default_parallelism(self) -> int:
-        """Spark's default number of tasks."""
+        """Return Spark's default number of tasks."""
         return int(self._found().default_parallelism)
 
     def all_slots(self) -> int:
-        """How many ranks fit; waits for the first executor."""
+        """Return how many ranks fit; waits for the first executor."""
         return int(self._found().await_slots(1, self._start_timeout))
 
     def check(self, np: int) -> None:
-        """Raise SettingsError where so many ranks can never start together."""
+        """Raise SettingsError if ``np`` ranks can never start together."""
         self._found().check(np)
 
     def _found(self) -> Any:
@@ -83,7 +87,7 @@ class SparkLauncher:
         return self._cluster
 
     def allocate(self, request: JobRequest) -> AgentAllocation:
-        # here: local jobs look at this file, too
+        # Imported here because local jobs load this file too.
         from farandole.job.launch.agents.allocation import AgentAllocation, AgentPlace
 
         if request.hosts is not None:
@@ -113,7 +117,7 @@ class SparkLauncher:
 
 
 class Tasks:
-    """The ``AgentCluster`` of a Spark job: one barrier stage. ``where``: its description."""
+    """The ``AgentCluster`` of a Spark job: one barrier stage, described by ``where``."""
 
     noun, private = "Spark task", False
 

@@ -1,4 +1,4 @@
-"""A SparkContext as a cluster: its resources, and a barrier stage on it."""
+"""A SparkContext as a cluster: its resources, and a barrier stage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from farandole.job.spark.guard import FILES
 
 NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
 STOPPED = "the Spark session was stopped"
-NOTICE = 3.0  # seconds after which we say that we wait for them
+NOTICE = 3.0  # seconds before the wait for executors is reported
 LOOK = 0.1
 _BOOT = Path(boot.__file__)
-# variables of Spark's own Python, no business of a rank
+# Variables of Spark's own Python, which ranks do not inherit.
 PRIVATE = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
 
 
@@ -36,8 +36,10 @@ class SparkCluster:
 
     @classmethod
     def active(cls, create: bool = False) -> SparkCluster:
-        """The running one; with ``create``, started from what is configured if there is none. Else
-        SettingsError.
+        """Return the running application; with ``create``, start the configured one if there is
+        none.
+
+        Raises SettingsError if there is no application.
         """
         try:
             import pyspark.sql  # noqa: F401
@@ -68,11 +70,11 @@ class SparkCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether tasks run in the JVM of the driver."""
+        """True if tasks run in the driver's JVM."""
         return self.master == "local" or self.master.startswith("local[")
 
     def slots(self) -> int:
-        """How many tasks can run at once on the executors that are there."""
+        """Return how many tasks can run simultaneously on the present executors."""
         scala = self._context._jsc.sc()
         return int(
             scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
@@ -83,8 +85,8 @@ class SparkCluster:
         return max(1, len(infos) - (0 if self.is_local else 1))
 
     def check(self, np: int) -> None:
-        """Raise SettingsError where so many ranks can never start together, whatever executors
-        come.
+        """Raise SettingsError if ``np`` ranks can never start together, with any future
+        executors.
         """
         if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
             raise SettingsError(
@@ -97,8 +99,9 @@ class SparkCluster:
             raise self._too_few(np, slots)
 
     def await_slots(self, np: int, seconds: float) -> int:
-        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more
-        will come, or none have come in ``seconds``.
+        """Wait for ``np`` slots and return the number of slots.
+
+        Raises SettingsError if there will never be enough, or none within ``seconds``.
         """
         self.check(np)
         began, reported = time.monotonic(), -1
@@ -129,7 +132,7 @@ class SparkCluster:
         return f"{self.master} has {counted(slots, 'task slot')} {where}"
 
     def _most(self) -> int | None:
-        """How many slots there can be when all executors have come; None: nobody says."""
+        """Return the number of slots once all executors have started; None if unknown."""
         if self.is_local:
             return self.slots()
         cpus = float(self.get("spark.task.cpus", "1"))
@@ -139,7 +142,7 @@ class SparkCluster:
             count, cores = match[1], match[2]
         if count and cores:
             limits = [int(int(cores) / cpus)]
-            for name, amount in self._conf.getAll():  # GPUs and the like
+            for name, amount in self._conf.getAll():  # resources such as GPUs
                 there = re.fullmatch(r"spark\.task\.resource\.(.+)\.amount", name)
                 if there:
                     limits.append(
@@ -183,7 +186,9 @@ class SparkCluster:
         )
 
     def addresses(self) -> tuple[str, str]:
-        """The interface for sockets that executors connect to, and its name for them."""
+        """Return the interface for sockets that executors connect to, and the name of the
+        interface.
+        """
         if self.is_local:
             return "127.0.0.1", ""
         host = self.get("spark.driver.host", "127.0.0.1").strip("[]")
@@ -192,7 +197,7 @@ class SparkCluster:
     # ---- the barrier stage ----
 
     def submit(self, np: int, task: dict[str, Any], name: str, description: str) -> Stage:
-        """A barrier stage of ``np`` tasks, each of which runs an agent."""
+        """Return a barrier stage of ``np`` tasks, each of which runs an agent."""
         return Stage(
             self._context,
             np,
@@ -205,9 +210,11 @@ class SparkCluster:
 def _task(
     boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]
 ) -> Callable[..., Iterator[Any]]:
-    """The task for the executors. A function inside a function is sent whole, this one imports
-    nothing of Farandole: it need not be there. The secret is among ``facts``, so in no environment
-    and no setting of Spark's.
+    """Return the task function for the executors.
+
+    A nested function is pickled whole, and this one imports nothing from Farandole, which the
+    executors may lack. The secret is in ``facts``, so that it is in no environment and no Spark
+    setting.
     """
     files, hidden = FILES, (*PRIVATE, *launcher_env.PLACE)
 
@@ -230,9 +237,10 @@ def _task(
 
 
 class Stage:
-    """The Spark job of one of our jobs, in a thread of its own. It is in the caller's job group, so
-    that who cancels that ends it, too; ``name``: of its tag, by which we cancel it, and of its
-    group where the caller has none.
+    """The Spark job of one of Farandole's jobs, in its own thread.
+
+    It is in the caller's job group, so that cancelling the group ends the job too. ``name`` is the
+    tag for cancelling it, and its group if the caller has none.
     """
 
     def __init__(
@@ -247,8 +255,8 @@ class Stage:
         self._task = task
         self._name = name
         self._description = description
-        # It has the caller's local properties (its scheduler pool, for instance), and sets some of
-        # its own.
+        # The thread inherits the caller's local properties (such as its scheduler pool) and adds
+        # some.
         self._thread: threading.Thread = InheritableThread(
             target=self._run, name="farandole-spark", daemon=True
         )
@@ -272,12 +280,12 @@ class Stage:
         return self.ended_at is not None
 
     def reason(self) -> str:
-        """Why it failed, in a line or two; empty if it did not (or goes on)."""
+        """Return why the job failed, in a line or two; empty if it did not fail (yet)."""
         why = "" if self.error is None else reason(self.error)
         return STOPPED if self._context._jsc is None or "SparkContext was shut down" in why else why
 
     def close(self, seconds: float) -> None:
-        """Wait for the tasks to end by themselves; cancel those that do not."""
+        """Wait for the tasks to end by themselves, then cancel the remaining ones."""
         self._thread.join(seconds)
         if self._thread.is_alive() and self._context._jsc is not None:
             with contextlib.suppress(Exception):  # the gateway may be gone
@@ -289,7 +297,7 @@ class Stage:
 
 
 def reason(error: BaseException) -> str:
-    """The cause in Spark's exception, without its stack traces."""
+    """Return the cause in Spark's exception, without its stack traces."""
     java = getattr(error, "java_exception", None)
     text = str(error)
     if java is not None:
