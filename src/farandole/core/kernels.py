@@ -103,7 +103,7 @@ def scale_into(out: Array, values: Array, scale: float) -> None:
 
 
 def divisor_of(scale: float) -> int:
-    """Return the integer whose division equals multiplying by ``scale``; 0 if there is none."""
+    """Return the integer n if ``scale`` is exactly 1 / n; else 0."""
     divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
     return divisor if divisor and 1.0 / divisor == scale else 0
 

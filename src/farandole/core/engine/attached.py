@@ -4,7 +4,7 @@ instead of two.
 A rank attaches the elements when all its requests are small and have signature numbers. If all
 ranks post the same requests in a round, each rank has all elements and computes the results itself,
 in rank order. Otherwise the elements are discarded, and the transport runs the collectives once the
-ranks agree. All ranks see the same messages, so all take the same decision.
+ranks agree. All ranks see the same messages, so all make the same decision.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine: named collectives, submitted in any order on each rank, run in the same order on all.
 
-In each round all ranks post their requests, take the same decision on what runs now (``rounds``),
+In each round all ranks post their requests, make the same decision on what runs now (``rounds``),
 and run it. A rank posts when it has new requests, or when it waits for a collective and another
 rank has posted.
 
@@ -72,7 +72,7 @@ class Engine:
         self.participants: WeakSet[Participant] = WeakSet()
         # the bucket size in bytes that a strategy targets now, if it can change it
         self.bucketed: int | None = None
-        self.failures: list[BaseException] = []  # raised in the program already
+        self.failures: list[BaseException] = []  # errors already raised in the program
         self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
         # guards the queue, the names in use and the state of the background thread
         self._mutex = threading.Lock()

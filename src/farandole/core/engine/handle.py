@@ -140,4 +140,4 @@ class Item(NamedTuple):
     handle: Handle
     place: int  # index in the results of the handle
     since: float
-    event: Any = None  # the device's position at submission
+    event: Any = None  # recorded on the device at submission

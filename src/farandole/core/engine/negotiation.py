@@ -1,7 +1,7 @@
 """Decides what may run now: a pure function of all ranks' requests so far.
 
 Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``. All
-ranks see the same messages, so all take the same decisions, without a coordinator. A collective is
+ranks see the same messages, so all make the same decisions, without a coordinator. A collective is
 ready when all ranks have requested it under one name; a group, when all its members are ready.
 Collectives run in the order in which the last rank requests them.
 """
@@ -67,9 +67,10 @@ class Negotiation:
         }
 
     def cross_waits(self, rank: int, waits: Iterable[str], unused: Iterable[str]) -> list[str]:
-        """Return the names of ``unused`` that ``rank`` has not requested although another rank has,
-        which in turn is missing in one of ``waits``, the names that ``rank`` waits for. This is a
-        deadlock.
+        """Return the names of ``unused`` that would deadlock with ``waits``, the names that
+        ``rank`` waits for.
+
+        A rank that is missing in one of ``waits`` has requested such a name, and ``rank`` has not.
         """
         missing = self.missing()
         away = {other for name in waits for other in missing.get(name, ())}
@@ -272,8 +273,8 @@ class Negotiation:
 
 
 def group_of(name: str, request: Request) -> str:
-    """Return the group of a member with the full name ``name``, whose serial number distinguishes
-    unnamed groups.
+    """Return the group of the member with the full name ``name``. A serial number in the name is
+    kept, as it distinguishes unnamed groups.
     """
     return request.group + name[len(request.name) :]
 
@@ -303,7 +304,7 @@ def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a group's member: members are named <base>_<i>of<n>, else sorted by
+    """Return the sort key of a group's member: its number in a name like <base>_<i>of<n>, and its
     name.
     """
     tail = name.rpartition("_")[2].partition("of")[0]

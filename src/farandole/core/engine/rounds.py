@@ -1,7 +1,7 @@
 """Messages and decisions of rounds. Pure: messages in, units out.
 
 In a round every rank posts its new requests. When all have posted, every rank reads all messages
-and takes the same decision on the collectives to run (``negotiation``) and their fusion
+and makes the same decision on the collectives to run (``negotiation``) and their fusion
 (``fusion``). If all ranks post the same signatures and none waits from an earlier round, the
 decision is remembered. A repeated step, such as an optimizer's buckets, then costs one exchange of
 a few bytes and no negotiation.

@@ -74,4 +74,4 @@ class SequenceNumbers:
         with self._lock:
             if self._recorder is None:
                 self._recorder = make()
-            return self._recorder  # type: ignore[return-value]  # there is one kind of them
+            return self._recorder  # type: ignore[return-value]  # only one class is used

@@ -2,8 +2,7 @@
 
 Each message has a tag; messages with the same sender and tag arrive in order. A thread that waits
 for one message moves all messages; while no thread waits, a background thread does. A message that
-was not requested yet stays in its stream. If a later one in the same stream is requested, it is
-stored.
+was not requested yet stays in its stream until a later message is requested; then it is stored.
 """
 
 from __future__ import annotations

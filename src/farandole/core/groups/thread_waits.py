@@ -18,7 +18,8 @@ _WAITS = frozenset({"wait", "acquire"})  # names used in functions that wait
 _ASKS = "done"  # the name used in functions that poll a future
 
 in_calls: set[int] = set()  # idents of threads that run calls of a queue, or wait for their turn
-waiting_for: dict[int, object] = {}  # ident of a waiting thread to the object it waits for
+# maps the ident of a waiting thread to the object that it waits for
+waiting_for: dict[int, object] = {}
 
 
 def signs(thread: int, behind: float, runs_call: Callable[[int], bool]) -> dict[Hashable, float]:

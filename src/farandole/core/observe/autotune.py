@@ -294,7 +294,7 @@ def _open(path: str, *, on: bool) -> TextIO | None:
     from farandole.core.observe.timeline.file import claim
 
     try:
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the caller's)
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the caller closes it)
     except OSError as error:
         raise SettingsError(
             f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written:"

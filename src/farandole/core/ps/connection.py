@@ -67,7 +67,7 @@ class ServerConnection:
     ) -> Message:
         """Return the answer of the server or of a replica.
 
-        Raises PeerLostError if no replica is left, and TimeoutError when in a hurry: a server that
+        Raises PeerLostError if no replica is left, and TimeoutError after ``hurry``: a server that
         does not answer at once may be well, so its replica must not take over.
         """
         while True:

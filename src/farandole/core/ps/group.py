@@ -179,8 +179,8 @@ class CentreGroup:
             group.failure, group = group.failure or failure, group._later
 
     def difference(self, rank: int, other: CentreGroup, known: int) -> str:
-        """Return how the hello of ``rank``, whose group is ``other``, differs from the group of
-        ``known``; empty if it does not.
+        """Return the difference between the hello of ``rank``, whose group is ``other``, and the
+        group of ``known``; empty if there is none.
         """
         if (other._spec, other.rule, other.clocks.ranks) != (
             self._spec,

@@ -127,7 +127,7 @@ class CentreServer(Listener):
                     f"rank {rank} hung up on the parameter servers in the middle of training", rank
                 )
 
-    # ---- events, holding the lock ----
+    # ---- events; the lock is required ----
 
     def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
         """Run an event of a rank, first on the replicas, then here. All see the events in the same

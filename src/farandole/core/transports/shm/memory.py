@@ -49,7 +49,8 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
     """Map ``fd`` and close it. Return the bytes as a memoryview, for flags, and as a uint8 array,
     for data.
 
-    The mapping lasts as long as either is referenced. Raises OSError if it is not possible.
+    The mapping lasts as long as either is referenced. Raises OSError if the memory cannot be
+    mapped.
     """
     size = round_up(nbytes)
     try:

@@ -134,7 +134,7 @@ class ShmRendezvous:
             except (OSError, HorovodInternalError) as error:
                 sock.close()
                 self.trouble[peer] = str(error)
-                # and will not come
+                # the peer will not come
                 absent = not timeout and isinstance(error, ConnectionRefusedError)
                 if absent or time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None

@@ -346,7 +346,7 @@ class ShmTransport:
         self._segment.publish()
         self._segment.await_all(self._segment.published)
 
-    # Life.
+    # Lifetime.
 
     def split(self, ranks: Sequence[int]) -> ShmTransport | None:
         self._splits += 1

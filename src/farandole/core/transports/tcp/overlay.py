@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-# up to so many ranks, all are connected: with more, sending costs more than the latencies of a tree
+# up to this number, all ranks are connected: with more, sending costs more than a tree's latencies
 DIRECT = 32
 # children of a rank in the tree: with 1,111 ranks the farthest is three steps from the root
 FANOUT = 10

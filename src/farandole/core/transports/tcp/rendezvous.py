@@ -199,8 +199,9 @@ class TcpRendezvous:
     def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
         """Connect to a lower rank.
 
-        If it does not answer, its entry in the store may be outdated and is read again. As it has
-        set an entry, a host without any sign of life is unreachable from this one: RendezvousError.
+        If it does not answer, its entry in the store may be outdated and is read again. Raises
+        RendezvousError if its host, which has set an entry, shows no sign of life: it is
+        unreachable from this one.
         """
         patience = FIRST
         reachability = self._reachability
