@@ -1,4 +1,4 @@
-"""Horovod's names, on Farandole."""
+"""Horovod's names, implemented by Farandole."""
 
 from farandole.compat import HOROVOD as __version__
 from farandole.compat import check_alone, later, speak_as_horovod

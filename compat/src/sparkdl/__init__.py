@@ -1,4 +1,4 @@
-"""``from sparkdl import HorovodRunner``, on Farandole."""
+"""``from sparkdl import HorovodRunner``, implemented by Farandole."""
 
 from farandole.compat import SPARKDL as __version__
 from farandole.compat import check_alone, later

@@ -1,4 +1,4 @@
-"""The command ``farandole``: one file here for each of its commands, imported when it is given."""
+"""The command ``farandole``: one module per subcommand, imported when the subcommand is used."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ example: farandole run -np 2 python train.py --epochs 3"""
 
 
 def module(command: str) -> Any:
-    """The file of a command: ``parser()`` gives its options, ``main(arguments)`` runs it and
-    returns the status.
+    """Return the module of a command: ``parser()`` returns its options, ``main(arguments)``
+    runs it and returns the exit status.
     """
     return importlib.import_module(f"{__name__}.{command}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if None in (sys.stdin, sys.stdout, sys.stderr):
         from farandole.job.launch.limits import open_standard_streams
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"farandole: {error}\n")
         return 2
     except JobFailedError as error:
-        # Nobody reads any more: `farandole run ... | head`. A rank that dies of SIGPIPE is a
-        # failure like others.
+        # The reader of the output is gone, as with `farandole run ... | head`. A rank that dies of
+        # SIGPIPE is an ordinary failure.
         if error.exit_code == 128 + signal.SIGPIPE and error.rank < 0:
             mute()
         else:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RendezvousError as error:  # not all hosts reported in time
         sys.stderr.write(f"farandole: {error}\n")
         return 1
-    except BrokenPipeError:  # the same, of the command's own messages
+    except BrokenPipeError:  # the same for the command's own messages
         mute()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""``farandole bench``: the benchmarks live next to ``src`` in a clone, not in the wheel."""
+"""``farandole bench``: runs the benchmarks, which are next to ``src`` in a clone and not in the
+wheel.
+"""
 
 from __future__ import annotations
 

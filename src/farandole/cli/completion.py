@@ -1,4 +1,4 @@
-"""``farandole completion``: a script for the shell, made from the parsers of the commands."""
+"""``farandole completion``: a shell script generated from the parsers of the commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from farandole.job.config.fields import settings_of
 from farandole.job.plugins import registry
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = ("FILE", "DIR", "OUT", "FILE.png")  # as these options call their value
+FILES = ("FILE", "DIR", "OUT", "FILE.png")  # metavars of options that take a file
 
 
 class Option(NamedTuple):
-    names: tuple[str, ...]  # none: an argument without a name
+    names: tuple[str, ...]  # none for a positional argument
     takes_value: bool
     values: tuple[str, ...]
     files: bool
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _options(command: str) -> list[Option]:
-    """The options of a command; of the benchmarks none, where they are not installed."""
+    """Return the options of a command; for the benchmarks, none if they are not installed."""
     module = cli.module(command)
     try:
         made: argparse.ArgumentParser = getattr(module, "full_parser", module.parser)()
@@ -123,7 +123,7 @@ complete -o filenames -F _farandole farandole"""
 
 
 def _bash(commands: dict[str, list[Option]], *, zsh: bool) -> str:
-    """zsh runs the same script, by its own bashcompinit."""
+    """Return the script for bash; zsh runs the same script through its bashcompinit."""
     values, options, arguments = [], [], []
     for command, known in commands.items():
         names = [name for option in known for name in option.names]
@@ -191,7 +191,7 @@ def _fish(commands: dict[str, list[Option]]) -> str:
 def _spelling(name: str) -> str:
     if name.startswith("--"):
         return f"-l {name[2:]}"
-    # -np: one dash, several letters
+    # -np has one dash and several letters.
     return f"-s {name[1:]}" if len(name) == 2 else f"-o {name[1:]}"
 
 

@@ -1,4 +1,4 @@
-"""``farandole config``: every setting that a user may set."""
+"""``farandole config``: lists every user setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _table(shown: Sequence[Setting]) -> str:
-    """One line for each setting, however long: for grep."""
+    """Return one line per setting, however long, for grep."""
     rows = [("flag", "variable", "default", "unit", "meaning")]
     for setting in shown:
         also = f" ({setting.horovod})" if setting.horovod else ""
@@ -48,7 +48,7 @@ def _table(shown: Sequence[Setting]) -> str:
 
 
 def _paragraphs(shown: Sequence[Setting]) -> str:
-    """A few lines for each setting, within the terminal."""
+    """Return a few lines per setting, wrapped to the terminal."""
     width = shutil.get_terminal_size().columns
     texts = []
     for setting in shown:

@@ -1,4 +1,4 @@
-"""``farandole run --config-file``: options by their names, in YAML."""
+"""``farandole run --config-file``: options by name, in YAML."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from farandole.errors import SettingsError, did_you_mean
 from farandole.job.launch import config_file
 
 NOT_HERE = ("help", "config-file")
-PLACES = ("hosts", "hostfile")  # two ways to say one thing
+PLACES = ("hosts", "hostfile")  # mutually exclusive options
 
 
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
-    """Give ``options`` the file's values where the command line has none (None). Names are those of
-    the long flags, with ``-`` or ``_``. ``options.from_file`` says where each of them stands.
-    Raises SettingsError for unknown names and for values of another type.
+    """Set ``options`` that the command line lacks (None) from the file.
+
+    Names are long flags, with ``-`` or ``_``. ``options.from_file`` records the place
+    of each. Raises SettingsError for unknown names and for values of another type.
     """
     known = {
         name.removeprefix("--"): action
@@ -50,13 +51,13 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
 
 
 def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
-    """As the command line would have it: text, or a truth for a flag without a value."""
+    """Return the value as on the command line: text, or a bool for a flag without a value."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise SettingsError(f"{where}={value!r} must be true or false")
         return value
     flag = next(name for name in action.option_strings if name.startswith("--"))
-    word = "on" if value else "off"  # YAML takes these words for truths
+    word = "on" if value else "off"  # YAML parses these words as booleans
     if isinstance(value, bool) and word in str(action.metavar).split("|"):
         return word
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):

@@ -1,4 +1,4 @@
-"""``farandole env``: facts for a report.
+"""``farandole env``: information for a bug report.
 
 Nothing heavy is imported: versions come from the packages' metadata.
 """
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def facts(env: Mapping[str, str]) -> Facts:
-    """Sections of facts, each a name and a text. A fact that cannot be found out says why."""
+    """Return sections of facts, each a name and a text. A fact that is unavailable says why."""
     return {
         "versions": _versions(),
         "machine": _machine(),
@@ -95,7 +95,7 @@ def facts(env: Mapping[str, str]) -> Facts:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter to a job, without possible secrets."""
+    """Return the variables relevant to a job, without possible secrets."""
     found = {}
     for name in sorted(env):
         if VARIABLES.fullmatch(name):
@@ -104,7 +104,7 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def table(found: Facts, columns: int) -> str:
-    """The facts in two columns, within the terminal."""
+    """Return the facts in two columns, wrapped to the terminal."""
     indent = (
         max(len(name) for section in ("versions", "machine", "limits") for name in found[section])
         + 4
@@ -202,12 +202,12 @@ def _gpus(env: Mapping[str, str]) -> dict[str, str]:
 def _tried(attempt: Callable[[], str]) -> str:
     try:
         return f"works: {attempt()}"
-    except (OSError, ImportError) as error:  # a broken installation is worth a report, too
+    except (OSError, ImportError) as error:  # a broken installation is worth reporting too
         return f"does not work: {error}"
 
 
 def _share_memory() -> str:
-    """As ranks of one host do: anonymous memory, handed over an abstract socket."""
+    """Share memory as ranks of one host do: anonymous memory, passed over an abstract socket."""
     name = b"\0farandole-env-" + os.urandom(16).hex().encode()
     with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as caller:
         door.bind(name)
@@ -239,7 +239,7 @@ def _connect() -> str:
         pass
     try:
         up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    except OSError:  # a /proc that shows processes alone
+    except OSError:  # a /proc that shows only processes
         return "127.0.0.1"
     found = [
         f"{name} {address.address}"

@@ -1,5 +1,5 @@
-"""``farandole hosts``: can these hosts run a job together? What they have, and how fast they reach
-each other.
+"""``farandole hosts``: checks whether hosts can run a job together; shows their properties and
+connection speeds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, joined, spl
 from farandole.net.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
-# seconds for all hosts to answer, after which ssh has long given up on those that are down
+# Seconds for all hosts to respond; by then ssh has given up on unreachable ones.
 ANSWER = 60.0
-EACH = 8  # hosts up to which every pair is measured; of more, each with the next, as in a ring
+# Up to this number of hosts, every pair is measured; with more, each host and the next, as in a
+# ring.
+EACH = 8
 Send = Callable[[str, bytes], None]
 
 
@@ -67,13 +69,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises
-    JobFailedError that names every host that cannot be used, and why.
+    """Return ``hosts``, the properties of each host by name, and ``pairs``, the measurements by "a
+    b".
+
+    Raises JobFailedError naming every unusable host, and why.
     """
     inbox: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
     own, lacking = _addresses(settings)
     secret = new_secret()
-    store = StoreServer(secret, EVERYWHERE)  # of no job: hosts are to reach one
+    store = StoreServer(secret, EVERYWHERE)  # belongs to no job, but hosts must be able to reach it
     _, port = split(store.address)
     first = {
         "do": "probe",
@@ -122,8 +126,8 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
 
 
 def _addresses(settings: Settings) -> tuple[list[str], SettingsError | None]:
-    """This machine's, at which hosts must reach a job's driver; or why it has none that are
-    wanted.
+    """Return this machine's addresses for hosts to reach a job's driver, or the error if the
+    chosen interfaces have none.
     """
     try:
         return [each.address for each in chosen(interfaces(), settings.network_interfaces)], None
@@ -138,7 +142,7 @@ def _facts(sessions: Mapping[str, SshSession], inbox: Any) -> dict[str, Any]:
 def _gather(
     sessions: Mapping[str, SshSession], inbox: Any, hosts: Sequence[str], key: str
 ) -> dict[str, Any]:
-    """The message with ``key`` of each host."""
+    """Return the message with ``key`` from each host."""
     found: dict[str, Any] = {}
     why: dict[str, str] = {}
     deadline = time.monotonic() + ANSWER
@@ -159,9 +163,10 @@ def _gather(
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs to measure, in rounds in which no host has two of them. Pure. The second of a pair,
-    whose ranks are the higher ones, connects to the first, as in a job: a firewall may let only the
-    other way through.
+    """Yield the pairs to measure, in rounds that contain each host at most once. Pure.
+
+    The second host of a pair, which has the higher ranks, connects to the first, as in a job: a
+    firewall may allow only the other direction.
     """
     if len(hosts) > EACH:
         pairs = [*itertools.pairwise(hosts), (hosts[0], hosts[-1])]
@@ -179,7 +184,7 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 
 
 def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
-    """The findings, in columns."""
+    """Return the results in columns."""
     rows = [
         ["host", "slots", "name there", "Python", "Farandole", "numpy", "cores", "memory", "GPUs"]
     ]
@@ -219,7 +224,7 @@ def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
 
 
 def _doubts(found: Mapping[str, Any]) -> list[str]:
-    """Differences of these hosts over which a job may stumble."""
+    """Return differences between the hosts that may cause failures."""
     facts = found["hosts"]
     lines = []
     for name, what in (("python", "Python"), ("numpy", "numpy")):

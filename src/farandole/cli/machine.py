@@ -1,4 +1,4 @@
-"""This machine, as far as the command line asks: for ``-np auto`` and ``farandole env``."""
+"""Properties of this machine for ``-np auto`` and ``farandole env``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from farandole.base.host import content, control_groups
 
 GIB = 1 << 30
-UNLIMITED = 1 << 62  # bytes: more than any machine has
-FEW = 4  # cores: up to so many, each has a rank
+UNLIMITED = 1 << 62  # bytes: above any machine's memory
+FEW = 4  # cores: up to this number, each has a rank
 
 
 class Choice(NamedTuple):
@@ -20,11 +20,12 @@ class Choice(NamedTuple):
 
 
 def ranks(cores: int, gpus: int, memory: int) -> Choice:
-    """How many ranks suit a machine with so many usable cores, visible GPUs and bytes of free
-    memory.
+    """Return how many ranks suit a machine, given its usable cores, visible GPUs and free memory
+    in bytes.
 
-    One for each GPU. Without, one for each of up to four cores; from there on two cores for each
-    rank, with which gradients are exchanged while backward computes. Each rank has at least 1 GiB.
+    One rank per GPU. Without GPUs, one per core for up to four cores; beyond that, one per two
+    cores, so that gradients can be exchanged during the backward pass. Each rank has at least 1
+    GiB.
     """
     if gpus:
         return Choice(gpus, f"one for each of {gpus} GPUs" if gpus > 1 else "there is one GPU")
@@ -46,7 +47,7 @@ def ranks(cores: int, gpus: int, memory: int) -> Choice:
 
 
 def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
-    """How many NVIDIA GPUs there are of which programs are allowed to see."""
+    """Return the number of NVIDIA GPUs that are visible to programs."""
     try:
         there = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
     except OSError:
@@ -55,20 +56,20 @@ def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     if visible is None:
         return there
     named = [name.strip() for name in visible.split(",")]
-    # the rest is hidden
+    # An empty name or -1 hides the following ones.
     allowed = next((place for place, name in enumerate(named) if name in ("", "-1")), len(named))
     return min(there, allowed)
 
 
 class Memory(NamedTuple):
-    """Bytes of the system's memory."""
+    """The system's memory in bytes."""
 
     total: int
-    free: int  # for new processes, without swapping
+    free: int  # available to new processes without swapping
 
 
 def memory(path: str = "/proc/meminfo") -> Memory:
-    """The kernel's figures (in KiB)."""
+    """Return the kernel's values, which are in KiB."""
     amounts = dict(
         re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", content(path), re.MULTILINE)
     )
@@ -76,14 +77,14 @@ def memory(path: str = "/proc/meminfo") -> Memory:
 
 
 def free_memory() -> int:
-    """Bytes that new processes may use: the system's free memory, within the limits of the control
-    groups.
+    """Return the bytes available to new processes: the system's free memory, within the limits
+    of the control groups.
     """
-    return min(memory().free or UNLIMITED, memory_limit())  # 0: nobody says
+    return min(memory().free or UNLIMITED, memory_limit())  # 0: unknown
 
 
 def memory_limit(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> int:
-    """Bytes that the control groups of this process may use (a container's, a batch job's)."""
+    """Return the memory limit of this process's control groups (container, batch job), in bytes."""
     files = {1: "memory.limit_in_bytes", 2: "memory.max"}
     tops = (mounts, 2), (f"{mounts}/memory", 1)  # a container's
     found = [*tops, *control_groups("memory", mounts, groups)]

@@ -1,4 +1,4 @@
-"""Shared by the commands: a parser whose errors are SettingsErrors, and output."""
+"""Shared parts of the commands: output, and a parser that raises SettingsError."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from farandole.job.launch.arguments import check_values
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises SettingsError instead of exiting. ``example`` stands below the options, in lines of
-    its own.
+    """A parser that raises SettingsError instead of exiting. ``example`` is shown below the
+    options, unwrapped.
     """
 
     def __init__(self, *, example: str = "", **options: Any) -> None:
@@ -38,14 +38,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps the options to the terminal, but leaves text to copy in one line."""
+    """Wraps the options to the terminal, but not the text to copy."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("example:") else super()._fill_text(text, width, indent)
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """The ``type`` of an argument with a closed set of values."""
+    """Return the ``type`` of an argument with a fixed set of values."""
 
     def check(text: str) -> str:
         if text not in choices:
@@ -59,7 +59,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def say(text: str) -> int:
-    """Print; the status is 0."""
+    """Print the text and return the status 0."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -72,5 +72,5 @@ def say(text: str) -> int:
 
 
 def mute() -> None:
-    """Let stdout go nowhere, so that Python does not complain when it flushes it at exit."""
+    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,6 @@
-"""``farandole predict``: a model's predictions for Parquet files, by several processes."""
+"""``farandole predict``: computes a model's predictions for Parquet files, with several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def parser() -> Parser:
 
 
 def _add_files(parser: Parser) -> None:
-    """The model, the input, the output and the number of processes."""
+    """Add the options for model, input, output and number of processes."""
     parser.add_argument(
         "--model",
         required=True,
@@ -72,7 +74,7 @@ def _add_files(parser: Parser) -> None:
 
 
 def _add_columns(parser: Parser) -> None:
-    """Columns of the input and the output."""
+    """Add the options for columns of the input and the output."""
     parser.add_argument(
         "--columns", metavar="A,B", help="the model's inputs (the only column, or that of arrays)"
     )
@@ -95,7 +97,7 @@ def _add_columns(parser: Parser) -> None:
 
 
 def _add_conversions(parser: Parser) -> None:
-    """Columns as the model's arrays."""
+    """Add the options that convert columns to the model's arrays."""
     parser.add_argument(
         "--shape",
         action="append",
@@ -124,7 +126,7 @@ def _add_conversions(parser: Parser) -> None:
 
 
 def _add_running(parser: Parser) -> None:
-    """Errors, resources and model files."""
+    """Add the options for errors, resources and model files."""
     parser.add_argument(
         "--errors",
         type=one_of(("raise", "column")),
@@ -200,15 +202,15 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _tidy() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does: what it has in temporary folders, and
-    files that are not complete, are removed.
+    """Make SIGTERM and SIGHUP end the command like Ctrl-C, which removes temporary folders and
+    incomplete files.
     """
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # others are somebody's choice
+    # Other handlers were set on purpose.
     ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         ours = []
@@ -222,8 +224,8 @@ def _tidy() -> Iterator[None]:
 
 
 def _model(text: str, options: dict[str, Any]) -> Any:
-    """A path, or the function that FILE.py:FUNCTION or MODULE:FUNCTION names: that is known by its
-    file and name.
+    """Return the packed model: a path, or the function named by FILE.py:FUNCTION or
+    MODULE:FUNCTION, identified by its file and name.
     """
     from farandole.inference.models import pack
 
@@ -233,7 +235,7 @@ def _model(text: str, options: dict[str, Any]) -> Any:
     source = text.rpartition(":")[0]
     path = source if source.endswith(".py") else getattr(sys.modules[source], "__file__", None)
     packed = pack(function, **options)
-    if path is None or not os.path.isfile(path):  # a module of C
+    if path is None or not os.path.isfile(path):  # a module written in C
         return packed
     with open(path, "rb") as file:
         return packed._replace(identity=f"{text} {hashlib.sha256(file.read()).hexdigest()}")

@@ -1,4 +1,4 @@
-"""``farandole run``: its options, and the mistakes that are easily made with them."""
+"""``farandole run``: its options, and checks for common mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """farandole run -np 2 python train.py --epochs 3
          farandole run -np auto --output-dir logs python train.py"""
-# The flag's names elsewhere: in torchrun, accelerate, Slurm and Horovod.
+# The names of the flag in torchrun, accelerate, Slurm and Horovod.
 ELSEWHERE = {
     "--nproc": "-np",
     "--nproc-per-node": "-np",
@@ -42,18 +42,20 @@ ELSEWHERE = {
 _ATTACHED = r"(-np|-n)=?(\d\S*|auto)"
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
-# an empty one would mean: none
+# An empty value would disable these options.
 _NAMED = ("--hostfile", "--output-dir", "--config-file", "--launcher")
-_ENV = ("-x", "-env", "-genv", "-genvlist", "--env", "--export")  # of mpirun, docker, srun
+# options of mpirun, docker and srun
+_ENV = ("-x", "-env", "-genv", "-genvlist", "--env", "--export")
 LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 _SHELL = ("cd", "export", "source", "set", "ulimit", "alias", "eval")
-# options of Python without a value
+# Python's options without a value.
 _PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")
 
 
 def parser(launchers: Sequence[str] = ()) -> Parser:
-    """Those options that are settings are made from ``config``. ``launchers``: names for the help;
-    to find those of other distributions takes a while.
+    """Return the parser. Options for settings are generated from ``config``.
+
+    ``launchers`` are names for the help; a search for other distributions' names takes a while.
     """
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     made.set_defaults(from_file={})  # see config_file
@@ -109,7 +111,7 @@ def full_parser() -> Parser:
 
 
 def add_setting(group: Any, setting: Setting) -> None:
-    """The setting's flag, in a parser or a group of one."""
+    """Add the setting's flag to a parser or one of its groups."""
     if setting.kind is bool:
         group.add_argument(
             setting.flag, dest=_dest(setting), action="store_true", default=None, help=setting.doc
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
-    """The job that the options ask for."""
+    """Return the job for the options."""
     from farandole.job.launch.config_file import within
     from farandole.job.launch.contract import JobRequest
     from farandole.job.launch.display import Display
@@ -212,8 +214,8 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
 
 
 def _check_exchange(settings: Settings) -> None:
-    """SettingsError for a strategy or a codec that cannot be: now, not on all ranks when they begin
-    to train.
+    """Raise SettingsError for an invalid strategy or codec before the job starts, rather than
+    on all ranks.
     """
     codec = registry.make("codec", settings.codec) if settings.codec else None
     if settings.strategy == Settings().strategy:
@@ -231,7 +233,7 @@ def _check_exchange(settings: Settings) -> None:
 
 
 def _report_idle(given: Mapping[str, Any], settings: Settings) -> None:
-    """Say which flags of the command line do nothing for want of another."""
+    """Report flags of the command line that have no effect without another flag."""
     flags = {each.name: (each.group, each.flag) for each in settings_of(Settings)}
     for name in ("timeline", "autotune"):
         group, needed = flags[name]
@@ -246,7 +248,7 @@ def _report_idle(given: Mapping[str, Any], settings: Settings) -> None:
 
 
 def _number(options: argparse.Namespace, launcher: str) -> int:
-    """The number of processes. The number for ``auto`` is printed."""
+    """Return the number of processes. For ``auto``, the number is printed."""
     from farandole.job.launch.plan import check_np, parse_hosts
 
     if options.np != "auto":
@@ -271,8 +273,8 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
 
 
 def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and the user's command, which begins at ``--`` or at the first word that is no
-    flag of ours.
+    """Split Farandole's flags from the user's command, which begins at ``--`` or at the first
+    word that is not one of these flags.
     """
     takes_value = {
         name: action.nargs != 0 for action in made._actions for name in action.option_strings
@@ -300,7 +302,7 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
             raise SettingsError(
                 f"the value of {name} is empty: is it a variable of the shell that is not set?"
             )
-        if flags[-1] == f"{name}=--":  # argparse would make a list of it
+        if flags[-1] == f"{name}=--":  # argparse would return a list for it
             raise SettingsError(f"{name} needs a value; see farandole run --help")
     return flags, rest
 
@@ -314,7 +316,7 @@ def _near(name: str, known: Mapping[str, bool]) -> str:
 
 
 def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
-    """Settings by name, of those options that were given."""
+    """Return the settings given as options, by name."""
     found: dict[str, Any] = {}
     for setting in settings_of(Settings):
         given = options.get(_dest(setting))
@@ -355,14 +357,12 @@ def _without_np(command: Sequence[str]) -> str:
 
 
 def _runs(path: str) -> bool:
-    # as shutil, which loads three kinds of compression
+    # Like shutil.which, but shutil imports three compression modules.
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def check_command(command: Sequence[str]) -> None:
-    """SettingsError for a program or a Python script that is not there, before anything is
-    started.
-    """
+    """Raise SettingsError for a missing program or Python script, before anything is started."""
     program = command[0]
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     if not any(_runs(os.path.join(folder, program)) for folder in folders):
@@ -378,8 +378,9 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_input(command: Sequence[str]) -> None:
-    """SettingsError for a Python that would read its program from where ranks have nothing, and do
-    nothing, well.
+    """Raise SettingsError for a Python that would read its program from an empty input.
+
+    Ranks have no standard input, so such a program would silently do nothing.
     """
     if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
         rest = [word for word in command[1:] if word not in _PLAIN]

@@ -1,4 +1,4 @@
-"""``farandole timeline merge``: the timelines that ranks wrote, as one."""
+"""``farandole timeline merge``: merges the timelines of several ranks."""
 
 from __future__ import annotations
 

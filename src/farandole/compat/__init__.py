@@ -1,8 +1,8 @@
-"""The part of ``farandole-horovod`` that is not in ``farandole`` itself: Horovod's names for
-things, and its command.
+"""The part of ``farandole-horovod`` that is included in ``farandole``: Horovod's names and its
+command.
 
-The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; their behaviour is
-here.
+The packages ``horovod`` and ``sparkdl`` of that distribution contain only names; their behaviour is
+implemented here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farandole.errors import JobFailedError, NotInitializedError
 P = ParamSpec("P")
 T = TypeVar("T")
 HOROVOD = "0.28.1"  # the version whose API this is, and ``horovod.__version__``
-SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
+SPARKDL = "1.6.0"  # the last published version, whose HorovodRunner this is
 
 _ENDED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job"
@@ -31,13 +31,13 @@ FIXED = (
 
 
 def speak_as_horovod() -> None:
-    """From now on, errors call this library by the program's name for it."""
+    """Make errors call this library by the name that the program has imported."""
     NotInitializedError.product = "Horovod"
 
 
 def check_alone(*names: str) -> None:
-    """Raise ImportError if the real Horovod (or sparkdl) is installed, too: both would own the same
-    package.
+    """Raise ImportError if the original Horovod (or sparkdl) is also installed, because both
+    own the same package.
     """
     for name in names:
         try:
@@ -55,14 +55,14 @@ def check_alone(*names: str) -> None:
 
 
 def missing(name: str) -> NotImplementedError:
-    """The error of asking for an elastic job."""
+    """Return the error for a request of an elastic job."""
     why = f"this version of Farandole does not have {ELASTIC}, yet: {FIXED}"
     return NotImplementedError(f"{name} is not available: {why}")
 
 
 def in_horovods_words(error: JobFailedError) -> str:
-    """Which process ended how, as Horovod's launcher says it and programs look for it; empty if
-    nobody did.
+    """Return which process ended how, in the words of Horovod's launcher, which programs search
+    for; empty without such a process.
     """
     return (
         ""
@@ -72,7 +72,7 @@ def in_horovods_words(error: JobFailedError) -> str:
 
 
 def with_note(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, whose JobFailedError ends in Horovod's words."""
+    """Wrap ``function`` so that its JobFailedError ends in Horovod's words."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""``horovod.common.basics``: the topology of the job as methods of one object."""
+"""``horovod.common.basics``: the topology of the job as methods of an object."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OF_TORCH = ("nccl_built", "cuda_built", "rocm_built")
 
 
 class HorovodBasics:
-    """``init``, ``rank``, ``size`` and the others. Programs meet it as ``hvd.mpi_ops._basics``."""
+    """``init``, ``rank``, ``size`` etc. as methods. Programs use it as ``hvd.mpi_ops._basics``."""
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None:
-        """Horovod's constructor loads a library from there; here it is ignored."""
+        """The arguments are ignored; Horovod's constructor loads a library from ``pkg_path``."""
 
     Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
     Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
@@ -46,6 +46,6 @@ class HorovodBasics:
         return context.process_sets()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_TORCH:  # not imported before it is asked
+        if name in _OF_TORCH:  # imports torch only on request
             return getattr(importlib.import_module("farandole.torch"), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

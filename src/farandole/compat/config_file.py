@@ -16,14 +16,17 @@ _SECTIONS = sorted({section for section, _ in _BY_PLACE if section} | {"stall_ch
 
 
 def read(path: str) -> dict[str, Any]:
-    """The file's content."""
+    """Return the file's content."""
     holds = f"sections ({', '.join(_SECTIONS)})"
     return config_file.read(path, holds=holds)
 
 
 def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> list[str]:
-    """Fill in the options missing on the command line; warnings about unknown entries of the file.
-    ``options.from_file``: where the file says them."""
+    """Set the options missing on the command line; return warnings about unknown entries of the
+    file.
+
+    ``options.from_file`` records the places in the file.
+    """
     unknown = []
     controller = content.get("controller")
     if controller is not None:
@@ -64,7 +67,10 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
 
 
 def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> None:
-    """``where``: the file and the key. A key without "no" has the opposite of a flag with it."""
+    """Set an option from the file, if it is missing.
+
+    ``where`` is the file and the key. A key without "no" is the negation of a flag with it.
+    """
     if value is None or getattr(options, flag.dest) is not None:
         return
     wanted: tuple[type, ...] = (int, float) if flag.kind is float else (flag.kind,)

@@ -6,17 +6,20 @@ from typing import Any
 
 
 def by_row(kind: Any, model: Any, name: str, module: str) -> Any:
-    """Farandole's estimator ``kind``, which gives a ``model``, as the class ``name`` of ``module``.
-    Its ``transformation_fn`` takes a row, as Horovod's does, and subclasses may override what
-    Horovod's override.
+    """Return Farandole's estimator ``kind``, which returns a ``model``, as the class ``name`` of
+    ``module``.
+
+    Its ``transformation_fn`` takes a row, as in Horovod, and subclasses may override the same
+    methods as in Horovod.
     """
     body = {"_by_row": True, "_gives": model, "__module__": module, "__doc__": kind.__doc__}
     return type(kind)(name, (Overridable, kind), body)
 
 
 class Overridable:
-    """What subclasses of Horovod's estimators override (those of SynapseML do), by its names: the
-    backend, and the class and arguments of the model that ``fit`` gives.
+    """The methods of Horovod's estimators that subclasses override (such as SynapseML's).
+
+    These are the backend, and the class and arguments of the model that ``fit`` returns.
     """
 
     _gives: Any
@@ -56,7 +59,7 @@ class Overridable:
         return self.get_model_class()(**self._get_model_kwargs(*given))
 
     def _others(self) -> tuple[str, ...]:
-        """What Horovod's estimators tell of a model beside itself and its history, in their
+        """Return the arguments of Horovod's models that follow the model and its history, in
         order.
         """
         if self.hasParam("custom_objects"):  # type: ignore[attr-defined]  # of Keras
@@ -65,5 +68,5 @@ class Overridable:
 
 
 def _same(found: Any, name: str) -> bool:
-    """Whether nobody has overridden the method."""
+    """Return whether the method is not overridden."""
     return getattr(type(found), name) is vars(Overridable)[name]

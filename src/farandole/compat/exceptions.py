@@ -15,7 +15,7 @@ __all__ = [
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """The text of HorovodVersionMismatchError."""
+    """Return the text of HorovodVersionMismatchError."""
     return (
         f"Framework {name} installed with version {installed_version} but found version"
         f" {version}.\nThis can result in unexpected behavior including runtime errors."
@@ -23,8 +23,10 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod raised this when a framework's version was not the one it was compiled for. Nothing
-    is compiled here, so nothing raises it; the name is for programs that catch it.
+    """An error for programs that catch it; it is never raised.
+
+    Horovod raised it if a framework's version differed from the one it was compiled for. Nothing is
+    compiled here.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:

@@ -1,5 +1,5 @@
-"""The flags of ``horovodrun``: one row each, with the variable that it sets and, where it has no
-effect, why.
+"""The flags of ``horovodrun``: one row each, with the variable that it sets or the reason why
+it has no effect.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ _NO_MPI = (
 
 
 class Flag(NamedTuple):
-    """``names``: the spellings; for a ``bool`` with a ``--no-`` form, ``no`` is that."""
+    """A flag. ``names`` are its spellings; ``no`` is the ``--no-`` form of a ``bool`` that has
+    one.
+    """
 
     names: tuple[str, ...]
     kind: type
     doc: str
-    variable: str = ""  # of the ranks' environment
+    variable: str = ""  # in the ranks' environment
     scale: int = 1
     no: str = ""
     note: str = ""
-    section: str = ""  # where the configuration file has it
+    section: str = ""  # its section in the configuration file
     key: str = ""
-    name: str = ""  # of the option, where Horovod's is not that of the flag
+    name: str = ""  # of the option, if it differs from the flag's in Horovod
 
     @property
     def dest(self) -> str:
         return self.name or self.names[-1].lstrip("-").replace("-", "_")
 
 
-# Settings of a rank, by its environment. The section and key are those of the configuration file.
+# Settings of a rank, set in its environment. Section and key refer to the configuration file.
 TUNABLE = (
     Flag(
         ("--fusion-threshold-mb",),
@@ -245,7 +247,7 @@ TUNABLE = (
     Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE", name="tcp_flag"),
 )
 
-# Settings of the launcher itself.
+# Settings of the launcher.
 OWN = (
     Flag(("-np", "--num-proc"), int, "number of processes"),
     Flag(("--verbose",), bool, "say what is started where", section="", key="verbose"),
@@ -318,7 +320,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Flags that are not given are None, so that a configuration file can fill them in."""
+    """Return the parser. Flags that are not given are None, so that a configuration file can
+    set them.
+    """
     made = _Parser(prog="horovodrun", usage=USAGE)
     made.add_argument("-v", "--version", action="store_true", help="show the version")
     made.add_argument(
@@ -362,7 +366,7 @@ def _metavar(flag: Flag) -> str:
 
 
 def check(options: argparse.Namespace) -> None:
-    """The rules that Horovod states for its flags. Raises SettingsError (a ValueError)."""
+    """Check the flags by Horovod's rules. Raises SettingsError (a ValueError)."""
     for flag in (*OWN, *TUNABLE):
         value = getattr(options, flag.dest)
         if flag.kind in (int, float) and value is not None and value < 0:
@@ -386,7 +390,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """The variables that the flags of TUNABLE stand for."""
+    """Return the variables that the flags of TUNABLE set."""
     values: dict[str, Any] = {
         flag.variable: _text(flag, getattr(options, flag.dest)) for flag in TUNABLE
     }
@@ -402,7 +406,7 @@ def _text(flag: Flag, value: Any) -> str | None:
 
 
 def notes(options: argparse.Namespace) -> list[str]:
-    """One line for each flag that is accepted and changes nothing."""
+    """Return one line for each flag that is accepted but has no effect."""
     without_effect = [
         (flag.names[-1], flag.note)
         for flag in (*OWN, *TUNABLE)

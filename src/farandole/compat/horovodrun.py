@@ -28,8 +28,8 @@ _NO_LSF = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: that of the rank which failed first, 128 + a
-    signal, or 2.
+    """Run the command line and return the exit status: the first failed rank's, 128 + a signal,
+    or 2.
     """
     try:
         check_alone("horovod")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"horovodrun: {error}\n")
         return 2
     except JobFailedError as error:
-        # nobody reads any more: `horovodrun ... | head`
+        # The reader of the output is gone, as with `horovodrun ... | head`.
         if error.exit_code == 128 + signal.SIGPIPE:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
@@ -59,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, with the configuration file's where the command line is silent. SettingsError for
-    impossible ones.
+    """Parse the flags, with missing ones taken from the configuration file.
+
+    Raises SettingsError for impossible values.
     """
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     options.from_file, path = {}, options.config_file
@@ -68,14 +69,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     with naming(options.from_file.values()):
         flags.check(options)
     hide = options.log_without_timestamp
-    options.log_with_timestamp = None if hide is None else not hide  # its name in Horovod
+    options.log_with_timestamp = None if hide is None else not hide  # the option's name in Horovod
     for line in (*lines, *flags.notes(options)):
         sys.stderr.write(f"horovodrun: {line}\n")
     return options
 
 
 def job(options: argparse.Namespace) -> Job:
-    """The job that the flags ask for."""
+    """Return the job for the flags."""
     for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
         if getattr(options, name) is not None:
             raise missing(f"horovodrun --{name.replace('_', '-')}")
@@ -108,7 +109,7 @@ def job(options: argparse.Namespace) -> Job:
 
 
 def _launcher(use_mpi: bool) -> str:
-    """By name. A script's ``--mpi`` does not stop where there is no mpirun."""
+    """Return the launcher's name. ``--mpi`` in a script has no effect if there is no mpirun."""
     if use_mpi and mpi.found() is None:
         sys.stderr.write(
             "horovodrun: --mpi has no effect: there is no mpirun on the PATH; ranks are started"
@@ -119,7 +120,9 @@ def _launcher(use_mpi: bool) -> str:
 
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
-    """The settings among the variables, by their own names: a flag wins over the environment."""
+    """Return the settings among the variables, by name; flags take precedence over the
+    environment.
+    """
     known = {setting.horovod: setting for setting in settings_of(Settings) if setting.horovod}
     return {
         known[name].name: parse(known[name], name, text)
@@ -129,7 +132,7 @@ def _overrides(env: dict[str, str]) -> dict[str, Any]:
 
 
 def _remote(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings for other hosts, of those flags that were given."""
+    """Return the settings for other hosts from the flags that were given."""
     given = {
         "ssh_port": options.ssh_port,
         "ssh_identity_file": options.ssh_identity_file,
@@ -139,7 +142,7 @@ def _remote(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_build() -> str:
-    """The table of ``horovodrun --check-build``."""
+    """Return the table of ``horovodrun --check-build``."""
     from farandole.compat import util
 
     frameworks = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
@@ -175,7 +178,7 @@ def _say(text: str) -> int:
 
 
 def run_commandline() -> None:
-    """``horovod.runner.launch.run_commandline``."""
+    """Run the command line and exit, as ``horovod.runner.launch.run_commandline`` does."""
     sys.exit(main())
 
 

@@ -1,4 +1,4 @@
-"""Functions of ``horovod.tensorflow`` that are private by their names, and that programs call."""
+"""Private functions of ``horovod.tensorflow`` that programs call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sum_of(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """``_allreduce``: the sum, where ``op`` says nothing else."""
+    """Implement ``_allreduce``, whose default is the sum."""
     return allreduce(
         tensor,
         op=op,
@@ -49,7 +49,7 @@ def sums_of(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> list[Any]:
-    """``_grouped_allreduce``."""
+    """Implement ``_grouped_allreduce``."""
     return grouped_allreduce(
         tensors,
         op=op,
@@ -64,14 +64,14 @@ def sums_of(
 def part_of_sum(
     tensor: Any, name: str | None = None, op: int = ReduceOp.SUM, **options: Any
 ) -> Any:
-    """``_reducescatter``."""
+    """Implement ``_reducescatter``."""
     return reducescatter(tensor, op=op, name=name, **options)
 
 
 def parts_of_sums(
     tensors: Sequence[Any], name: str | None = None, op: int = ReduceOp.SUM, **options: Any
 ) -> list[Any]:
-    """``_grouped_reducescatter``."""
+    """Implement ``_grouped_reducescatter``."""
     return grouped_reducescatter(tensors, op=op, name=name, **options)
 
 
@@ -86,8 +86,10 @@ def make_allreduce_grads(
     groups: Any = None,
     process_set: ProcessSet = WORLD,
 ) -> Callable[..., list[Any]]:
-    """``_make_allreduce_grads_fn``: a function that reduces a list of gradients, for optimizers
-    that programs derive themselves. All of them travel together, whatever ``groups`` says.
+    """Return a function that reduces a list of gradients: ``_make_allreduce_grads_fn``.
+
+    It serves optimizers that programs derive themselves. All gradients are reduced together,
+    whatever ``groups`` says.
     """
     factors: dict[str, Any] = {}
     if gradient_predivide_factor != 1.0:
@@ -110,5 +112,5 @@ def make_allreduce_grads(
 
 
 def make_broadcast_group() -> Callable[..., Any]:
-    """``_make_broadcast_group_fn``."""
+    """Implement ``_make_broadcast_group_fn``."""
     return broadcast_variables

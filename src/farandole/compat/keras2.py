@@ -1,4 +1,4 @@
-"""Habits of programs for Horovod on Keras 2, on Keras 3: ``optimizer.variables()``."""
+"""Keras 2 habits of Horovod programs, supported on Keras 3: ``optimizer.variables()``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ _CLASSES = {
 
 
 class Variables(list[Any]):
-    """A list that may be called."""
+    """A list that returns itself when called."""
 
     def __call__(self) -> Variables:
         return self
 
 
 def let_variables_be_called() -> None:
-    """Keras 3 made ``variables`` of its optimizers a property: its list can be called, too, and
-    gives itself.
+    """Make ``variables`` of Keras 3's optimizers callable: in Keras 3 it is a property that
+    returns a list.
 
-    Does nothing where Keras 3 is not loaded (TensorFlow loads it, unless it was told to take Keras
-    2).
+    Does nothing if Keras 3 is not loaded. (TensorFlow loads it, unless set to use Keras 2.)
     """
     for module, name in _CLASSES.items():
         optimizer: Any = getattr(sys.modules.get(module), name, None)

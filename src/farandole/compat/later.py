@@ -1,5 +1,6 @@
-"""Modules of Horovod and sparkdl that are not there: importing one raises ImportError that says
-what to use today.
+"""Modules of Horovod and sparkdl that are not implemented.
+
+Importing one raises an ImportError with its current substitute.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ESTIMATORS = (
 )
 _XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, of xgboost itself")
 
-# Module -> its purpose, and its substitute today. A module's submodules share its fate.
+# Module -> its purpose, and its current substitute. Submodules are included.
 LATER: dict[str, tuple[str, str]] = {
     "horovod.ray": (
         "running on Ray (RayExecutor)",
@@ -38,7 +39,7 @@ LATER: dict[str, tuple[str, str]] = {
     "horovod.tensorflow.data": _SERVICE,
     "sparkdl.xgboost": _XGBOOST,
 }
-# Horovod's own machinery, which programs had no business in: nothing of it comes later.
+# Horovod's internals, which programs should not use and which will not be implemented.
 PRIVATE = {
     "horovod.runner": (
         "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util"
@@ -57,7 +58,7 @@ _PRIVATE = {f"{package}.{name}" for package, names in PRIVATE.items() for name i
 
 
 def not_there(module: str) -> ImportError | None:
-    """The error of importing ``module``; None if nothing is known of it."""
+    """Return the error of importing ``module``; None for an unknown module."""
     if module in LATER:
         what, today = LATER[module]
         text = (
@@ -88,7 +89,9 @@ _OF_SPARKDL = (
 
 
 def attribute_of_sparkdl(name: str) -> NoReturn:
-    """``sparkdl.__getattr__``: what Databricks' module had besides HorovodRunner, long ago."""
+    """Raise the error for ``sparkdl``'s attributes; Databricks' module once had more than
+    HorovodRunner.
+    """
     if name in _OF_SPARKDL:
         what, today = _ESTIMATORS
         raise ImportError(
@@ -98,7 +101,7 @@ def attribute_of_sparkdl(name: str) -> NoReturn:
 
 
 class _Finder:
-    """Comes last: asked only for modules that nobody has."""
+    """An import hook that comes last and is only asked for modules that no other finder has."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -114,6 +117,6 @@ class _Loader(Loader):
 
 
 def install() -> None:
-    """Once in a process."""
+    """Install the import hook once per process."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

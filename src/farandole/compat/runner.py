@@ -1,4 +1,4 @@
-"""``horovod.run``: a function on several ranks."""
+"""``horovod.run``: runs a function on several ranks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[T]:
-    """``func(*args, **kwargs)`` on ``num_proc`` processes; the results, in rank order. Horovod's
-    arguments.
+    """Call ``func(*args, **kwargs)`` on ``num_proc`` processes and return the results in rank
+    order.
 
-    Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a
-    rank fails.
+    The arguments are Horovod's. Raises ValueError for incompatible arguments, and RuntimeError
+    (JobFailedError) when a rank fails.
     """
     num_proc = _renamed("num_proc", num_proc, "np", np)
     elastic = {

@@ -1,5 +1,5 @@
-"""``horovod.common.util``: helpers that were private by intent, and that setup scripts and tests
-import.
+"""``horovod.common.util``: helpers that are private by intent, but used by setup scripts and
+tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.compat.later import not_there
 from farandole.core.api import capabilities
 
 T = TypeVar("T")
-# those that stand; horovod.<name> exists for each
+# The supported bindings; horovod.<name> exists for each.
 BINDINGS = {
     "torch": "farandole.torch",
     "tensorflow": "farandole.tensorflow",
@@ -31,7 +31,7 @@ FRAMEWORKS = ("tensorflow", "torch", "mxnet")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Can ``horovod.<ext_base_name>`` be imported?"""
+    """Return whether ``horovod.<ext_base_name>`` can be imported."""
     name = ext_base_name.removeprefix("horovod.")
     there = name in BINDINGS and find_spec(name) is not None
     if verbose and not there:
@@ -45,8 +45,9 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
-    """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding. The other arguments told
-    what to compile.
+    """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding.
+
+    The other arguments, which concern compilation, are ignored.
     """
     name = ext_name.removeprefix("horovod.")
     if name not in BINDINGS:
@@ -60,24 +61,24 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Does the framework see a GPU?"""
+    """Return whether the framework sees a GPU."""
     return extension_available(ext_base_name, verbose) and bool(
         _ask("cuda_built") or _ask("rocm_built")
     )
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Can ranks be started by mpirun?"""
+    """Return whether mpirun can start ranks."""
     return capabilities.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Can ranks be started without MPI? Always."""
+    """Return whether ranks can be started without MPI, which is always true."""
     return capabilities.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Does torch bring NCCL?"""
+    """Return whether torch includes NCCL."""
     return bool(_ask("nccl_built"))
 
 
@@ -90,7 +91,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def _ask(name: str) -> Any:
-    """Torch's answer; False without it."""
+    """Return torch's answer; False without torch."""
     return (
         getattr(importlib.import_module("farandole.torch"), name)()
         if extension_available("torch")
@@ -105,7 +106,7 @@ def _cache(function: Callable[..., T]) -> Callable[..., T]:
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables (None: unset them) for the time of a with block."""
+    """Set environment variables (None: unset them) within a with block."""
     before = {name: os.environ.get(name) for name in kwargs}
     _set(kwargs)
     try:
@@ -123,7 +124,7 @@ def _set(values: dict[str, str | None]) -> None:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., Any]:
-    """A function of ``op`` and the deprecated ``average`` that gives the op which is meant."""
+    """Return a function of ``op`` and the deprecated ``average`` that returns the intended op."""
 
     def meant(op: Any = None, average: bool | None = None) -> Any:
         if op is not None:
@@ -149,7 +150,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741
-    """``l`` in ``n`` parts, whose lengths differ by one at most; longer ones first."""
+    """Split ``l`` into ``n`` parts, whose lengths differ by at most one, the longer ones first."""
     if n < 1:
         raise ValueError(f"split_list(..., n={n}): n must be >= 1")
     length, longer = divmod(len(l), n)
@@ -162,7 +163,9 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Is version ``ver`` (x.y.z) at least ``target``? ValueError if one of them is no version."""
+    """Return whether version ``ver`` (x.y.z) is at least ``target``. Raises ValueError for text
+    that is not a version.
+    """
     return _version(ver) >= _version(target)
 
 
@@ -176,18 +179,20 @@ def _version(text: Any) -> tuple[int, ...]:
 def check_installed_version(
     name: str, version: str, exception: BaseException | None = None
 ) -> None:
-    """Horovod compares with the version it was compiled for. Nothing is compiled here: any version
-    that is imported is the right one, and an exception has another reason.
+    """Raise ``exception`` if there is one.
+
+    Horovod compares versions with the one it was compiled for. Nothing is compiled here, so any
+    imported version is right, and an exception has another reason.
     """
     if exception is not None:
         raise exception
 
 
 def get_ext_suffix() -> str:
-    """The suffix of compiled extensions in this Python."""
+    """Return the suffix of compiled extensions in this Python."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """The path of a compiled extension of Horovod's. There is no such file here."""
+    """Return the path of a compiled extension of Horovod; no such file exists here."""
     return os.path.join(os.path.dirname(os.path.abspath(pkg_path)), *args) + get_ext_suffix()

@@ -1,4 +1,4 @@
-"""The common part of Horovod's two modules for Keras: here they are one."""
+"""The common part of Horovod's two Keras modules, which are the same module here."""
 
 from horovod._keras import callbacks as callbacks
 from horovod._keras import elastic as elastic

@@ -13,5 +13,5 @@ if _keras_2():
 else:
     from farandole.keras import *  # noqa: F403
 
-_import("horovod.keras.callbacks")  # in the place of farandole's
+_import("horovod.keras.callbacks")  # replaces farandole's module
 _import("horovod.keras.elastic")

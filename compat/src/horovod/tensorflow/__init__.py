@@ -17,7 +17,7 @@ from farandole.compat.internals import (  # noqa: E402
 )
 from farandole.tensorflow import *  # noqa: E402,F403
 
-# SyncBatchNormalization loads Keras
+# SyncBatchNormalization imports Keras.
 from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402
 from farandole.tensorflow.optimizer import _Distributed as _DistributedOptimizer  # noqa: E402,F401
 from horovod.common.util import _cache as _cache  # noqa: E402
@@ -31,7 +31,7 @@ from horovod.tensorflow.util import _make_subgraph as _make_subgraph  # noqa: E4
 from horovod.tensorflow.util import refs_to_vars as refs_to_vars  # noqa: E402
 from horovod.tensorflow.util import vars_to_refs as vars_to_refs  # noqa: E402
 
-# in the place of farandole's, where it has one of the name
+# These replace farandole's modules of the same name.
 _import("horovod.tensorflow.compression")
 _import("horovod.tensorflow.elastic")
 _import("horovod.tensorflow.functions")

@@ -3,7 +3,9 @@
 from importlib import import_module as _import
 
 from farandole.torch import *  # noqa: F403
-from horovod.torch.mpi_ops import _basics as _basics  # and with it hvd.mpi_ops is horovod's
+
+# with this import, hvd.mpi_ops is horovod's module
+from horovod.torch.mpi_ops import _basics as _basics
 from horovod.torch.optimizer import _DistributedOptimizer as _DistributedOptimizer
 
-_import("horovod.torch.elastic")  # in the place of farandole's
+_import("horovod.torch.elastic")  # replaces farandole's module

@@ -1,4 +1,4 @@
-"""Databricks' ``HorovodEstimator``, on Farandole."""
+"""Databricks' ``HorovodEstimator``, implemented by Farandole."""
 
 from farandole.estimators import HorovodEstimator
 

@@ -8,5 +8,5 @@ check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
 from farandole.tensorflow.keras import *  # noqa: E402,F403
 
-_import("horovod.tensorflow.keras.callbacks")  # in the place of farandole's
+_import("horovod.tensorflow.keras.callbacks")  # replaces farandole's module
 _import("horovod.tensorflow.keras.elastic")
