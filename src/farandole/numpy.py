@@ -1,4 +1,4 @@
-"""The collectives on plain arrays, for scripts without a framework: ``import farandole.numpy as
+"""Collectives on plain arrays, for scripts without a framework: ``import farandole.numpy as
 hvd``.
 """
 
@@ -18,7 +18,7 @@ from farandole.core.api.collectives import Collectives
 from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.core.api.documented import like
 from farandole.core.api.gather import gather_by
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import print as print  # not in *: it would hide Python's print
 from farandole.core.api.helpers import seed_everything as seed_everything
 from farandole.core.api.objects import allgather_object as allgather_object
 from farandole.core.api.objects import broadcast_object as broadcast_object
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 class _Binding(ArrayBinding):
     def buffer(self, tensor: Any) -> Buffer:
-        # An ordinary array is seen at once: np.ma is loaded when it is named, which takes
-        # milliseconds.
+        # Test for ordinary arrays first: naming np.ma loads it, which takes milliseconds.
         if type(tensor) is not np.ndarray and (
             not isinstance(tensor, (np.ndarray, np.generic))
             or isinstance(tensor, np.ma.MaskedArray)
@@ -47,7 +46,9 @@ class _Binding(ArrayBinding):
 
 
 class _Arrays(Collectives[Any, Any]):
-    """In place only what can be written; what has no arithmetic here can still be moved."""
+    """Collectives that check for writable arrays in place, and move arrays of dtypes without
+    arithmetic.
+    """
 
     @like(Collectives.allreduce_async_)
     def allreduce_async_(self, tensor: Any, *args: Any, **options: Any) -> int:
@@ -109,7 +110,9 @@ _binding = _Binding()
 
 
 def _typed() -> Collectives[Array | np.generic, Array]:
-    """For type checkers, which look through an annotation, but not through this."""
+    """Return the collectives with types for type checkers, which look through an annotation but not
+    through this function.
+    """
     return _Arrays(_binding)
 
 
@@ -145,7 +148,9 @@ synchronize = _collectives.synchronize
 
 
 class Compression:
-    """How arrays travel: ``none``, ``fp16``, or a subclass of ``Compressor`` of your own."""
+    """Compression of arrays for the exchange: ``none``, ``fp16``, or a custom subclass of
+    ``Compressor``.
+    """
 
     Compressor = Compressor
     none = NoneCompressor

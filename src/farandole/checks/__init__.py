@@ -1,8 +1,8 @@
 """Detects mistakes that train the wrong model without an error.
 
-A check makes a ``Finding`` of facts that a framework gives (its file ``checks``). Importing this
-package adds the checks at a job's end; every framework's package imports it. A job without mistakes
-loads no check that it does not need.
+A check derives a ``Finding`` from facts that a framework supplies (in its module ``checks``).
+Importing this package registers the checks at a job's end; every framework's package imports it. A
+job without mistakes loads only the checks that it needs.
 """
 
 from __future__ import annotations

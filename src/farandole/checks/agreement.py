@@ -1,10 +1,8 @@
-"""Compares the replicas of all ranks: digests of weights, settings and gradients, exchanged over
-the engine.
+"""Compares the replicas of all ranks by digests of weights, settings and gradients.
 
-``replicas`` decides when to compare and interprets the result; the framework gives weights and
-settings. Usually a comparison is one reduction of a few words: digests are equal if their minimum
-is their maximum. Only if they differ, every rank sends a report. Ranks that have joined need not
-take part.
+``replicas`` decides when to compare and interprets the result; the framework supplies weights and
+settings. A comparison is usually one reduction of a few words: digests are equal if their minimum
+is their maximum. Only if they differ, every rank sends a report. Joined ranks need not take part.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ class Replica(Protocol):
     """A framework's facts about one optimizer on this rank."""
 
     cures: Cures
-    patient: bool  # may the first step come before the broadcast?
-    reported: Collection[str]  # codes of findings that the user has seen already
+    patient: bool  # whether the first step may precede the broadcast
+    reported: Collection[str]  # codes of findings that the user has seen
 
     def names(self) -> Sequence[str]:
-        """The parameters' names, for messages."""
+        """Return the parameters' names, for messages."""
 
     def weights(self) -> Sequence[int] | None:
         """Return a digest per parameter, 0 where it may differ between ranks; None if the weights
@@ -54,15 +52,15 @@ class Replica(Protocol):
         """
 
     def settings(self) -> Mapping[str, str]:
-        """The numbers that the optimizer steps with; empty if unknown."""
+        """Return the optimizer's numeric settings as text, by name; empty if unknown."""
 
 
 class Agreement:
-    """The comparisons for one optimizer, from its first exchange over one engine on.
+    """The comparisons for one optimizer over one engine, from its first exchange on.
 
-    All ranks exchange gradients at once, so that is when they compare: ``due`` counts an exchange,
-    and is called once in each. Its answer travels with the exchange, and if it is true on any rank,
-    all call ``compare``.
+    Ranks compare when they exchange gradients. ``due`` counts an exchange and is called once in
+    each. Its answer travels with the exchange; if it is true on any rank, all ranks call
+    ``compare``.
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
@@ -73,12 +71,12 @@ class Agreement:
         self._schedule = Schedule()
         self._history = History(patient=replica.patient, reported=replica.reported)
         self._step = 0  # exchanges so far
-        self._steps = 0  # of the optimizer, when the ranks were last equal
+        self._steps = 0  # the optimizer's steps when the ranks were last equal
         self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
-        self._ordered = 0  # the last unnamed call at the comparison before
+        self._ordered = 0  # the last unnamed call at the previous comparison
 
     def soon(self) -> bool:
-        """Return whether a comparison follows the next exchange: it needs this rank's gradients."""
+        """Return whether a comparison follows the next exchange and needs this rank's gradients."""
         return self._mode != "off" and self._schedule.soon()
 
     def due(self) -> bool:
@@ -87,19 +85,19 @@ class Agreement:
         return self._mode != "off" and self._schedule.due()
 
     def any_due(self) -> bool:
-        """Return whether ``due`` is true on any rank. Collective: for exchanges that the answer
-        cannot travel with.
+        """Return whether ``due`` is true on any rank, for exchanges that cannot carry the answer.
+        Collective.
         """
         word = np.array([-int(self.due())], dtype=np.int64)
         reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
         return bool(word[0])
 
     def compare(self, gradients: int | None = None, steps: int = -1) -> None:
-        """Compare the ranks, and report the differences. Collective.
+        """Compare the ranks and report differences. Collective.
 
-        ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or
-        zeros. ``steps``: how often this rank's optimizer has stepped; -1 if unknown. Raises
-        RanksDifferError on all ranks with ``--check raise``.
+        ``gradients``: a digest of the gradients of this rank's own data in this step; None if they
+        are unknown or zeros. ``steps``: the number of steps of this rank's optimizer; -1 if
+        unknown. Raises RanksDifferError on all ranks with ``--check raise``.
         """
         weights, settings = self.replica.weights(), self.replica.settings()
         values = [
@@ -107,9 +105,9 @@ class Agreement:
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
             gradients,
             self._calls.digest(self._ordered) if self._calls is not None else None,
-            # the same on all only where the others have joined: one rank equals itself
+            # equal only if the other ranks have joined: one rank equals itself
             self._engine.rank,
-            self._history.compared,  # less on a rank that had joined
+            self._history.compared,  # smaller on a rank that had joined
         ]
         equal = all_equal(self._engine, f"{self._label}.equal", values)
         same_weights, same_settings, same, same_calls, alone, in_step = equal
@@ -137,7 +135,7 @@ class Agreement:
         report(self._engine, [*found, *self._order(same_calls)])
 
     def _all_gradients(self, gradients: int) -> list[int]:
-        """Return every rank's digest of its gradients; 0 for ranks that have joined."""
+        """Return every rank's digest of its gradients; 0 for joined ranks."""
         table = np.zeros(self._engine.size, dtype=np.int64)
         table[self._engine.rank] = gradients
         reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
@@ -145,7 +143,7 @@ class Agreement:
         return digests
 
     def _order(self, same: bool | None) -> list[Finding]:
-        """Find unnamed collectives that ranks call in another order."""
+        """Find unnamed collectives that the ranks call in different orders."""
         if self._calls is None or same is not False:
             self._ordered = self._calls.last() if self._calls is not None else 0
             return []

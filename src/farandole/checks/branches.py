@@ -1,9 +1,8 @@
-"""Reads bytecode to find out whether two calls of one function are alternatives.
+"""Reads bytecode to find out whether two calls in one function are alternatives.
 
-Ranks that take different branches of an ``if`` call unnamed collectives from different lines, and
-that is no mistake. Nothing declares a branch: only the compiled function shows whether a pass
-through it can come by both lines. An error in this reading silences a warning, or gives one too
-many; it changes no result.
+Ranks that take different branches of an ``if`` call unnamed collectives from different lines, which
+is no mistake. Only the compiled function shows whether one pass can reach both lines. An error in
+this analysis suppresses a warning or adds one; it changes no result.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from types import CodeType
 
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# the next instruction does not run after these
+# instructions without a fall-through
 _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 
@@ -22,8 +21,8 @@ def alternatives(code: CodeType, one: int, other: int) -> bool:
     """Return whether a pass through ``code``, without going back in a loop, reaches at most one of
     two instructions.
 
-    ``one`` and ``other``: offsets, also of an instruction's cache (where Python says that a call
-    is).
+    ``one`` and ``other``: offsets of the instructions or of their caches (where Python locates a
+    call).
     """
     instructions = list(dis.get_instructions(code))
     offsets = [instruction.offset for instruction in instructions]

@@ -1,10 +1,10 @@
 """Detects ranks that call unnamed collectives in different orders, from the lines of their calls.
 
-Unnamed collectives pair by count: the third of one rank belongs to the third of every other. Two of
-the same shape that a rank calls the other way round are mixed without an error. The lines show it:
-for one number ranks are at different lines, and each of these ranks also reaches the other line.
-Lines that only one rank reaches are a branch (``if rank() == 0: a() else: b()``), and no mistake;
-neither are lines of one function with no path from one to the other (``branches``).
+Unnamed collectives pair by count: the third on one rank matches the third on every other. If a rank
+swaps two of the same shape, they are mixed without an error. The lines reveal it: for one number,
+ranks are at different lines, and each of these ranks also reaches the other line. Lines that only
+one rank reaches are a branch (``if rank() == 0: a() else: b()``) and no mistake; nor are lines of
+one function without a path between them (``branches``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CallReport(NamedTuple):
     """The lines from which one rank called unnamed collectives.
 
     ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call.
-    ``exclusive``: pairs of indexes of places of which a pass through their function takes one at
-    most. ``last``: the highest number so far.
+    ``exclusive``: pairs of indexes of places that exclude each other in one pass through their
+    function. ``last``: the highest number so far.
     """
 
     places: Sequence[str] = ()
@@ -33,8 +33,8 @@ class CallReport(NamedTuple):
 
 
 def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
-    """Return the first pair of calls in another order. ``reports``: by rank; None for a rank that
-    takes no part.
+    """Return the finding for the first pair of swapped calls, or None. ``reports``: by rank; None
+    for a rank that takes no part.
     """
     places_of = {
         rank: {number: report.places[index] for number, index in report.calls.items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farandole.checks.call_order import CallReport
 
 _KEPT = 256  # calls
-_OTHERS = 32  # places of which it is known whether they exclude each other
+_OTHERS = 32  # places to compare for mutual exclusion
 _OURS = FOLDER + os.sep
 
 
@@ -26,12 +26,12 @@ class CallRecorder:
     """Records the latest calls of this rank over one engine: numbers and places."""
 
     def __init__(self) -> None:
-        self.reported = False  # the user knows of calls in another order
+        self.reported = False  # whether the user knows of swapped calls
         self._kept: deque[tuple[int, CodeType, int]] = deque(maxlen=_KEPT)
 
     def add(self, number: int) -> None:
         """Record that the program makes call ``number``."""
-        frame = sys._getframe(3)  # whoever called the function that made an entry, and so on
+        frame = sys._getframe(3)  # the caller of the function that made an entry
         while frame.f_code.co_filename.startswith(_OURS):
             if frame.f_back is None:
                 return
@@ -47,7 +47,7 @@ class CallRecorder:
 
     def digest(self, after: int) -> int:
         """Return a digest of the order of the calls after number ``after``."""
-        # here: at the first comparison, not at every start
+        # Imported at the first comparison, not at every start.
         from farandole.base.digests import digest_of_text
 
         return digest_of_text(

@@ -1,4 +1,4 @@
-"""Checks that all ranks optimize the same parameters, and exchange the same weights."""
+"""Checks that all ranks optimize the same parameters and exchange the same weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def check_same_parameters(
     engine: Engine, name: str, identity: Sequence[tuple[Any, ...]], process_set: ProcessSet
 ) -> None:
-    """Raise ValueError on all ranks, with the first difference, if one has other parameters.
-    Collective. ``identity``: of each, what must be the same.
+    """Raise ValueError on all ranks, naming the first difference, if their parameters differ.
+    Collective. ``identity``: for each parameter, the facts that must be equal.
     """
     digest = np.frombuffer(hashlib.sha256(repr(identity).encode()).digest(), dtype=np.int64)
     lowest, highest = extremes(engine, f"{name}.alike", digest.copy(), digest.copy())
@@ -45,8 +45,8 @@ def check_same_parameters(
 
 
 def extremes(engine: Engine, name: str, lows: Array, highs: Array) -> tuple[Array, Array]:
-    """Element by element, the smallest of all ranks' ``lows`` and the largest of their ``highs``,
-    which are overwritten with them. Collective.
+    """Return the elementwise minimum of all ranks' ``lows`` and maximum of their ``highs``, in
+    place. Collective.
     """
     entries = [
         Entry(
@@ -60,7 +60,7 @@ def extremes(engine: Engine, name: str, lows: Array, highs: Array) -> tuple[Arra
 
 
 def describe_weights(weights: Sequence[Array], names: Sequence[str]) -> str:
-    """Return name, shape and type of each weight, as JSON."""
+    """Return name, shape and dtype of each weight, as JSON."""
     return json.dumps(
         [(row, weight.shape, weight.dtype.name) for row, weight in zip(names, weights, strict=True)]
     )
@@ -69,9 +69,10 @@ def describe_weights(weights: Sequence[Array], names: Sequence[str]) -> str:
 def check_same_weights(
     engine: Engine, name: str, ranks: Sequence[int], weights: Sequence[Array], names: Sequence[str]
 ) -> None:
-    """Raise ValueError on all ranks if one has weights of another name, shape or type. Collective.
-    ``name``: of the optimizer; ``ranks``: the engine's ranks as numbers in the job. Ranks that have
-    joined do not count.
+    """Raise ValueError on all ranks if weights differ in name, shape or dtype. Collective.
+
+    ``name``: the optimizer's. ``ranks``: the engine's ranks as numbers in the job. Joined ranks do
+    not count.
     """
     description = describe_weights(weights, names)
     if all_equal(engine, f"{name}.model", [digest_of_text(description)])[0] is not False:
@@ -89,5 +90,5 @@ def check_same_weights(
 
 
 def label_of(name: str) -> str:
-    """Return the label in messages of the optimizer whose exchanges have this name."""
+    """Return the label, for messages, of the optimizer whose exchanges have this name."""
     return name.partition(".weights.")[0]

@@ -1,4 +1,4 @@
-"""A mistake of a program that a check has found: the same object in the log and in an error."""
+"""A mistake in a program, found by a check. The log and errors use the same object."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ Error = TypeVar("Error", bound=Exception)
 
 
 class Finding(NamedTuple):
-    """``code``: of the catalogue, stable. ``level``: of the log. ``text``: the mistake, with ranks
-    and numbers. ``cure``: the change to make. ``where``: the parameter, line or file, if there is
-    one.
+    """A mistake in a program.
+
+    ``code``: the stable code from the catalogue. ``level``: the log level. ``text``: the mistake,
+    with ranks and numbers. ``cure``: the change to make. ``where``: the parameter, line or file, if
+    there is one.
     """
 
     code: str
@@ -39,7 +41,7 @@ class FindingKind(NamedTuple):
     level: str = "warning"
 
     def finding(self, text: str, *, cure: str = "", where: str = "") -> Finding:
-        """Return a finding of this kind. ``cure``: in the words of the user's framework."""
+        """Return a finding of this kind. ``cure``: in the terms of the user's framework."""
         return Finding(self.code, self.level, text, cure or self.cure, where)
 
 
@@ -57,8 +59,8 @@ def findings() -> tuple[Finding, ...]:
 
 
 def error_of(kind: type[Error], found: Sequence[Finding]) -> Error:
-    """Return an error with the messages of ``found``, which has them as ``findings``. Keeps them as
-    findings of this process.
+    """Return an error with the messages of ``found`` and an attribute ``findings``. Record the
+    findings for this process.
     """
     for finding in found:
         record(finding)

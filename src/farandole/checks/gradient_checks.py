@@ -1,4 +1,4 @@
-"""The checks of gradients on their way through a reducer that takes them one by one."""
+"""Checks of gradients on their way through a reducer that takes them one by one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from farandole.core.engine import Engine
 
 
 class GradientChecks:
-    """Compares the ranks' replicas and gradients at some steps. The reducer asks whether it is time
-    with an exchange that it makes anyway.
+    """Compares the ranks' replicas and gradients at some steps. The reducer's own exchanges carry
+    the question whether to compare.
 
-    ``steps``: of this rank's optimizer; ``spread``: by how much ranks differ in them. ``sampling``:
-    digests of this rank's own gradients are wanted in this step.
+    ``steps``: the steps of this rank's optimizer. ``spread``: the difference between the ranks'
+    step counts. ``sampling``: whether this step needs digests of this rank's own gradients.
     """
 
     def __init__(self, replica: Replica | None) -> None:
@@ -22,15 +22,15 @@ class GradientChecks:
         self._replica = replica
         self._agreement: Agreement | None = None
         self._samples: dict[int, int] = {}
-        self._wanted = False  # by some rank
+        self._wanted = False  # whether some rank wants to compare
 
     @property
     def active(self) -> bool:
-        """Whether there is a replica to compare, over the present engine."""
+        """True if there is a replica to compare over the present engine."""
         return self._agreement is not None
 
     def begin(self, engine: Engine, name: str) -> None:
-        """Compare over another engine from now on."""
+        """Compare over ``engine`` from now on."""
         if self._replica is not None:
             self._agreement = Agreement(self._replica, engine, name)
 
@@ -39,7 +39,7 @@ class GradientChecks:
         self._samples = {}
 
     def on_gradient(self, index: int, digest: int) -> None:
-        """Keep the digest of a gradient that this rank's own data gave."""
+        """Keep the digest of a gradient of this rank's own data."""
         self._samples[index] = digest
 
     def due(self) -> bool:
@@ -47,12 +47,12 @@ class GradientChecks:
         return self._agreement is not None and self._agreement.due()
 
     def on_agreed(self, spread: int, *, wanted: bool) -> None:
-        """Keep what the ranks have agreed on. ``wanted``: some rank wants to compare."""
+        """Keep the spread that the ranks agreed on. ``wanted``: some rank wants to compare."""
         self.spread = spread
         self._wanted = self._wanted or wanted
 
     def compare_if_wanted(self) -> None:
-        """Compare the replicas, with the weights after the last step. Collective."""
+        """Compare the replicas with the weights after the last step. Collective."""
         if not self._wanted:
             return
         self._wanted = False

@@ -1,9 +1,9 @@
-"""Detects jobs whose ranks began alike and exchanged no gradients.
+"""Detects jobs whose ranks began with equal parameters and exchanged no gradients.
 
-A program that gives all ranks the same parameters and then forgets to exchange gradients trains
-unrelated models, and looks well. Metrics are a few numbers; gradients are as many as the
-parameters. So a job in which parameters were broadcast, and nothing but a few numbers was reduced
-afterwards, ends with a warning. If the parameters did not change, it only predicted.
+A program that broadcasts the parameters and then forgets to exchange gradients trains unrelated
+models without any visible problem. Gradients are as many as the parameters; metrics are a few
+numbers. A job that broadcast parameters and then reduced only a few numbers therefore ends with a
+warning, unless the parameters never changed, because it only predicted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from farandole.job import context
 
 
 def outcome(size: int, digests: Sequence[int] | None) -> str:
-    """Describe what ``size`` ranks train that exchange nothing. ``digests``: of the weights of each
-    after the same number of steps.
+    """Describe the models of ``size`` ranks that exchange nothing. ``digests``: digests of their
+    weights after equally many steps.
     """
     if digests is None:
         return f"{size} models apart, or the same one {size} times if all read the same data"
@@ -29,7 +29,7 @@ def outcome(size: int, digests: Sequence[int] | None) -> str:
 
 
 def missing_exchange(counts: ExchangeCounts, size: int) -> Finding | None:
-    """Return the finding of a job of ``size`` ranks that ends."""
+    """Return the finding for a job of ``size`` ranks at its end, or None."""
     if not counts.no_gradients(size) or counts.predicted():
         return None
     what = f"at most {counts.exchanged} numbers at a time" if counts.exchanged else "nothing"

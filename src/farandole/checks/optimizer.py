@@ -1,4 +1,4 @@
-"""Checks of one optimizer's steps, from facts that its framework gives."""
+"""Checks of one optimizer's steps, from facts that its framework supplies."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ BYPASSED_STEPS = 10  # of other optimizers, and none of its own
 
 
 class NonFiniteCheck:
-    """Detects the first step that makes weights NaN or infinite, on the rank whose gradient did it:
-    after the reduction all ranks have that NaN.
+    """Detects the first step that makes weights NaN or infinite, on the rank whose gradient caused
+    it: after the reduction all ranks have that NaN.
 
-    ``is_finite``: whether a parameter's weights are. ``name_of``: a parameter's name. Both by its
-    index.
+    ``is_finite``: returns whether a parameter's weights are finite. ``name_of``: returns a
+    parameter's name. Both take its index.
     """
 
     def __init__(self, is_finite: Callable[[int], bool], name_of: Callable[[int], str]) -> None:
         self._is_finite = is_finite
         self._name_of = name_of
-        self._suspect: int | None = None  # finite weights whose gradient is not
+        # parameter with finite weights and a gradient that is not finite
+        self._suspect: int | None = None
 
     def before_step(self, nonfinite: int | None) -> None:
-        """``nonfinite``: a parameter whose gradient is NaN or infinite on this rank."""
+        """Note a parameter whose gradient is NaN or infinite on this rank, or None."""
         finite = nonfinite is not None and self._is_finite(nonfinite)
         self._suspect = nonfinite if finite else None
 
@@ -45,21 +46,21 @@ class NonFiniteCheck:
 
 
 class NoGradientsCheck:
-    """Detects an optimizer whose parameters never have a gradient: those of a model that is no
-    longer trained.
+    """Detects an optimizer whose parameters never get a gradient because their model is no longer
+    trained.
     """
 
     def __init__(self) -> None:
-        self.active = True  # until there was a gradient
+        self.active = True  # until the first gradient
         self._steps = 0
 
     def on_gradient(self) -> None:
-        """Some parameter has a gradient."""
+        """Note that some parameter has a gradient."""
         self.active = False
 
     def after_step(self, kind: str, trainable: int) -> Finding | None:
-        """``kind``: the optimizer's class. ``trainable``: the number of parameters that might have
-        a gradient.
+        """Return the finding after ``IDLE_STEPS`` steps without a gradient. ``kind``: the
+        optimizer's class. ``trainable``: the number of parameters that may get a gradient.
         """
         if not self.active:
             return None
@@ -76,12 +77,12 @@ class NoGradientsCheck:
 
 
 class BypassedStepCheck:
-    """Detects steps that go past a distributed optimizer whose ranks exchange in ``step()`` alone
-    (strategies of weights, Adasum).
+    """Detects steps that bypass a distributed optimizer whose ranks exchange in ``step()`` only
+    (strategies that exchange weights, Adasum).
 
-    A program does so when it steps with the optimizer that was wrapped, or with one inside it:
-    SAM's ``second_step`` calls the step of its base. Then nothing is ever exchanged, without an
-    error. ``exchange``: the name of the exchange.
+    A program bypasses it by stepping with the wrapped optimizer or with one inside it: SAM's
+    ``second_step`` calls the step of its base. Then nothing is ever exchanged, without an error.
+    ``exchange``: the name of the exchange.
     """
 
     def __init__(self, exchange: str) -> None:
@@ -90,12 +91,12 @@ class BypassedStepCheck:
         self.active = True
 
     def on_own_step(self) -> None:
-        """``step()`` of the distributed optimizer was called: the program steps with it."""
+        """Note that the program calls ``step()`` of the distributed optimizer."""
         self.active = False
 
     def on_other_step(self, kind: str, other: str) -> Finding | None:
-        """An optimizer of class ``other`` has stepped with parameters of the distributed one, whose
-        class is ``kind``.
+        """Count a step of an optimizer of class ``other`` with parameters of the distributed one,
+        whose class is ``kind``. Return the finding after ``BYPASSED_STEPS`` steps.
         """
         self._others += 1
         if self._others != BYPASSED_STEPS:

@@ -1,10 +1,10 @@
 """Detects ranks that do not train one model, from a report of each rank's replica.
 
 A report holds digests of the parameters, the optimizer's settings and its number of steps. Ranks
-report at the first step and then ever more rarely (``Schedule``). Ranks that exchange gradients,
-begin alike and step alike hold the same bits after each step, so any difference has a cause in the
-program. ``findings`` names the ranks, the parameter, the likely cause and the cure. All is pure:
-``agreement`` exchanges the reports.
+report at the first step and then less and less often (``Schedule``). Ranks that exchange gradients,
+begin with equal weights and take the same steps hold the same bits after each step, so any
+difference is caused by the program. ``findings`` names the ranks, the parameter, the likely cause
+and the cure. Everything here is pure: ``agreement`` exchanges the reports.
 """
 
 from __future__ import annotations
@@ -27,35 +27,33 @@ from farandole.checks.catalogue import (
 from farandole.checks.finding import Finding
 from farandole.errors import ranks_named
 
-_RAREST = 1024  # steps between two looks, at most
-# names of settings with a text of their own
+_RAREST = 1024  # the longest interval between comparisons, in steps
+# names of settings with their own text
 KIND, FROZEN = "the optimizer", "number of frozen parameters"
 
-# Kinds of findings about one subject: the first one is reported.
+# Kinds of findings about one subject: only the first one is reported.
 WEIGHTS_CODES = {UNEQUAL_START.code, DRIFT.code, UNEQUAL_NEW_PARAMETERS.code}
 SETTINGS_CODES = {DIFFERENT_SETTINGS.code, DIFFERENT_FROZEN.code}
 DATA_CODES = {SAME_DATA.code, SHARED_DATA.code, DIVIDED_TWICE.code}
 
 
 class Cures(NamedTuple):
-    """The cures of mistakes, in a framework's own names."""
+    """The cures of mistakes, in a framework's own terms."""
 
-    broadcast: str  # makes all ranks begin alike
+    broadcast: str  # makes all ranks begin with equal weights
     share: str  # gives each rank its part of the data
     certain: str = ""  # why ranks must differ, if that is known
-    state: str = ""  # gives all ranks one optimizer's state, where ``broadcast`` does not
-    # what gives gradients of all ranks, which are the same on all, to an optimizer that reduces
-    # them
+    state: str = ""  # gives all ranks one optimizer state, where ``broadcast`` does not
+    # passes gradients that are reduced already to an optimizer that reduces them again
     reduced: str = ""
 
 
 class ReplicaReport(NamedTuple):
     """One rank's report.
 
-    ``weights``: a digest per parameter, 0 where the parameter is this rank's own affair; empty if
-    unknown. ``settings``: numbers that the optimizer steps with, as text, by name. ``steps``: how
-    often it has stepped since the ranks were alike; -1 if unknown. ``broadcast``: were parameters
-    broadcast before?
+    ``weights``: a digest per parameter, 0 where ranks may differ; empty if unknown. ``settings``:
+    the optimizer's numeric settings as text, by name. ``steps``: the optimizer's steps since the
+    ranks were last equal; -1 if unknown. ``broadcast``: whether parameters were broadcast before.
     """
 
     weights: tuple[int, ...] = ()
@@ -65,26 +63,26 @@ class ReplicaReport(NamedTuple):
 
 
 class History:
-    """The comparisons so far, the same on all ranks. ``patient``: the first step may come before
-    the broadcast, with frameworks that make variables late.
+    """The comparisons so far, equal on all ranks. ``patient``: the first step may precede the
+    broadcast, in frameworks that create variables late.
     """
 
     def __init__(
         self, *, patient: bool = False, equal_at: int = 0, reported: Iterable[str] = ()
     ) -> None:
         self.patient = patient
-        self.equal_at = equal_at  # the last step at which all ranks held the same weights; 0: never
-        self.equal_count = 0  # how many parameters these were
-        self.different = 0  # looks that found different weights
-        self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
-        self.compared = 0  # looks that compared the gradients of each with those of each
-        # in all of these: pairs of ranks with the same gradients
+        self.equal_at = equal_at  # the last step at which all ranks held equal weights; 0: never
+        self.equal_count = 0  # the number of parameters then
+        self.different = 0  # comparisons that found different weights
+        self.same_gradients = 0  # consecutive comparisons that found equal gradients on all ranks
+        self.compared = 0  # comparisons of the gradients of every two ranks
+        # pairs of ranks with equal gradients in all of these
         self.same_as: list[tuple[int, int]] = []
         self.reported = set(reported)  # codes; each subject is reported once
 
 
 class Schedule:
-    """Steps 1, 2, 4, 8, ... 1024, and then every 1024th."""
+    """The steps to compare at: 1, 2, 4, 8, ... 1024, and then every 1024th."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -104,7 +102,7 @@ class Schedule:
 
 
 def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the numbers of a configuration as text, by name; of a nested one, by both names."""
+    """Return the numbers of a configuration as text, by name; nested names are joined by a dot."""
     found: dict[str, str] = {}
     for name, value in sorted(config.items(), key=lambda pair: str(pair[0])):
         if isinstance(value, Mapping):
@@ -121,11 +119,11 @@ def findings(
     step: int,
     cures: Cures,
 ) -> list[Finding]:
-    """Return the mistake, when ranks differ in weights or settings; a subject that was reported
-    before is left out.
+    """Return the finding if ranks differ in weights or settings, unless the subject was reported
+    before.
 
-    ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: of the
-    parameters. ``step``: the exchange of gradients after which this is. Changes ``history``.
+    ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: the
+    parameters'. ``step``: the number of the preceding exchange of gradients. Changes ``history``.
     """
     present = {rank: report for rank, report in enumerate(reports) if report is not None}
     if SETTINGS_CODES & history.reported:
@@ -140,8 +138,8 @@ def findings(
 
 
 def same_gradients(history: History, same: bool | None, size: int, cures: Cures) -> list[Finding]:
-    """Return the finding that the gradients of all ranks' own data are the same, twice in a row.
-    ``same``: whether they are now; None if unknown.
+    """Return the finding that all ranks' own gradients are equal, if that holds twice in a row.
+    ``same``: whether they are equal now; None if unknown.
     """
     if same is not None:
         history.same_gradients = history.same_gradients + 1 if same else 0
@@ -159,9 +157,10 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
 
 
 def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cures) -> list[Finding]:
-    """Return the finding that some ranks have the same gradients, as where data is divided by
-    ``local_rank()``: two comparisons found the same ranks. ``digests``: by rank, of gradients of
-    its own data; 0 if unknown.
+    """Return the finding that some ranks have equal gradients, as with data divided by
+    ``local_rank()``, if two comparisons found the same ranks.
+
+    ``digests``: by rank, of the gradients of its own data; 0 if unknown.
     """
     first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
     pairs = [
@@ -188,7 +187,7 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
-    """Return the finding that all ranks read the same data. ``how``: what they did alike."""
+    """Return the finding that all ranks read the same data. ``how``: what all ranks did equally."""
     text = (
         f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
         f"the work of one. Give each its part: {cures.share}"
@@ -260,7 +259,7 @@ def _weights(
         )
     if (
         history.equal_count and different[0] >= history.equal_count
-    ):  # those of a group that was added
+    ):  # parameters of a group that was added
         text = (
             f"the ranks hold different weights, and train different models from now on: {where}."
             f" These parameters came after step {history.equal_at}, and ranks began to train them"

@@ -17,18 +17,19 @@ _logged_once: set[str] = set()  # codes and places
 
 
 def report(engine: Engine, found: Sequence[Finding]) -> None:
-    """Log on rank 0 what all ranks have found, or raise RanksDifferError on all of them, as
-    ``--check`` says.
+    """Log the findings of all ranks on rank 0, or raise RanksDifferError on all ranks, as
+    ``--check`` demands.
     """
     report_own(found, silent=engine.rank != 0)
 
 
 def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
-    """Log the findings of this rank, or raise RanksDifferError, as ``--check`` says. ``silent``:
+    """Log the findings of this rank, or raise RanksDifferError, as ``--check`` demands. ``silent``:
     another rank logs them.
     """
     mode = context.settings().check
-    if not found or mode == "off":  # a rank that does not want to know takes part all the same
+    # A rank with ``--check off`` takes part in comparisons, but reports nothing.
+    if not found or mode == "off":
         return
     if mode == "raise":
         raise error_of(RanksDifferError, found)
@@ -40,13 +41,13 @@ def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
 
 
 def warn(finding: Finding) -> None:
-    """Log a finding, whatever ``--check`` says."""
+    """Log a finding, whatever the value of ``--check``."""
     record(finding)
     getattr(logger, finding.level)("%s", finding.message)
 
 
 def warn_once(finding: Finding) -> None:
-    """Log a finding, unless one of its code and place was logged by this process."""
+    """Log a finding, unless this process has logged one of the same code and place."""
     key = f"{finding.code} {finding.where}"
     if key not in _logged_once:
         _logged_once.add(key)

@@ -1,5 +1,5 @@
-"""Detects ranks that reduce gradients where others exchange weights, or combine steps (Adasum):
-they would wait for each other for ever.
+"""Detects ranks that reduce gradients while others exchange weights or combine steps (Adasum): they
+would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from farandole.errors import StalledError
 
 
 def other_strategy(label: str, rank: int, spec: str, other: int, other_spec: str) -> Finding:
-    """Return the finding that ``rank`` has the strategy ``spec``, and another rank has another."""
+    """Return the finding that ``rank`` has the strategy ``spec`` and another rank has a different
+    one.
+    """
     return STRATEGY_MISMATCH.finding(
         f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r} and rank"
         f" {other} has {other_spec!r}. Give one strategy to all of them",
@@ -24,7 +26,9 @@ def other_strategy(label: str, rank: int, spec: str, other: int, other_spec: str
 
 
 def other_reduces(label: str, rank: int, spec: str, other: int) -> Finding:
-    """Return the finding that ``rank`` has the strategy ``spec``, and another reduces gradients."""
+    """Return the finding that ``rank`` has the strategy ``spec`` and another rank reduces
+    gradients.
+    """
     return STRATEGY_MISMATCH.finding(
         f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r}, and rank"
         f" {other} reduces gradients. Give one strategy to all of them",
@@ -33,15 +37,15 @@ def other_reduces(label: str, rank: int, spec: str, other: int) -> Finding:
 
 
 class StrategyMismatchCheck(Observer):
-    """A context around the first collective of optimizer ``number``, on ranks with weights to
-    exchange, or with Adasum. Raises ValueError on all ranks if another rank's optimizer of that
-    number reduces gradients (or, for one with weights, has Adasum).
+    """A context around the first collective of optimizer ``number``, on ranks that exchange weights
+    or use Adasum. Raises ValueError on all ranks if another rank's optimizer of that number reduces
+    gradients (or uses Adasum while this one exchanges weights).
     """
 
     def __init__(
         self, engine: Engine, number: int, ranks: Sequence[int], label: str, spec: str
     ) -> None:
-        """``ranks``: the numbers in the job of the engine's."""
+        """``ranks``: the engine's ranks as numbers in the job."""
         self._engine = engine
         self._number = number
         self._ranks = ranks

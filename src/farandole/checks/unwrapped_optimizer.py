@@ -1,7 +1,7 @@
-"""Detects ranks of one job that train by themselves and exchange nothing.
+"""Detects ranks of one job that train alone and exchange nothing.
 
-A program that makes no collective calls must not be given any, so each rank leaves a digest of its
-weights in the job's store, and rank 0 compares what is there.
+The check may not add collective calls to a program that makes none. Each rank therefore stores a
+digest of its weights in the job's store, and rank 0 compares the digests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from farandole.checks.reporting import report
 from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job import context
 
-MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
+MOMENT = 2.0  # seconds for other ranks to finish their first epoch
 
 
 def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list[int] | None:
-    """Leave ``digest`` in the store. On rank 0, return the digests of all ranks, if they are there
+    """Put ``digest`` into the store. On rank 0, return the digests of all ranks if they arrive
     within ``seconds``; else None.
 
-    Call it once in a session for each ``subject``: a rank that trains several models would replace
+    Call it once per session for each ``subject``: a rank that trains several models would replace
     the first one's digest.
     """
     client, rank, size = context.store(), context.rank(), context.size()
@@ -46,7 +46,7 @@ def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list
             if value is None:
                 return None
             found.append(int(value))
-    # not there yet; or the job is ending, and the store with it
+    # The digest is not there yet, or the job ends, and the store with it.
     except (HorovodInternalError, RendezvousError):
         return None
     return found
@@ -62,8 +62,8 @@ def unwrapped(what: str, size: int, digests: Sequence[int] | None, cure: str) ->
 
 
 def unwrapped_second(what: str, digests: Sequence[int], cure: str) -> Finding | None:
-    """Return the finding that ranks did ``what`` with a plain optimizer, next to a distributed one,
-    if that made them differ.
+    """Return the finding that ranks did ``what`` with a plain optimizer next to a distributed one,
+    if that made them differ; else None.
     """
     if len(set(digests)) == 1:
         return None
@@ -76,7 +76,7 @@ def unwrapped_second(what: str, digests: Sequence[int], cure: str) -> Finding | 
 
 def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding | None:
     """Return the finding that ranks did ``what`` with ``count`` gradients that they had reduced
-    into other tensors, if that made them differ.
+    into other tensors, if that made them differ; else None.
     """
     if len(set(digests)) == 1:
         return None
@@ -90,8 +90,8 @@ def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding 
 
 
 def report_unwrapped(what: str, digests: Sequence[int] | None, cure: str) -> None:
-    """Report on rank 0 that ranks did ``what`` and exchanged nothing; then the job's end does not
-    report it again.
+    """Report on rank 0 that ranks did ``what`` and exchanged nothing, and skip the check at the
+    job's end.
     """
     if context.rank() == 0:
         report(context.engine(), [unwrapped(what, context.size(), digests, cure)])

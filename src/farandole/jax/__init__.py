@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import print as print  # not in *: it would hide Python's print
 from farandole.jax.collectives import Compression as Compression
 from farandole.jax.collectives import allgather as allgather
 from farandole.jax.collectives import allreduce as allreduce
@@ -40,7 +40,7 @@ from farandole.jax.pending import poll as poll
 from farandole.jax.pending import reducescatter_async as reducescatter_async
 from farandole.jax.pending import synchronize as synchronize
 from farandole.jax.primitive import plain_errors as plain_errors
-from farandole.jax.primitive import shutdown as shutdown  # in the place of that of basics
+from farandole.jax.primitive import shutdown as shutdown  # replaces the one of basics
 from farandole.jax.seeds import seed_everything as seed_everything
 from farandole.jax.state import JaxState as JaxState
 from farandole.jax.trees import allgather_object as allgather_object

@@ -1,4 +1,6 @@
-"""Several updates as one, for optimizers that should not exchange every time."""
+"""Accumulation of several updates in one, for optimizers that should not exchange in every
+update.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ class AccumulationState(NamedTuple):
 
 
 def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
-    """``optimizer``, for every ``every``-th update, on the mean or the sum of them; the others give
-    zeros.
+    """Return an optimizer that runs ``optimizer`` in every ``every``-th update, on the mean or sum
+    of the updates. The other updates are zeros.
 
-    Other than in ``optax.MultiSteps``, ``optimizer`` is not even run for the others.
+    Unlike in ``optax.MultiSteps``, ``optimizer`` does not run at all in the other updates.
     """
     import optax
 

@@ -1,4 +1,4 @@
-"""The host's part: a collective on numpy arrays."""
+"""Collectives on numpy arrays: the host's part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOVED = _REDUCED | {"uint16", "uint32", "uint64", "complex64"}
 
 
 class _Host(Collectives[Any, Any]):
-    """The collectives on arrays, with the rows that each rank gave."""
+    """The collectives on arrays; allgather also returns the number of rows of each rank."""
 
     def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
         return super()._gathered(tensor, buffer, result), tuple(result[1])
@@ -36,7 +36,7 @@ poll, meet, last_to_join = _host.poll, _host.barrier, _host.join
 
 
 def check_dtypes(kind: Kind, dtypes: Sequence[Any], name: str | None) -> None:
-    """Raise ValueError for a type that cannot travel."""
+    """Raise ValueError for an unsupported dtype."""
     known = _REDUCED if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) else _MOVED
     for dtype in dtypes:
         if str(dtype) in known:
@@ -62,10 +62,10 @@ class Collective:
     postscale: float = 1.0
     root: int = 0
     splits: tuple[int, ...] | None = None
-    # allgather: what each rank has, per array; None: as many as here
+    # for allgather: each rank's rows, per array; None: equal to this rank's
     rows: tuple[tuple[int, ...], ...] | None = None
     grouped: bool = False
-    place: tuple[int, int] | None = None  # rank and size that shapes and gradients were made for
+    place: tuple[int, int] | None = None  # rank and size for which shapes and gradients were made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prescale", factor(self.prescale, "prescale_factor"))
@@ -85,14 +85,14 @@ class Collective:
         return self.kind is Kind.BROADCAST
 
     def placed(self) -> Collective:
-        """The same, for this rank of so many, if that matters."""
+        """Return the collective for the present rank and size, if they matter."""
         if self.kind is Kind.ALLREDUCE:
             return self
         engine = context.engine(self.process_set)
         return replace(self, place=(engine.rank, engine.size))
 
     def renamed(self, suffix: str, **changes: Any) -> Collective:
-        """The same, under a name with ``suffix``."""
+        """Return the collective under a name with ``suffix``."""
         return replace(self, name=None if self.name is None else self.name + suffix, **changes)
 
     # Shapes, as far as one rank can know them.
@@ -130,7 +130,7 @@ class Collective:
         return list(zip(shapes, dtypes, strict=True))
 
     def expected(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
-        """Rows of each rank, per array."""
+        """Return the rows of each rank, per array."""
         size = context.engine(self.process_set).size
         return self.rows or tuple((shape[0],) * size for shape in shapes)
 
@@ -172,10 +172,12 @@ class Collective:
             return [getattr(_host, verb)(arrays[0], **told)]
         return list(getattr(_host, f"grouped_{verb}")(arrays, **told))
 
-    # In two halves.
+    # In two parts.
 
     def start(self, arrays: Sequence[Array]) -> int:
-        """Begin; ``finish`` waits. The arrays must stay as they are until then."""
+        """Start the collective and return its handle for ``finish``. The arrays must not change
+        until then.
+        """
         self._check(arrays)
         told: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
         if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
@@ -197,7 +199,7 @@ class Collective:
     def finish(
         self, handle: int, shapes: Shapes, dtypes: Sequence[Any], jitted: bool
     ) -> list[Array]:
-        """What ``run`` gives, for what ``start`` began with arrays of these shapes and types."""
+        """Wait, and return the results of ``run`` for arrays of these shapes and dtypes."""
         found = _host.synchronize(handle)
         results = list(found) if self.grouped else [found]
         if self.kind is Kind.ALLGATHER:

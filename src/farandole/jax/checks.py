@@ -1,4 +1,4 @@
-"""The checks of JAX programs: digests of the parameters that a step was given."""
+"""The checks of JAX programs: digests of the parameters of a step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CURES = Cures(
 
 
 class ArraysReplica:
-    """A ``checks.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them;
-    of arrays of JAX nothing is copied before somebody looks.
+    """A ``checks.agreement.Replica``. ``arrays``: parameters, or their ``sample``. JAX arrays are
+    only copied when they are compared.
     """
 
     patient = False
@@ -46,12 +46,12 @@ class ArraysReplica:
         return [digest(np.asarray(_sampled(array))) for array in self._arrays]
 
     def settings(self) -> Mapping[str, str]:
-        """Return nothing: settings are inside the optimizer's functions."""
+        """Return nothing: the settings are inside the optimizer's functions."""
         return {}
 
 
 def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
-    """Return whether these parameters are current, not those a program was compiled with."""
+    """Return whether the parameters are current values, and not constants of a compiled program."""
     known = [getattr(parameter, "dtype", None) for parameter in parameters]
     if not known or not all(
         dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known

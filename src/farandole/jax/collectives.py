@@ -1,6 +1,4 @@
-"""The collectives on JAX arrays: at once outside of programs, and inside ``jit``, ``grad``,
-``vmap`` and ``scan``.
-"""
+"""The collectives on JAX arrays: eager, and inside ``jit``, ``grad``, ``vmap`` and ``scan``."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ class _Cast(CastCompressor):
 
 
 class Compression:
-    """How arrays travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of
-    your own.
+    """Compression of arrays for the exchange: ``none``, ``fp16``, ``bf16``, or a custom subclass of
+    ``Compressor``.
     """
 
     Compressor = Compressor
@@ -90,13 +88,13 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """The reduction of every rank's ``tensor``, as a new array of its shape and type.
+    """Reduce every rank's ``tensor`` to a new array of its shape and type.
 
-    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16
-    and bfloat16 are summed in float32, and rounded once. Gradients pass through it.
+    Any shape; shape and type must be the same on all ranks, and the result is bit-identical on all
+    of them. float16 and bfloat16 are summed in float32 and rounded once. Differentiable.
 
-    A container (dictionary, list, ... of arrays: metrics, say) is reduced as one unit, and gives
-    one of its kind.
+    A container of arrays (a dictionary or list of metrics, for example) is reduced as one unit, to
+    a container of the same kind.
     """
     leaves, kind = jax.tree_util.tree_flatten(tensor)
     call = Collective(
@@ -122,7 +120,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = WORLD,
 ) -> list[jax.Array]:
-    """``allreduce`` of several arrays as one unit."""
+    """Reduce several arrays as one unit; see ``allreduce``."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return _reduced(
         Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression
@@ -135,10 +133,10 @@ def grouped_allreduce(
 def allgather(
     tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> jax.Array:
-    """Every rank's ``tensor``, one below the other in rank order, as a new array.
+    """Concatenate every rank's ``tensor`` in rank order, as a new array.
 
-    At least one dimension. Outside of jit, the first may differ from rank to rank; the others and
-    the type may not.
+    At least one dimension. Outside jit, the first may differ between ranks; the others and the type
+    may not.
     """
     return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[
         0
@@ -149,7 +147,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[jax.Array]:
-    """``allgather`` of several arrays as one unit."""
+    """Gather several arrays as one unit; see ``allgather``."""
     return differentiable.apply(
         Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors)
     )
@@ -159,8 +157,8 @@ def grouped_allgather(
 def broadcast(
     tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> jax.Array:
-    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on
-    all ranks.
+    """Return ``root_rank``'s ``tensor`` as a new array on every rank. Shape and type must be the
+    same on all ranks.
     """
     place_of(root_rank, process_set)
     return differentiable.apply(
@@ -189,12 +187,12 @@ def alltoall(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
     ``splits``).
 
-    Gives what this rank received, in rank order; with ``splits`` (outside of jit only) a pair:
-    that, and how many rows came from each rank (int32). Dimensions but the first, and the type,
-    must be the same on all ranks.
+    Returns the received rows in rank order; with ``splits`` (outside jit only), returns a pair of
+    the rows and the number of rows from each rank (int32). The type, and all dimensions but the
+    first, must be the same on all ranks.
     """
     dealt = None if splits is None else differentiable.splits_of(splits)
     outputs = differentiable.apply(
@@ -221,10 +219,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> jax.Array:
-    """This rank's rows of the reduction, as a new array.
+    """Return this rank's rows of the reduction, as a new array.
 
-    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide
-    goes one row each to the first ranks.
+    Shape and type must be the same on all ranks; at least one dimension. If the rows do not divide
+    evenly, the first ranks get one more each.
     """
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[
@@ -242,7 +240,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[jax.Array]:
-    """``reducescatter`` of several arrays as one unit."""
+    """Reduce and scatter several arrays as one unit; see ``reducescatter``."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _reduced(
         Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors, compression
@@ -250,7 +248,7 @@ def grouped_reducescatter(
 
 
 class _Barrier(NamedTuple):
-    """See ``primitive.HostCall``."""
+    """A barrier as a host call. See ``primitive.HostCall``."""
 
     process_set: ProcessSet
     elementwise: bool | None = None
@@ -269,8 +267,8 @@ class _Barrier(NamedTuple):
 
 @documented("init", "set", "disagree")
 def barrier(process_set: ProcessSet = WORLD) -> None:
-    """Return when all ranks (of the set) have come here, and all that this thread dispatched before
-    is done. In a program: its collectives go on when all ranks are there.
+    """Wait until all ranks (of the set) have called this, and until all collectives that this
+    thread has dispatched are done. Inside a program: its later collectives wait for all ranks.
     """
     host_call(_Barrier(process_set), [])
 
@@ -281,9 +279,9 @@ def barrier(process_set: ProcessSet = WORLD) -> None:
     example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()",
 )
 def join(device: int = -1) -> int:
-    """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and
-    averages and what changes nothing for the other operations, until all ranks have joined. The
-    rank that joined last. Outside of jit.
+    """Join: this rank has no more data, and takes part in the others' allreduces until all ranks
+    have joined, with zeros for sums and averages and neutral values for other operations. Returns
+    the rank that joined last. Outside jit only.
     """
     wait()
     return last_to_join()
@@ -299,5 +297,5 @@ def _reduced(call: Collective, tensors: Sequence[Any], compression: Any) -> list
 
 
 def as_arrays(tensors: Sequence[Any]) -> list[Any]:
-    """JAX arrays of what may be numpy arrays or numbers."""
+    """Return JAX arrays for JAX arrays, numpy arrays or numbers."""
     return [tensor if isinstance(tensor, jax.Array) else jnp.asarray(tensor) for tensor in tensors]

@@ -1,8 +1,8 @@
 """Gradients of the collectives.
 
-They are those of the sum of all ranks' losses; where Horovod's are not, its numbers count:
-gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter are not
-divided (docs/jax.md).
+Gradients belong to the sum of all ranks' losses. The exceptions follow Horovod: gradients of
+allgather and broadcast are averaged over the ranks, and gradients of reducescatter are not divided
+(docs/jax.md).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from farandole.jax.primitive import host_call, wait
 from farandole.job import context
 
 Arrays = tuple[Any, ...]
-Gradients = list[Any]  # None: nothing, for what has no gradient
+Gradients = list[Any]  # None for values without a gradient
 
 
 def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """The outputs of ``call``, which gradients see through."""
+    """Return the outputs of ``call``, differentiably."""
     if not arrays:
         return []
     call = call.placed()
@@ -42,9 +42,7 @@ def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
 
 
 def collective(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """The outputs of ``call``: by JAX's own collectives where they can be had, else over the
-    host.
-    """
+    """Return the outputs of ``call``, by JAX's own collectives if possible, else over the host."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return host_call(call, arrays) if native.position() is None else native.inside(call, arrays)
     if native.active():
@@ -60,7 +58,7 @@ def _sum(call: Collective, arrays: Sequence[Any], suffix: str) -> list[Any]:
 
 
 def _continuous(gradients: Sequence[Any]) -> list[int]:
-    """Which of the gradients are numbers: those of whole numbers are not."""
+    """Return the places of the gradients that are numbers; gradients of integers are not."""
     return [
         place for place, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0
     ]
@@ -73,8 +71,8 @@ def _filled(count: int, places: Sequence[int], values: Sequence[Any]) -> tuple[A
     return (tuple(gradients),)
 
 
-# What is linear: sums and averages, and all that only moves data. The gradient of Adasum is reduced
-# as the array was, as in Horovod.
+# Linear collectives: sums, averages, and all that only move data. Adasum's gradient is reduced by
+# Adasum, as in Horovod.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -85,7 +83,7 @@ def _linear(call: Collective, arrays: Arrays) -> Arrays:
 def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
     dealt = _evenly(call, arrays)
     outputs = _linear(dealt, arrays)
-    # shapes are static, numbers would not be
+    # shapes are static, values would not be
     rows = [jnp.empty((*array.shape[:1], 0)) for array in arrays]
     return outputs[: None if call.splits is not None else len(arrays)], (
         rows,
@@ -94,8 +92,8 @@ def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
 
 
 def _evenly(call: Collective, arrays: Arrays) -> Collective:
-    """``call``; outside of ``jit``, an alltoall without splits tells them: its gradient goes back
-    by those received, and they are not even if ranks have different numbers of rows.
+    """Return ``call``, with explicit splits for an alltoall outside ``jit``: its gradient returns
+    by the received splits, which differ if ranks have different numbers of rows.
     """
     if (
         call.kind is not Kind.ALLTOALL
@@ -105,7 +103,7 @@ def _evenly(call: Collective, arrays: Arrays) -> Collective:
         return call
     size = context.engine(call.process_set).size
     if not arrays[0].ndim or len(arrays[0]) % size:
-        return call  # the engine says what is wrong
+        return call  # the engine reports the error
     return replace(call, splits=(len(arrays[0]) // size,) * size)
 
 
@@ -156,7 +154,7 @@ def _scattered_backward(
 def _own_rows(
     call: Collective, rows: Sequence[int], places: Sequence[int], means: Sequence[Any]
 ) -> list[Any]:
-    """This rank's part of the gradient of what was gathered."""
+    """Return this rank's rows of the gathered gradient."""
     engine, here = context.engine(call.process_set), native.position()
     if here is not None:
         return [
@@ -179,15 +177,14 @@ def _own_rows(
     ]
 
 
-# Extrema: the gradient goes where the extremum comes from, in equal parts if it comes from several
-# ranks.
+# Extrema: the gradient goes to the rank that has the extremum, in equal parts if several have it.
 
 
 def _extrema(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     op, scale = call.op, call.prescale * call.postscale
     floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
     if (call.prescale, call.postscale) != (1.0, 1.0) and not all(floats):
-        # multiples of whole numbers are truncated on the way, and have no gradients
+        # Multiples of integers are truncated on the way, and have no gradients.
         found = iter(
             _linear(
                 call,
@@ -199,7 +196,7 @@ def _extrema(call: Collective, arrays: Sequence[Any]) -> list[Any]:
         some = [array for array, is_float in zip(arrays, floats, strict=True) if is_float]
         others = iter(_extrema(call.renamed(".floats"), some) if some else ())
         return [next(others if is_float else found) for is_float in floats]
-    if call.prescale < 0:  # a negative factor turns the order round
+    if call.prescale < 0:  # a negative factor reverses the order
         op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
     extrema = _extremum(call.renamed("", op=op, prescale=1.0, postscale=1.0), tuple(arrays))
     return [array if scale == 1.0 else (array * scale).astype(array.dtype) for array in extrema]
@@ -212,7 +209,7 @@ def _extremum(call: Collective, arrays: Arrays) -> Arrays:
 
 def _extremum_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
     found = _extremum(call, arrays)
-    # a NaN on any rank is the extremum, and equals nothing
+    # A NaN on any rank is the extremum, and equals nothing.
     masks = [(array == best) | (array != array) for array, best in zip(arrays, found, strict=True)]
     return found, masks
 
@@ -257,7 +254,7 @@ def _product_backward(call: Collective, arrays: Arrays, gradients: Arrays) -> tu
     products = apply(call.renamed(".product"), factors)
     totals = _sum(call, [gradients[place] for place in places], ".gradient")
     others = [
-        jnp.where(count == zero, product / factor, 0)  # no other rank has a zero
+        jnp.where(count == zero, product / factor, 0)  # nonzero only where no other rank has a zero
         for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
     ]
     return _filled(
@@ -269,8 +266,8 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def splits_of(splits: Any) -> tuple[int, ...]:
-    """Numbers of rows for alltoall. They must be known: the shapes of a program are fixed before it
-    runs.
+    """Return the splits of an alltoall as numbers. Raises ValueError for traced values: the shapes
+    of a program are fixed before it runs.
     """
     if isinstance(splits, jax.core.Tracer):
         raise ValueError(

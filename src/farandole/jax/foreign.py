@@ -1,11 +1,10 @@
-"""Functions of the host as what XLA calls a foreign function, bound by ctypes.
+"""Host functions as XLA foreign functions, bound by ctypes.
 
-JAX's own callbacks copy what a function gives back twice. Here it reads XLA's buffers where they
-stand, and its results go straight to where the program wants them. The structures are those of
-XLA's typed FFI, versions 0.1 to 0.3, with the names of the header that jaxlib brings along
-(``jax.ffi.include_dir()``, then ``xla/ffi/api/c_api.h``). XLA takes handlers of older versions for
-a year at least. Where it does not take ours, on other platforms than the CPU, and before JAX 0.6,
-``usable`` is False.
+JAX's own callbacks copy results twice. Here, a function reads XLA's buffers in place, and its
+results go directly to the program's buffers. The structures are those in XLA's typed FFI, versions
+0.1 to 0.3, with the names of the header in jaxlib (``jax.ffi.include_dir()``, then
+``xla/ffi/api/c_api.h``). XLA accepts handlers of older versions for at least a year. ``usable`` is
+False if XLA refuses ours, on platforms other than the CPU, and before JAX 0.6.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _TARGET = "farandole_host_call"
-_OLDEST, _NEWEST = (0, 1), (0, 3)  # versions in which all that is used here is alike
+_OLDEST, _NEWEST = (0, 1), (0, 3)  # versions that agree in everything used here
 _INVALID_ARGUMENT, _INTERNAL = 3, 13
 
 
@@ -55,7 +54,9 @@ class XLA_FFI_Extension_Base(ctypes.Structure):
 
 
 class XLA_FFI_Metadata_Extension(ctypes.Structure):
-    """With a call that is none: XLA asks which version a handler was written for."""
+    """The extension of a metadata query, with which XLA asks for a handler's version instead of
+    calling it.
+    """
 
     _fields_ = (("extension_base", XLA_FFI_Extension_Base), ("metadata", POINTER(XLA_FFI_Metadata)))
 
@@ -126,8 +127,8 @@ class XLA_FFI_CallFrame(ctypes.Structure):
 
 
 class _Call:
-    """One call in a program: a token and arrays in, a token and arrays out. A program keeps its own
-    alive.
+    """One call in a program: a token and arrays in, a token and arrays out. The program keeps its
+    calls alive.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class _Call:
         self._outputs = [(aval.shape, np.dtype(aval.dtype)) for aval in outputs]
 
     def __call__(self, args: Any, rets: Any) -> None:
-        """``args`` and ``rets``: pointers to buffers, in that order."""
+        """Run the function. ``args`` and ``rets``: pointers to buffers, in this order."""
         targets = len(self._outputs) if self._in_place else 0
         given = [
             self._given(args[place], rets[place] if place <= targets else None, *described)
@@ -156,7 +157,7 @@ class _Call:
     def _given(self, source: Any, target: Any, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         memory = _bytes_at(target or source, nbytes)
-        # XLA was asked to make it one
+        # Usually the same memory, because XLA was asked to alias the buffers.
         if target and nbytes and target.contents.data != source.contents.data:
             memory[:] = _bytes_at(source, nbytes)
         memory.flags.writeable = target is not None
@@ -181,20 +182,20 @@ def _bytes_at(buffer: Any, nbytes: int) -> Array:
     return array
 
 
-# Numbers of this process alone: a program that another one has stored finds nothing under its own.
+# Numbers are unique to this process: a program stored by another process finds no call.
 _numbers = itertools.count(secrets.randbits(62))
 _calls: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
 
 
 def _handle(pointer: Any) -> int | None:
-    """The function that XLA calls. Returns an error of XLA's, or None."""
+    """Handle a call from XLA. Return an XLA error, or None."""
     frame = pointer.contents
     try:
         if frame.extension_start:
             _describe(frame)
         else:
             _find(frame.attrs.attrs[0].contents.value[0])(frame.args.args, frame.rets.rets)
-    except BaseException as error:  # nothing may leave by this door
+    except BaseException as error:  # no exception may reach XLA
         return _failed(frame.api.contents, error)
     return None
 
@@ -210,8 +211,8 @@ def _find(number: int) -> _Call:
 
 
 def _describe(frame: XLA_FFI_CallFrame) -> None:
-    """Tell XLA its own version, or the newest that we know; the oldest, if it does not say (before
-    0.2).
+    """Report to XLA its own version, or the newest known one; the oldest if XLA reports none
+    (before 0.2).
     """
     spoken = frame.api.contents.api_version if frame.api else None
     mine = frame.extension_start.contents.metadata.contents.api_version
@@ -239,13 +240,13 @@ _handler = ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_CallFrame))(_handle)
 
 @functools.cache
 def _registered() -> bool:
-    """Whether XLA takes our handler. To be called when the backend is there: before, an answer
-    would come too late.
+    """Return whether XLA accepts the handler. Call it after the backend exists: XLA checks a
+    handler's version only with a backend.
     """
     handler = jax.ffi.pycapsule(ctypes.cast(_handler, c_void_p).value)
     try:
         jax.ffi.register_ffi_target(_TARGET, {"execute": handler}, platform="cpu", api_version=1)
-    except Exception as error:  # of a type that depends on the version
+    except Exception as error:  # its type depends on the version
         if "API version" not in str(error):
             raise
         return False
@@ -253,7 +254,7 @@ def _registered() -> bool:
 
 
 def usable(ctx: Any) -> bool:
-    """Whether ``emit`` can be used in the program that ``ctx`` belongs to."""
+    """Return whether ``emit`` can be used in the program that ``ctx`` belongs to."""
     if jax.__version_info__ < (0, 6) or tuple(ctx.module_context.platforms) != ("cpu",):
         return False
     ctx.module_context.get_backend()
@@ -267,17 +268,17 @@ def emit(
     token: Any,
     operands: Sequence[Any],
 ) -> tuple[list[Any], Any]:
-    """A call of ``function`` in a program that is being made: its results, and the token after it.
+    """Emit a call of ``function`` into a program, and return its results and the next token.
 
-    ``function`` gets arrays that are there until it returns, and may only be read; with
-    ``in_place`` it leaves its results in the first of them (what the program needs otherwise, XLA
-    copies before). What it raises fails the program, as an INVALID_ARGUMENT for a ValueError, as an
-    INTERNAL for others, with type and text.
+    ``function`` gets arrays that are valid until it returns, and may only read them. With
+    ``in_place``, it leaves its results in the first of them; XLA first copies buffers that the
+    program still needs. An exception fails the program, with type and text: as INVALID_ARGUMENT for
+    a ValueError, as INTERNAL for others.
     """
     call = _Call(function, in_place, ctx.avals_in, ctx.avals_out)
     number = next(_numbers)
     _calls[number] = call
-    # so it lives as long as the program, which is not stored on disk
+    # keeps the call alive as long as the program, and the program off the disk cache
     ctx.module_context.add_host_callback(call)
     ctx = replace(
         ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out]

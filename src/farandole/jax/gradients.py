@@ -1,4 +1,4 @@
-"""Gradients as few large buffers: one call of the host per step."""
+"""Gradients in a few large buffers, with one host call per step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ModelsReducer(GradientListReducer):
-    """One whose codec keeps what it keeps for each of several models apart, by their names."""
+    """A reducer whose codec keeps separate state for each of several models, by their names."""
 
     def __init__(self, name: str, options: GradientOptions) -> None:
         super().__init__(name, options)
@@ -35,7 +35,9 @@ class ModelsReducer(GradientListReducer):
     def names_in(
         self, mark: int | None, names: tuple[str, ...], arrays: Sequence[Array]
     ) -> tuple[str, ...]:
-        """``names``, for the model of this mark; without one, for that of such names and shapes."""
+        """Return ``names`` for the model with this mark; without a mark, for the model with these
+        names and shapes.
+        """
         if self.codec is None:
             return names
         which = (names, tuple([array.shape for array in arrays]) if mark is None else mark)
@@ -48,10 +50,11 @@ class ModelsReducer(GradientListReducer):
 
 
 class _Reduction:
-    """All gradients of a step, and behind them, to be looked at, samples of parameters; last, if
-    ``marked``, a model's mark and the number of its step. See ``primitive.HostCall``. Equal if the
-    reducer and the names are. ``replica``: of parameters that are there already, outside of
-    programs.
+    """The reduction of a step's gradients. See ``primitive.HostCall``.
+
+    Its arrays are the gradients, then samples of parameters to compare, and last, if ``marked``, a
+    model's mark and step number. Reductions with the same reducer and names are equal. ``replica``:
+    concrete parameters, outside programs.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class _Reduction:
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
         mark, step = (int(word.flat[0]) for word in arrays[end:]) if self._marked else (None, 0)
         names = self.reducer.names_in(mark, names, arrays[:count])
-        lasts = self.reducer.options.owner is not None  # the codec is an object of the program's
+        lasts = self.reducer.options.owner is not None  # the program created the codec
         with self.reducer.models.once(mark, step, state_label(self.reducer.codec), lasts):
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
 
@@ -143,11 +146,11 @@ def reduce_gradients(
     reported: Collection[str] = (),
     mark: Sequence[Any] = (),
 ) -> list[Any]:
-    """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
+    """Reduce ``leaves`` over all ranks as one unit, inside and outside ``jit``.
 
-    What is None or has type float0 (the gradient of whole numbers) stays as it is. Ranks compare
+    Leaves that are None or of dtype float0 (gradients of integers) stay as they are. Ranks compare
     ``parameters`` now and then (see ``checks.agreement``). Raises ValueError on all ranks, naming
-    rank and array, when their lists differ (inside ``jit`` JAX makes a JaxRuntimeError of it; see
+    rank and array, if their lists differ (inside ``jit``, JAX raises JaxRuntimeError instead; see
     ``plain_errors``).
     """
     results = list(leaves)
@@ -187,7 +190,7 @@ def _reduced(
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         if not options.codec and native.position() is not None:
             return native.inside(call, arrays)
-    elif not options.codec and native.active():  # codecs work in the host's memory
+    elif not options.codec and native.active():  # codecs work in host memory
         wait()
         found = native.now(call, arrays)
         if found is not None:
@@ -207,5 +210,5 @@ def _dtype(leaf: Any) -> Any:
 
 
 def names_of(tree: Any) -> list[str]:
-    """A name for each leaf: the way to it, ``['dense']['kernel']`` say."""
+    """Return a name for each leaf: its path, such as ``['dense']['kernel']``."""
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]

@@ -1,6 +1,7 @@
-"""The models that one optimizer steps. Its functions have no state of their own, so one may serve
-several; what ranks keep on their hosts is of one of them: a codec's residuals, the centre of
-parameter servers.
+"""The models that one optimizer trains.
+
+An optimizer's functions have no state, so one optimizer may serve several models. State on the
+hosts belongs to one model: a codec's residuals, the centre at parameter servers.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# see ``Models._check_lasts``: the stay in the job, step, how many
+# see ``Models._check_lasts``: session, step, count
 _single: dict[Hashable, tuple[str, int, int]] = {}
 
 
 class Models:
-    """Tells models of one optimizer apart, by a mark in the state of each."""
+    """Distinguishes the models of one optimizer by a mark in each model's state."""
 
     def __init__(self) -> None:
         self._marks = itertools.count()
         self._places: dict[Hashable, int] = {}
-        # the last step of each, and the stay in the job
+        # session and last step of each
         self._exchanged: dict[Hashable, tuple[str, int]] = {}
-        self._began = False  # has a model begun here?
+        self._began = False  # whether a model has begun here
 
     def mark(self) -> Any:
-        """A new one, int32: a value of the program where that is traced, so that each of its runs
-        has its own.
+        """Return a new mark (int32). In a traced program it is a value of the program, so that each
+        run gets its own.
         """
         return host_call(_Mark(self), [])[0]
 
@@ -44,22 +45,23 @@ class Models:
         return next(self._marks)
 
     def place(self, mark: Hashable) -> int:
-        """The place of a model in the order of their first exchanges: the same on all ranks, which
-        exchange in the same order, while one of them may have made more models.
+        """Return the index of a model in the order of first exchanges. That order is equal on all
+        ranks, while a rank may have created more models.
         """
         return self._places.setdefault(mark, len(self._places))
 
     @contextlib.contextmanager
     def once(self, mark: Hashable, step: int, label: str, lasts: bool = False) -> Iterator[None]:
-        """Run the exchange of a model's step (1, 2 ...) once. ``label``: of state outside of the
-        model's that the exchange changes; empty if there is none. ``lasts``: that state outlives
-        this optimizer.
+        """Run the exchange of a model's step (1, 2 ...) once.
 
-        Raises ValueError for a step that is computed anew: what is remembered of the first time,
-        and of steps after it, is wrong then. (What ``lasts`` may have been taken back, too.) The
-        first step may be, for a program may be run once to compile it; any may be after ``init()``
-        anew, as elastic programs go back to what they committed. And for the third optimizer in a
-        row that makes one step each.
+        ``label``: names state outside the model's that the exchange changes; empty if there is
+        none. ``lasts``: that state outlives this optimizer.
+
+        Raises ValueError for a repeated step, because the state already includes the step and its
+        successors. (State that ``lasts`` may have been restored too.) Exceptions are the first
+        step, because a program may run once to compile, and any step after another ``init()``,
+        because elastic programs return to their commit. Also raises ValueError for the third
+        optimizer in a row that takes only one step.
         """
         now = context.session_id(), step
         scope, last = self._exchanged.get(mark, ("", 0))
@@ -77,8 +79,9 @@ class Models:
         self._exchanged[mark] = now
 
     def _check_lasts(self, mark: Hashable, scope: str, step: int, label: str) -> None:
-        """Optimizers that no model began with may go on from a checkpoint, each with many steps.
-        Three with a step each are one that is made anew each time, and what it should keep is lost.
+        """Raise ValueError for the third of three optimizers with one step each: the program
+        creates one in each step, and its state is lost. An optimizer that continues from a
+        checkpoint takes many steps.
         """
         if self._began:
             return
@@ -101,12 +104,12 @@ class Models:
 
 
 def names_in(place: int, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a model's arrays: no other model of the optimizer has them."""
+    """Return names of a model's arrays that are unique among the optimizer's models."""
     return tuple(names) if place == 0 else tuple(f"{name} of model {place + 1}" for name in names)
 
 
 class _Mark:
-    """See ``primitive.HostCall``."""
+    """A new mark, as a host call. See ``primitive.HostCall``."""
 
     elementwise = None
     in_place = False

@@ -1,11 +1,11 @@
-"""JAX's own collectives, where ``jax.distributed`` joins the processes' accelerators (NCCL, ICI;
+"""JAX's own collectives, if ``jax.distributed`` connects the processes' accelerators (NCCL, ICI;
 Gloo on CPUs).
 
-They exist only in programs over a mesh of all processes. So there is a mesh with one device per
-rank, and programs over it in which every rank sees its own arrays (``spmd``): inside, the functions
-of this package are ``jax.lax``'s. What is called outside of programs becomes a small program of
-that kind, when all ranks have agreed that they mean the same: XLA's collectives would hang if they
-did not. Plain ``jax.jit`` knows this rank's device alone; there, arrays travel over the host.
+They exist only in programs over a mesh of all processes. The mesh has one device per rank, and in
+programs over it, every rank sees its own arrays (``spmd``): inside, the functions of this package
+use ``jax.lax``. A call outside programs becomes a small program of that kind, after all ranks have
+agreed that their calls match: otherwise XLA's collectives would hang. Plain ``jax.jit`` uses this
+rank's device only, and arrays travel over the host.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _forced: bool | None = None
     example="hvd.init()\nhvd.init_distributed()  # before any array is made",
 )
 def init_distributed(**options: Any) -> None:
-    """``jax.distributed.initialize`` for the ranks of this job: call it after ``hvd.init()`` and
+    """Call ``jax.distributed.initialize`` for the ranks of this job, after ``hvd.init()`` and
     before JAX is used.
 
     Each rank takes the accelerator of its local rank. ``options`` go to
@@ -67,8 +67,8 @@ def init_distributed(**options: Any) -> None:
 
 
 def _here() -> str:
-    """This host's address for all ranks. What its name resolves to may be one that others cannot
-    reach (127.0.1.1).
+    """Return an address of this host that all ranks can reach. Its name may resolve to one that
+    others cannot (127.0.1.1).
     """
     store = context.store()
     if store is None or context.cross_size() == 1:
@@ -78,15 +78,15 @@ def _here() -> str:
 
 @documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")
 def use_native(wanted: bool | None) -> None:
-    """Use JAX's own collectives where that is possible? None: if there are accelerators. The same
-    on all ranks.
+    """Choose whether to use JAX's own collectives where possible. None: if there are accelerators.
+    The same on all ranks.
     """
     global _forced
     _forced = wanted
 
 
 def active() -> bool:
-    """Are they used?"""
+    """Return whether JAX's own collectives are used."""
     if _forced is False or context.size() == 1 or jax.process_count() != context.size():
         return False
     return bool(_forced or jax.default_backend() != "cpu")
@@ -94,11 +94,13 @@ def active() -> bool:
 
 @documented("init", "disagree")
 def mesh() -> Mesh:
-    """One device per rank, in the order of ranks. Collective, the first time."""
+    """Return a mesh with one device per rank, in the order of ranks. The first call is
+    collective.
+    """
     engine = context.engine()
     known = _meshes.get("world")
     if known is None or known[0] is not engine:
-        context.skip_exchange_check()  # what goes on between the devices does not pass the engine
+        context.skip_exchange_check()  # exchanges between devices bypass the engine
         places = objects.allgather_object(jax.process_index(), "jax.process_index")
         firsts = {device.process_index: device for device in reversed(jax.devices())}
         known = _meshes["world"] = (
@@ -116,13 +118,13 @@ def mesh() -> Mesh:
     example="@hvd.spmd\ndef mean(x):\n    return hvd.allreduce(x)",
 )
 def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """``jax.jit``, of a program over the devices of all ranks if there is a way: every rank calls
-    it with arrays of its own, of the same shapes, and gets its own results. ``options`` go to
-    ``jax.jit``; no static arguments.
+    """Compile with ``jax.jit`` a program over the devices of all ranks, if possible: every rank
+    calls it with its own arrays, of equal shapes, and gets its own results. ``options`` go to
+    ``jax.jit``; static arguments are not supported.
 
-    In it, collectives are XLA's: between accelerators, without the host. All ranks must trace the
-    same program, so ``hvd.rank()`` may not decide what is computed;
-    ``jax.lax.axis_index(hvd.AXIS)`` may.
+    Inside, collectives are XLA's: between accelerators, without the host. All ranks must trace the
+    same program, so computations may not depend on ``hvd.rank()``; they may depend on
+    ``jax.lax.axis_index(hvd.AXIS)``.
     """
     plain = jax.jit(fun, **options)
     programs: dict[Any, Any] = {}
@@ -143,8 +145,8 @@ def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
-    """``fun`` on what each device has. To JAX all arrays are the same everywhere; it is told not to
-    look.
+    """Map ``fun`` over each device's arrays. JAX's check that arrays are equal on all devices is
+    turned off.
     """
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -175,7 +177,7 @@ def _spread(leaf: Any, sharding: NamedSharding) -> Any:
 
 
 def position() -> Any:
-    """This rank's number, as a value of the program; None outside of such programs."""
+    """Return this rank's number as a value of the program; None outside such programs."""
     try:
         return jax.lax.axis_index(AXIS)
     except NameError:
@@ -183,8 +185,8 @@ def position() -> Any:
 
 
 def inside(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """``call`` among the devices of the mesh. Raises ValueError for what XLA has no
-    collective for.
+    """Run ``call`` among the devices of the mesh. Raises ValueError if XLA has no such
+    collective.
     """
     why = _unfit(call, arrays)
     if why:
@@ -219,7 +221,9 @@ def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
 
 
 def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
-    """Floats of XLA hold too few digits for multiples of whole numbers."""
+    """Return the reason why results would be inexact: XLA's floats have too few digits for
+    multiples of integers.
+    """
     scaled = (call.prescale, call.postscale) != (1.0, 1.0)
     if scaled and any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
         return "whole numbers are not multiplied by prescale_factor or postscale_factor"
@@ -261,8 +265,8 @@ def _one(call: Collective, array: Any) -> Any:
 
 
 def _whole_mean(array: Any, add: Callable[[Any], Any]) -> Any:
-    """The mean, towards zero. The sum may not fit into the type where the mean does: so the ranks'
-    quotients and remainders are added up apart.
+    """Return the mean of integers, rounded toward zero. Quotients and remainders of the ranks are
+    summed separately, because the sum may not fit into the dtype.
     """
     size = context.size()
     wide = array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
@@ -272,12 +276,12 @@ def _whole_mean(array: Any, add: Callable[[Any], Any]) -> Any:
 
 
 def _scaled(total: Any, scale: float, dtype: Any) -> Any:
-    """Scaled once, before rounding."""
+    """Scale once, before rounding."""
     return (total if scale == 1.0 else total * scale).astype(dtype)
 
 
 def _extreme(op: ReduceOp, array: Any) -> Any:
-    """Min, Max and Product."""
+    """Reduce by Min, Max or Product."""
     every = jax.lax.all_gather(array, AXIS)
     if op is ReduceOp.MIN:
         return every.min(0)
@@ -286,12 +290,12 @@ def _extreme(op: ReduceOp, array: Any) -> Any:
     return every.min(0) if array.dtype == bool else every.prod(0).astype(array.dtype)
 
 
-# Outside of programs.
+# Outside programs.
 
 
 def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
-    """The results of ``call``; None, on all ranks, if the ranks mean different things or XLA cannot
-    do it: the way over the host does, or says what is wrong.
+    """Return the results of ``call``. None, on all ranks, if the ranks' calls differ or XLA does
+    not support them: the host then runs the call, or reports the error.
     """
     facts = (call.kind, call.op, call.prescale, call.postscale, call.root, call.grouped)
     unfit = _unfit(call, arrays)

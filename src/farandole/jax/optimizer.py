@@ -1,5 +1,5 @@
 """DistributedOptimizer: any optax optimizer, stepping with the gradients of all ranks; and
-gradients alone.
+transformations of gradients alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class _NumberedReducer(ModelsReducer):
-    """One that takes its name from the order in which those of a job are first used, which is the
-    same on all ranks (the order in which they are made need not be).
+    """A reducer named by the order in which a job's reducers are first used, which is equal on all
+    ranks; the order of creation may differ.
     """
 
     _number: Engine | None = None
@@ -56,26 +56,28 @@ class _NumberedReducer(ModelsReducer):
 
 
 class TreeReducer:
-    """Reduces trees of gradients. Make it once, and call it in every step."""
+    """Reduces trees of gradients. Create it once, and call it in every step."""
 
     def __init__(self, what: str, options: GradientOptions, name: str | None) -> None:
-        """``what`` asks for it, if what the ranks agree by has no ``name``."""
+        """``what``: the calling function, which names the reducer if ``name`` is None."""
         self._options = options
         self._list = (_NumberedReducer if name is None else ModelsReducer)(name or what, options)
 
     def mark(self) -> Any:
-        """Of a model that begins, for ``__call__``; None, if nothing is kept of models."""
+        """Return the mark of a new model, for ``__call__``; None if no state is kept for models."""
         return None if self._list.codec is None else self._list.models.mark()
 
     def __call__(self, gradients: Any, parameters: Any = None, mark: Sequence[Any] = ()) -> Any:
-        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own.
-        ``parameters``: what they are gradients of, if that is known; ``mark``: of which model, and
-        which step of it.
+        """Reduce ``gradients`` (any tree) over all ranks. A rank outside the process set keeps its
+        own.
+
+        ``parameters``: the parameters of the gradients, if known. ``mark``: the model, and the
+        number of its step.
         """
         if not self._options.process_set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
-        if self._options.op is ReduceOp.ADASUM:  # of each array for itself
+        if self._options.op is ReduceOp.ADASUM:  # Adasum combines each array separately
             reduced = grouped_allreduce(
                 leaves,
                 None,
@@ -112,11 +114,10 @@ def distributed_gradients(
     *,
     codec: str | Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this
-    one.
+    """Return a transformation for ``optax.chain`` that reduces gradients over all ranks.
 
-    What comes before it in the chain sees this rank's gradients, what comes after those of all:
-    clip after it. Works inside ``jit`` and outside; all gradients travel together.
+    Transformations before it in the chain see this rank's gradients; those after it see the reduced
+    gradients, so clip after it. It works inside and outside ``jit``; all gradients travel together.
     """
     options = gradient_options(
         op,
@@ -130,7 +131,7 @@ def distributed_gradients(
 
 
 class ModelState(NamedTuple):
-    """``mark``: by which a codec knows the model. ``step``: updates so far."""
+    """``mark``: identifies the model to a codec. ``step``: updates so far."""
 
     mark: Any
     step: Any
@@ -188,11 +189,12 @@ def DistributedOptimizer(
     strategy: str | Strategy | None = None,
     codec: str | Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
+    """Wrap ``optimizer`` (an ``optax.GradientTransformation``) to step with the gradients of all
+    ranks.
 
-    With ``backward_passes_per_step``, updates before the last only add up, and give zeros. The mean
-    counts, as in ``optax.MultiSteps`` (which would exchange every time), or with
-    ``average_aggregated_gradients=False`` the sum.
+    With ``backward_passes_per_step``, updates before the last pass accumulate gradients and return
+    zeros. The last one uses their mean, as in ``optax.MultiSteps`` (which would exchange in every
+    update), or their sum with ``average_aggregated_gradients=False``.
     """
     import optax
 
@@ -243,10 +245,10 @@ def value_and_grad(
     codec: str | Codec | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's
+    """Return ``jax.value_and_grad`` with gradients reduced over all ranks. The value is this rank's
     (``allreduce`` averages it).
 
-    What it gives may be jitted.
+    The result may be jitted.
     """
     chosen = gradient_options(
         op,
@@ -287,7 +289,7 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """``jax.grad``, with the gradients of all ranks."""
+    """Return ``jax.grad`` with gradients reduced over all ranks."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @functools.wraps(fun)

@@ -1,7 +1,7 @@
-"""The forms that do not wait, inside programs and outside.
+"""Asynchronous collectives, inside and outside programs.
 
-Inside, starting and waiting are two calls of the host. These still run in order, but only the
-second blocks: so ranks may start what has names in different orders, if they wait only when all is
+Inside a program, starting and waiting are two host calls. They run in order, but only the second
+one blocks, so ranks may start named collectives in different orders if they wait only after all are
 started.
 """
 
@@ -30,7 +30,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _What(NamedTuple):
-    """A collective that was started, and the arrays that it is about."""
+    """A started collective and its arrays."""
 
     call: Collective
     shapes: Shapes
@@ -38,14 +38,14 @@ class _What(NamedTuple):
 
 
 class TracedHandle(NamedTuple):
-    """The result of ``allreduce_async`` and the like inside a program, for ``synchronize``."""
+    """The handle of an asynchronous collective inside a program, for ``synchronize``."""
 
     number: Any
     what: _What
 
 
 class _Start(NamedTuple):
-    """See ``primitive.HostCall``."""
+    """The start of a collective. See ``primitive.HostCall``."""
 
     call: Collective
     elementwise: bool | None = None
@@ -61,12 +61,12 @@ class _Start(NamedTuple):
         return [((), np.dtype(np.int32))]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        # XLA's memory goes
+        # XLA's memory is only valid during the call
         return [np.array(self.call.start([array.copy() for array in arrays]), dtype=np.int32)]
 
 
 class _Finish(NamedTuple):
-    """See ``primitive.HostCall``."""
+    """The wait for a collective. See ``primitive.HostCall``."""
 
     what: _What
     elementwise: bool | None = None
@@ -85,7 +85,8 @@ class _Finish(NamedTuple):
         return call.finish(int(arrays[0]), shapes, dtypes, jitted=True)
 
 
-_started: dict[int, tuple[_What, Any]] = {}  # outside of programs: and where results belong
+# outside programs: the collective, and the sharding of its results
+_started: dict[int, tuple[_What, Any]] = {}
 
 
 @collective("op", example="handle = hvd.allreduce_async(tensor)\ntotal = hvd.synchronize(handle)")
@@ -98,7 +99,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Start ``allreduce``; ``synchronize(handle)`` gives the new array."""
+    """Start ``allreduce``; ``synchronize(handle)`` returns the new array."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return _start(Collective(Kind.ALLREDUCE, name, process_set, *how), [tensor])
 
@@ -183,7 +184,9 @@ def grouped_reducescatter_async(
     handle="from a function whose name ends in _async, outside of programs.",
 )
 def poll(handle: int) -> bool | None:
-    """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
+    """Return whether the collective of ``handle`` is done; None if the handle is unknown or was
+    synchronized.
+    """
     if isinstance(handle, TracedHandle):
         raise ValueError("poll: nothing is done while a program is being traced; use synchronize")
     return pending_on_host(handle)
@@ -191,9 +194,8 @@ def poll(handle: int) -> bool | None:
 
 @documented("failed", handle="from a function whose name ends in _async.")
 def synchronize(handle: Any) -> Any:
-    """Wait, and give the collective's output. None if there is no such handle (any more).
-
-    Raises HorovodInternalError if the collective failed.
+    """Wait for a collective and return its output; None if the handle is unknown or was
+    synchronized. Raises HorovodInternalError if the collective failed.
     """
     if isinstance(handle, TracedHandle):
         return _shown(handle.what.call, host_call(_Finish(handle.what), [handle.number]))

@@ -1,11 +1,12 @@
-"""Host calls in JAX programs: the one primitive that every collective becomes.
+"""Host calls in JAX programs, through one primitive for all collectives.
 
-A program runs the calls in the order in which they were traced, and programs run theirs in the
-order in which they were dispatched: the primitive has an *ordered* effect, so XLA threads a token
-through the calls, and JAX hands the token from program to program. So at most one call at a time
-holds one of XLA's threads, and ranks that run the same programs meet in the same order. The effect
-is one of our own (``io_callback`` has another), for it must be allowed in custom derivatives and in
-``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: to read
+A program runs its calls in the order of tracing, and programs run theirs in the order of dispatch:
+the primitive has an *ordered* effect, so XLA threads a token through the calls, and JAX passes the
+token from program to program. At most one call at a time therefore holds an XLA thread, and ranks
+that run the same programs meet in the same order.
+
+The effect differs from ``io_callback``'s, because it must be allowed in custom derivatives and in
+``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: reading
 those inside a callback may wait for the very thread that runs it.
 """
 
@@ -33,7 +34,7 @@ from farandole.job import context
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_REMEMBERED = 64  # failures whose exceptions are kept, to be raised as what they were
+_REMEMBERED = 64  # failures whose exceptions are kept, to be raised with their own type
 
 
 class HostCall(Protocol):
@@ -41,31 +42,33 @@ class HostCall(Protocol):
 
     @property
     def elementwise(self) -> bool | None:
-        """May a batch axis stand anywhere? False: not in front. None: there is no batching."""
+        """The places of a batch axis. True: anywhere. False: not first. None: batching is not
+        supported.
+        """
 
     @property
     def in_place(self) -> bool:
-        """Do results stand where the first arrays did, of the same shapes and types? ``run`` may
-        write to those.
+        """True if results replace the first arrays, with equal shapes and dtypes; ``run`` may then
+        write to these.
         """
 
     def shapes(
         self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
     ) -> list[tuple[tuple[int, ...], Any]]:
-        """Shape and dtype of each output. Raises ValueError for inputs that cannot be."""
+        """Return shape and dtype of each output. Raises ValueError for invalid inputs."""
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        """Do it, on contiguous arrays that are there until this returns. They may be read only, or
-        see ``in_place``.
+        """Run the call on contiguous arrays that are valid until it returns. They are read-only
+        unless ``in_place``.
         """
 
 
 class _Failures:
-    """The errors of calls, and the tokens that keep failing for it.
+    """The errors of calls, and the tokens that they spoil.
 
-    A program that failed leaves a failed token, and every program that is given it fails in its
-    turn, for ever. So when JAX looks for the token of the next program (by the effect's hash), one
-    that is known to have failed is dropped.
+    A failed program leaves a failed token, and every program that gets the token fails in turn.
+    When JAX looks up the token for the next program (by the effect's hash), a token known to have
+    failed is dropped.
     """
 
     def __init__(self) -> None:
@@ -74,14 +77,14 @@ class _Failures:
         self._kept: dict[int, BaseException] = {}
 
     def note(self, error: BaseException) -> str:
-        """A mark to find ``error`` by in a text."""
+        """Return a mark that identifies ``error`` in a text."""
         self.count += 1
         self._kept[self.count] = error
         self._kept.pop(self.count - _REMEMBERED, None)
         return f"[failure {self.count} of this process]"
 
     def find(self, text: str) -> BaseException | None:
-        """The error whose mark is in ``text``."""
+        """Return the error whose mark is in ``text``."""
         for number, error in self._kept.items():
             if f"[failure {number} of this process]" in text:
                 return error
@@ -90,8 +93,8 @@ class _Failures:
     def drop_token(self) -> None:
         if getattr(self._seen, "count", 0) != self.count:
             self._seen.count = self.count
-            # what has failed has ended, or is about to: its token may be told later than its
-            # results
+            # The failed program has ended or is about to: its token may fail later than its
+            # results.
             wait()
 
 
@@ -110,7 +113,9 @@ class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
         return "Collective"
 
     def __repr__(self) -> str:
-        """JAX shows it where a program has several devices, which has no order of effects."""
+        """Return a text that JAX shows for a program with several devices, where effects have no
+        order.
+        """
         return (
             "collectives of Farandole: their programs are of one device. Start a rank for each"
             " device, or exchange outside of this program (docs/jax.md)"
@@ -129,7 +134,7 @@ for _registry in (
 
 
 def _token() -> Any:
-    """The token of the last program with collectives that this thread dispatched."""
+    """Return the token of the last program with collectives that this thread dispatched."""
     tokens = dispatch.runtime_tokens.current_tokens
     return next((token for effect, token in list(tokens.items()) if effect is EFFECT), None)
 
@@ -144,14 +149,15 @@ def wait() -> None:
     try:
         token.block_until_ready()
     except Exception:
-        _failures._seen.count = _failures.count  # or the deletion, by hash, would come here again
+        # otherwise the deletion, which hashes the effect, would recurse
+        _failures._seen.count = _failures.count
         tokens = dispatch.runtime_tokens
         tokens.current_tokens.pop(EFFECT, None)
         tokens.output_runtime_tokens.clear()
 
 
 def shutdown() -> None:
-    """Leave the job, when the programs that this thread has dispatched are done. ``init()`` may be
+    """Leave the job when the programs that this thread has dispatched are done. ``init()`` may be
     called again.
     """
     wait()
@@ -163,9 +169,9 @@ atexit.register(wait)  # before shutdown(), and before JAX waits for the token i
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError,
-    ValueError, and what a handler of a signal raised), not as JAX's JaxRuntimeError with its text
-    in it. Errors come when a result is waited for: do that inside, too.
+    """Raise errors of collectives in programs with their own type (HorovodInternalError,
+    ValueError, or a signal handler's exception) instead of JAX's JaxRuntimeError. Errors occur when
+    a result is awaited, so wait inside the context.
     """
     try:
         yield
@@ -185,7 +191,7 @@ _call_p.multiple_results = True
 
 
 def host_call(call: HostCall, arrays: Sequence[Any]) -> list[Any]:
-    """``call.run`` on the host, now or when the program that is being traced runs."""
+    """Run ``call.run`` on the host, now, or when the traced program runs."""
     outputs: list[Any] = _call_p.bind(*arrays, call=call)
     return outputs
 
@@ -210,12 +216,12 @@ def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
     def run(*arrays: Array) -> Sequence[Array]:
         try:
             return tuple(call.run(arrays, True))
-        # what a handler of a signal raises may be a KeyboardInterrupt or SystemExit
+        # A signal handler may raise KeyboardInterrupt or SystemExit.
         except BaseException as error:
             raise _marked(error, call) from None
 
     token = ctx.tokens_in.get(EFFECT)
-    many = isinstance(token, (list, tuple))  # so it was up to JAX 0.4
+    many = isinstance(token, (list, tuple))  # up to JAX 0.4
     results, token = _emitted(ctx, run, call.in_place, token[0] if many else token, operands)
     ctx.set_tokens_out(
         ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token}))
@@ -253,29 +259,29 @@ def _emitted(
 
 
 def _sharding(ctx: Any) -> Any:
-    """What JAX's own callbacks have. Without, XLA's compiler for GPUs ended the process over
-    programs of several calls ("shape_util.cc: Check failed", JAX 0.11.2).
+    """Return the sharding that JAX's own callbacks use. Without it, XLA's GPU compiler ended the
+    process for programs with several calls ("shape_util.cc: Check failed", JAX 0.11.2).
     """
     arguments = (ctx.module_context.axis_context, None, ctx.avals_out)
     return _callback_op_sharding(*arguments[: len(signature(_callback_op_sharding).parameters)])
 
 
 def _own(array: Any) -> Array:
-    """A copy that may be written to."""
+    """Return a writable copy."""
     return np.array(array, order="C")
 
 
 def _without_config(token: Any) -> None:
-    """XLA of JAX 0.4.30 reads a call's configuration as JSON (after a small product of matrices),
-    and aborts the process over the number that JAX puts there; on the CPU that number is an
-    argument, too, and read nowhere else. Newer calls are of another form.
+    """Clear a call's configuration. XLA in JAX 0.4.30 reads it as JSON (after a small matrix
+    product) and aborts the process because JAX stores a number there. On the CPU that number is
+    also an argument and is not read elsewhere. Calls in later versions have another form.
     """
     if token.owner.name == "stablehlo.get_tuple_element":
         token.owner.operands[0].owner.attributes["backend_config"] = mlir.ir.StringAttr.get("")
 
 
 def _marked(error: BaseException, call: HostCall) -> Exception:
-    """``error`` for JAX, which keeps nothing but the text."""
+    """Return ``error`` for JAX, which keeps only its text."""
     text = (
         f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error}"
         f" {_failures.note(error)}"
@@ -295,7 +301,7 @@ mlir.register_lowering(_call_p, _lowered)
 def _batched(
     arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall
 ) -> tuple[list[Any], list[int | None]]:
-    """All of a batch at once: ranks must have batches of the same size."""
+    """Run the call on a whole batch. Ranks must have batches of equal size."""
     if call.elementwise is None:
         raise NotImplementedError(f"{call} has no meaning under vmap: call it outside")
     if call.elementwise:
@@ -306,7 +312,7 @@ def _batched(
         array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :]
         for array, axis in pairs
     ]
-    # what cannot be is told of one: a batch of numbers has rows
+    # Validate the shapes of one sample: in a batch, even scalars have rows.
     call.shapes(one, [array.dtype for array in arrays])
     moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in pairs]
     return host_call(call, moved), [None if axis is None else 1 for axis in axes]

@@ -1,4 +1,4 @@
-"""Seeds, in JAX keys."""
+"""Seeds as JAX keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from farandole.core.api import helpers
     " all ranks\nnoise = jax.random.normal(augmenting, (3,))  # other noise on each"
 )
 def seed_everything(seed: int) -> jax.Array:
-    """Seed the global generators of Python and numpy alike on all ranks; returns a key
-    (``jax.random.key``) that is this rank's own, to be split for what must differ: augmentation,
-    noise, dropout.
+    """Seed the global generators of Python and numpy with the same seed on all ranks. Return a key
+    (``jax.random.key``) of this rank's own, for values that must differ between ranks:
+    augmentation, noise, dropout.
 
-    JAX has no global generator: for what must be alike, parameters say, take
-    ``jax.random.key(seed)``, which no rank's own key is.
+    JAX has no global generator. For equal values, such as parameters, use ``jax.random.key(seed)``,
+    which differs from every rank's own key.
     """
     return jax.random.key(helpers.seeded(seed))

@@ -17,21 +17,21 @@ from farandole.jax.primitive import wait
 from farandole.jax.trees import broadcast_object, is_array, is_key, on_host
 from farandole.job import context
 
-# What a type of random keys is called when keys are made. (JAX's own answer was no name at first.)
+# Implementations of random keys by dtype. (Early versions of JAX could not name them.)
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """A leaf of a tree as it was: its numbers, and what to make of them. On its way to other ranks,
-    only the latter.
+    """A saved leaf of a tree: its values, and their description. Only the description is sent to
+    other ranks.
     """
 
     array: Any
     shape: tuple[int, ...]
     dtype: Any
     on_device: bool
-    key: Any = None  # of random keys: their implementation
+    key: Any = None  # implementation of random keys
     place: Any = None
 
 
@@ -39,8 +39,8 @@ class JaxState(ObjectState):
     """Trees and plain values, as attributes: ``JaxState(params=params, opt_state=opt_state,
     epoch=0).params``.
 
-    Saved on the host, so that arrays may be donated to programs afterwards. ``sync()`` takes over
-    rank 0's; ranks need not have had arrays of the same shapes.
+    Values are saved on the host, so arrays may be donated to programs afterwards. ``sync()`` loads
+    rank 0's values; ranks need not have arrays of equal shapes.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -92,8 +92,8 @@ def _taken(leaf: Any) -> Any:
 
 
 def _with_own_gradients(theirs: Any, mine: Any) -> Any:
-    """``theirs``, but for what waits for the last of ``backward_passes_per_step``: it is no other
-    rank's.
+    """Return ``theirs``, with this rank's own gradients that wait for the last of
+    ``backward_passes_per_step``.
     """
 
     def waiting(node: Any) -> bool:

@@ -1,6 +1,4 @@
-"""Trees of arrays (parameters, states of optimizers) from one rank to all, and whether all ranks
-have the same.
-"""
+"""Broadcasts of trees of arrays (parameters, optimizer state), and comparisons between ranks."""
 
 from __future__ import annotations
 
@@ -38,12 +36,11 @@ Tree = TypeVar("Tree")
     ),
 )
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Tree:
-    """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params,
-    root_rank=0)``.
+    """Return ``root_rank``'s tree on every rank, as a new tree: ``params =
+    hvd.broadcast_parameters(params, root_rank=0)``.
 
-    Arrays of any type (random keys, too) and numbers are sent; what else there is in the tree stays
-    as it is. Not for use inside ``jit``. Raises ValueError on all ranks when the trees have other
-    arrays.
+    Arrays of any type (including random keys) and numbers are sent; other leaves stay as they are.
+    Not for use inside ``jit``. Raises ValueError on all ranks if the trees have different arrays.
     """
     leaves, kind = jax.tree_util.tree_flatten(params)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -84,8 +81,8 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
 def broadcast_object(
     obj: Tree, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Tree:
-    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle
-    can send.
+    """Return ``root_rank``'s ``obj`` on every rank (on the root: the object itself). Any object
+    that cloudpickle supports.
     """
     wait()
     return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -97,7 +94,7 @@ def broadcast_object(
 def allgather_object(
     obj: Tree, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[Tree]:
-    """Every rank's ``obj``, in rank order."""
+    """Return every rank's ``obj``, in rank order."""
     wait()
     return objects.allgather_object(obj, name, process_set)
 
@@ -111,10 +108,11 @@ def allgather_object(
     example="hvd.check_replicas(params)  # after an epoch, say",
 )
 def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
-    """Raise ValueError, on all ranks, if they do not hold the same arrays, bit by bit; it names the
-    first that differs.
+    """Raise ValueError, on all ranks, if their arrays are not bit-identical, naming the first that
+    differs.
 
-    For whoever wants to be sure that gradients are exchanged, and that all began alike. Collective.
+    Use it to verify that gradients are exchanged and that all ranks began with equal values.
+    Collective.
     """
     wait()
     leaves = jax.tree_util.tree_leaves(params)
@@ -150,17 +148,18 @@ def is_key(leaf: Any) -> bool:
 
 
 def on_host(leaf: Any) -> Any:
-    """The numbers of a leaf."""
+    """Return the values of a leaf as a numpy array."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def like(leaf: Any, array: Any) -> Any:
-    """``array`` as what ``leaf`` is, in its place."""
+    """Return ``array`` with the type and placement of ``leaf``."""
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if not isinstance(leaf, jax.Array):
         return array
-    # as of jnp.asarray(1.0), whose products keep the type of the other factor
+    # A weakly typed scalar, as from jnp.asarray(1.0): its products keep the dtype of the other
+    # factor.
     if leaf.weak_type and leaf.ndim == 0:
         number = jnp.asarray(array.item())
         array = number if number.dtype == leaf.dtype else array

@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says."""
+"""Optimizers whose ranks step alone and exchange weights by a strategy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class WeightState(NamedTuple):
-    """``step``: updates so far. ``slots``: what the strategy keeps, by its slots, then by leaf.
-    ``inner``: the state of the optimizer. ``mark``: by which ranks know the model.
+    """``step``: updates so far. ``slots``: the strategy's slots, each a list by leaf. ``inner``:
+    the optimizer's state. ``mark``: identifies the model to the ranks.
     """
 
     step: Any
@@ -32,9 +32,10 @@ class WeightState(NamedTuple):
 
 
 class HostExchange:
-    """What is done with values, and whole numbers, the last of them: a step, at least.
-    ``run(arrays, *numbers)`` writes to the arrays, which are float32 or float64. Equal if ``run``
-    is. See ``primitive.HostCall``.
+    """A host call with values, followed by integers (at least a step). See ``primitive.HostCall``.
+
+    ``run(arrays, *numbers)`` writes to the arrays, which are float32 or float64. Exchanges with the
+    same ``run`` are equal.
     """
 
     elementwise = None
@@ -72,12 +73,12 @@ class HostExchange:
 
 
 class _Exchanges:
-    """The exchanges of an optimizer: one for each of its models."""
+    """The exchanges of an optimizer, one for each of its models."""
 
     def __init__(self, make: Callable[[], WeightExchange]) -> None:
         self.models = Models()
         self._make = make
-        self._of = [make()]  # in the order in which ranks came to use them
+        self._of = [make()]  # in the order in which the ranks first used them
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -87,7 +88,9 @@ class _Exchanges:
         return self._of[0].needed()
 
     def run(self, names: Sequence[str], arrays: Sequence[Array], step: int, mark: int) -> None:
-        """``arrays``: weights of these names, and then their slots."""
+        """Exchange weights of one model. ``arrays``: the weights with these names, then their
+        slots.
+        """
         place = self.models.place(mark)
         if place == len(self._of):
             self._of.append(self._make())
@@ -99,7 +102,7 @@ class _Exchanges:
 
 
 class _Run(NamedTuple):
-    """An exchange of weights of these names. Equal, if exchanges and names are."""
+    """An exchange of weights with these names. Runs with the same exchanges and names are equal."""
 
     exchanges: _Exchanges
     names: tuple[str, ...]
@@ -109,8 +112,8 @@ class _Run(NamedTuple):
 
 
 def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> Any:
-    """``optimizer``, with its ranks' weights exchanged as ``strategy`` says. Inside ``jit`` and
-    outside.
+    """Return ``optimizer`` with the ranks' weights exchanged by ``strategy``, inside and outside
+    ``jit``.
     """
     import optax
 
@@ -136,7 +139,7 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
         found, inner = optimizer.update(updates, state.inner, params, **extra)
         step = state.step + 1
         weights, names = _weights(optax.apply_updates(params, found)), tuple(_names(params))
-        # a label of optax.multi_transform may be that of none
+        # a label of optax.multi_transform may cover no weight
         if not (exchanges.needed() and weights):
             return found, WeightState(step, state.slots, inner, state.mark)
         given = [*weights, *(slot for column in state.slots for slot in column), step, state.mark]
@@ -152,7 +155,9 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
 
 
 def run_if(due: Any, call: HostExchange, values: Sequence[Any]) -> Sequence[Any]:
-    """``values``, as they are after the call, if it is ``due``; inside of ``jit`` and outside."""
+    """Return ``values`` after the call if it is ``due``, else unchanged; inside and outside
+    ``jit``.
+    """
     if isinstance(due, jax.core.Tracer):
         exchanged: tuple[Any, ...] = jax.lax.cond(
             due, lambda: tuple(host_call(call, values)), lambda: tuple(values)
@@ -162,8 +167,8 @@ def run_if(due: Any, call: HostExchange, values: Sequence[Any]) -> Sequence[Any]
 
 
 def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
-    """The updates that lead from ``params`` to ``weights``; those in ``found`` for what is no
-    weight.
+    """Return the updates that lead from ``params`` to ``weights``; for leaves that are no weights,
+    the updates in ``found``.
     """
     leaves, kind = jax.tree_util.tree_flatten(params)
     others, left = jax.tree_util.tree_leaves(found), iter(weights)
@@ -175,13 +180,13 @@ def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
 
 
 def _weights(params: Any) -> list[Any]:
-    """Of complex ones, real and imaginary parts."""
+    """Return the weights as arrays; complex ones as real and imaginary parts."""
     arrays = [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(params) if _is_weight(leaf)]
     return [jnp.stack([one.real, one.imag], -1) if jnp.iscomplexobj(one) else one for one in arrays]
 
 
 def _like(leaf: Any, weight: Any) -> Any:
-    """The weight that ``_weights`` gives for ``leaf``, as that one is."""
+    """Return a weight from ``_weights`` with the dtype of ``leaf``."""
     return jax.lax.complex(weight[..., 0], weight[..., 1]) if jnp.iscomplexobj(leaf) else weight
 
 

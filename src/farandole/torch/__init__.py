@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farandole.core.api import names
-from farandole.core.api.helpers import print as print  # not for *: it would hide Python's
+from farandole.core.api.helpers import print as print  # not in *: it would hide Python's print
 from farandole.core.api.objects import allgather_object as allgather_object
 from farandole.core.api.objects import broadcast_object as broadcast_object
 from farandole.torch import checks as checks

@@ -1,8 +1,6 @@
-"""Adasum for optimizers: every rank steps by itself, and the steps that the ranks took are
-combined.
+"""Adasum for optimizers: every rank steps alone, and the ranks' steps are combined.
 
-So it works with any optimizer: what it made of its gradients (momentum, adaptive rates) is what is
-combined.
+Adasum therefore works with any optimizer: the combined steps include momentum and adaptive rates.
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ from farandole.torch.validation import name_of
 
 
 class AdasumState:
-    """The changes of one optimizer's step, reduced over the ranks. See
-    ``optimizer.OptimizerState``.
-    """
+    """Combines the ranks' steps of one optimizer by Adasum. See ``optimizer.OptimizerState``."""
 
     def __init__(
         self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions
     ) -> None:
-        self.reducer = None  # gradients stay as they are
+        self.reducer = None  # gradients are not reduced
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._options, self._set = options, options.process_set
         self._own_steps = OwnSteps(optimizer, options.process_set, "op=Adasum")
@@ -55,7 +51,7 @@ class AdasumState:
     def before_step(self, with_closure: bool) -> None:
         self._own_steps.before_step()
         original, optimizer = self._original(), self._optimizer()
-        if original is not None and "step" in original.__dict__:  # a scheduler watches that one
+        if original is not None and "step" in original.__dict__:  # a scheduler watches the original
             original._opt_called = True
         if optimizer is None or not self._set.included() or self._set.size() == 1:
             return
@@ -64,12 +60,12 @@ class AdasumState:
             (parameter, parameter.detach().clone())
             for group in optimizer.param_groups
             for parameter in group["params"]
-            # frozen since: the step changes it
+            # frozen after its gradient was computed: the step still changes it
             if parameter.requires_grad or parameter.grad is not None
         ]
 
     def _compare(self, optimizer: Any) -> None:
-        """Ranks begin each step with the same weights. Collective."""
+        """Compare the replicas: ranks begin each step with equal weights. Collective."""
         engine = context.engine(self._set)
         if self._agreement is None or self._agreement[0] is not engine:
             replica = TorchReplica(self._optimizer)
@@ -115,5 +111,5 @@ class AdasumState:
                 parameter.detach().copy_(start)
 
     def averaged(self, closure: Any) -> Any:
-        """Every rank follows its own loss."""
+        """Return the closure unchanged: every rank follows its own loss."""
         return closure

@@ -1,5 +1,5 @@
-"""Torch tensors as flat arrays, and back: zero-copy for what is contiguous on the CPU, and on the
-process's GPU.
+"""Torch tensors as flat arrays and back, without a copy for contiguous tensors on the CPU and on
+the process's GPU.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NO_ELEMENTS = (
 
 
 class TorchBinding:
-    """See ``contracts.Binding``. This one gives numpy arrays: what is elsewhere is copied to the
-    host.
+    """A binding that yields numpy arrays; see ``contracts.Binding``. Tensors on devices are copied
+    to the host.
     """
 
     def buffer(self, tensor: Any) -> Buffer:
@@ -55,7 +55,8 @@ class TorchBinding:
                     return TrackedBuffer(array, array, dtype)
                 array = _flat(tensor, dtype)
                 return Buffer(array, array, dtype)
-            # is_neg() alone would let other threads in, which costs more than the rest
+            # Handled here instead of calling is_neg() first, which would let other threads in and
+            # cost more than the rest.
             except RuntimeError as error:
                 if not tensor.is_neg():
                     raise _unreadable(tensor, error) from error
@@ -66,7 +67,7 @@ class TorchBinding:
         return StagedBuffer(array, array, dtype)
 
     def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
-        """The tensor's memory, if that is a device's and may stay there."""
+        """Return the tensor's memory if it is on a device and may stay there; else None."""
         return None
 
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
@@ -75,7 +76,7 @@ class TorchBinding:
         if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
-        # backward may have saved what stood there: torch says so then
+        # Backward may have saved the overwritten values: this makes torch report it.
         elif tensor.grad_fn is not None:
             increment_version(tensor)
 
@@ -95,13 +96,13 @@ class TorchBinding:
 
 
 class StagedBuffer(Buffer):
-    """A copy on the host of what numpy cannot look at."""
+    """A copy on the host of a tensor that numpy cannot view."""
 
     __slots__ = ()
 
 
 class TrackedBuffer(Buffer):
-    """The memory of a tensor that autograd follows."""
+    """The memory of a tensor that autograd tracks."""
 
     __slots__ = ()
 
@@ -114,20 +115,22 @@ class TorchBuffer(DeviceBuffer):
 
 
 class DeviceBinding(TorchBinding):
-    """Leaves tensors where they are, if that is the process's own device."""
+    """A binding that leaves tensors on the process's own device."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
     def device(self, tensor: Any) -> str:
-        """The device whose transport such a tensor takes, as a Request says it."""
+        """Return the device whose transport takes the tensor, as in a Request: ``"CPU"`` or
+        ``"GPU"``.
+        """
         return "GPU" if self._accelerator.owns(tensor) else "CPU"
 
     def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
         if tensor.layout is not torch.strided or not self._accelerator.owns(tensor):
             return None
         flat = tensor.detach().resolve_neg().contiguous().view(-1)
-        if flat.stride(0) != 1:  # of one element, or none
+        if flat.stride(0) != 1:  # with one element, or none
             flat = flat.as_strided(flat.shape, (1,))
         self._accelerator.touch()
         return TorchBuffer(flat, flat, dtype)
@@ -151,18 +154,18 @@ class DeviceBinding(TorchBinding):
         return there.view(tuple(shape))
 
 
-# stand-ins for "like this, on the host"
+# Templates for tensors of each dtype on the host.
 _HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}
 
 
 def as_real(tensor: Any) -> Any:
-    """The memory of a complex tensor as that of real and imaginary parts; others as they are."""
+    """Return a view of a complex tensor as real and imaginary parts; other tensors unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def is_dense(tensor: Any) -> bool:
-    """Do the elements fill their memory without gaps or overlaps, in whatever order of
-    dimensions?
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of
+    dimensions.
     """
     expected = 1
     for stride, length in sorted(
@@ -177,17 +180,19 @@ def is_dense(tensor: Any) -> bool:
 
 
 def _flat(tensor: Any, dtype: DType) -> Array:
-    """The memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit is
-    set.
+    """Return the memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit
+    is set.
     """
-    if dtype is DType.BFLOAT16:  # numpy has no such type: its bits
+    if dtype is DType.BFLOAT16:  # numpy lacks this dtype, so view its bits
         words: Array = tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)
         return words
     return tensor.numpy().reshape(-1)  # type: ignore[no-any-return]
 
 
 def _staged(tensor: Any) -> Any:
-    """A contiguous copy on the host; pinned if it comes from a GPU."""
+    """Return a contiguous copy on the host; pinned if the tensor is on a GPU. Raises ValueError for
+    tensors that have no elements or are not strided.
+    """
     if tensor.is_meta:
         raise ValueError(NO_ELEMENTS)
     if tensor.layout is not torch.strided:
@@ -197,14 +202,14 @@ def _staged(tensor: Any) -> Any:
         )
     tensor = tensor.detach()
     if tensor.is_cuda:
-        # with torch 2.11, a negative view with gaps came to the host without its sign
+        # In torch 2.11, a copy to the host dropped the sign of a negative view with gaps.
         plain = tensor.resolve_neg()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(plain)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def supported() -> str:
-    """The cure for a type that cannot travel."""
+    """Return the cure for an unsupported dtype."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
     return (
         f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as"
@@ -213,7 +218,7 @@ def supported() -> str:
 
 
 def _unreadable(tensor: Any, error: RuntimeError) -> Exception:
-    """The error for a tensor without memory. Those of ``torch.func`` stand for others."""
+    """Return the error for a tensor without memory, such as a wrapped tensor of ``torch.func``."""
     if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return error
     return TypeError(

@@ -6,17 +6,17 @@ import torch
 
 
 def cuda_built() -> bool:
-    """Was torch built with CUDA?"""
+    """Return whether torch was built with CUDA."""
     return bool(torch.backends.cuda.is_built())
 
 
 def rocm_built() -> bool:
-    """Was torch built with ROCm?"""
+    """Return whether torch was built with ROCm."""
     return torch.version.hip is not None
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number (2.13.4: 21304); 0 without it."""
+    """Return NCCL's version as one number (2.13.4: 21304); 0 without NCCL."""
     if not (cuda_built() or rocm_built()) or not torch.distributed.is_nccl_available():
         return 0
     version = torch.cuda.nccl.version()

@@ -1,5 +1,5 @@
 """The checks of PyTorch programs: digests of parameters and gradients, settings of optimizers, and
-the steps of all optimizers of the process.
+the steps of all optimizers in the process.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ CURES = Cures(
     " hvd.size()]",
     state="hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
 )
-_NO_MATTER = ("foreach", "fused", "capturable", "differentiable")  # how a step is computed
+# options that do not change the result of a step
+_NO_MATTER = ("foreach", "fused", "capturable", "differentiable")
 
 
 class TorchReplica:
-    """A ``checks.agreement.Replica``. ``parameters``: (name, parameter), those that are
-    exchanged.
+    """A ``checks.agreement.Replica``. ``parameters``: (name, parameter) of the exchanged
+    parameters.
     """
 
     cures = CURES
@@ -90,8 +91,8 @@ def _number(value: Any) -> str:
 
 
 def digest(gradient: Any) -> int:
-    """Return a digest of a dense gradient; 0 if it says nothing about data: all zeros, NaN or
-    infinite somewhere, or sparse.
+    """Return a digest of a dense gradient; 0 if it carries no information about data: all zeros,
+    not finite, or sparse.
     """
     if gradient.layout is not torch.strided:
         return 0
@@ -119,7 +120,7 @@ def digests(tensors: Sequence[Any]) -> list[int]:
 
 
 def _elements(tensor: Any) -> Any:
-    """Return some elements, in the order of memory (layouts are the same on all ranks)."""
+    """Return sampled elements in memory order (layouts are equal on all ranks)."""
     tensor = tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
     return flat[:: stride(len(flat))].resolve_conj().resolve_neg().contiguous()
@@ -140,12 +141,14 @@ class OptimizerChecks:
         self._no_gradients = NoGradientsCheck()
 
     def before_step(self, nonfinite: int | None) -> None:
-        """``nonfinite``: the index of a parameter whose gradient is not finite on this rank."""
+        """Run the checks before a step. ``nonfinite``: the index of a parameter whose gradient is
+        not finite on this rank, or None.
+        """
         self._count_trainable()
         self._nonfinite.before_step(nonfinite)
 
     def after_step(self, step: int) -> None:
-        """Raises RanksDifferError with ``--check raise``."""
+        """Run the checks after a step. Raises RanksDifferError with ``--check raise``."""
         found = self._nonfinite.after_step(step)
         if found is not None:
             report_own([found])
@@ -156,8 +159,8 @@ class OptimizerChecks:
                 report(context.engine(self._set), [found])
 
     def _count_trainable(self) -> int:
-        """Return how many parameters might have a gradient, until one has. Asked before a step,
-        which may drop gradients, and after it, for a closure may compute them.
+        """Return the number of parameters that may get a gradient; 0 once one has. Called before a
+        step, which may drop gradients, and after it, because a closure may compute them.
         """
         if not self._no_gradients.active:
             return 0
@@ -177,8 +180,8 @@ class OptimizerChecks:
 
 
 class OwnSteps:
-    """The steps of a distributed optimizer that exchanges in them alone: is its ``step()`` called,
-    or do others step with its parameters? ``exchange``: the name of the exchange.
+    """Watches a distributed optimizer that exchanges only in ``step()``: is it called, or do other
+    optimizers step with its parameters? ``exchange``: the name of the exchange.
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, exchange: str) -> None:
@@ -192,7 +195,7 @@ class OwnSteps:
         _own_steps.discard(self)
 
     def on_other_step(self, other: Any) -> None:
-        """Another optimizer has stepped. Raises RanksDifferError with ``--check raise``."""
+        """Count a step of another optimizer. Raises RanksDifferError with ``--check raise``."""
         optimizer = self._optimizer()
         if optimizer is None or other is optimizer or not share_parameters(optimizer, other):
             return
@@ -217,17 +220,18 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-STEPS = 100  # so many steps without an exchange are training
-# numbers of gradients in one piece; metrics are fewer, and so are the gradients of a small model
+STEPS = 100  # this many steps without an exchange are training
+# Elements of an exchange that may be a gradient. Metrics are smaller, and so are the gradients of
+# small models.
 _GRADIENT_SIZE = 64
-_WATCHED = 32  # optimizers; more are made for a while each
+_WATCHED = 32  # optimizers; some programs create short-lived ones
 
 distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
 
 
 class UnwrappedWatch:
-    """Watches the steps of an optimizer: the first of a job, or one next to distributed ones. A
-    step costs a comparison and an addition.
+    """Watches the steps of an optimizer: the first of a job, or one next to distributed optimizers.
+    A step costs a comparison and an addition.
     """
 
     def __init__(self, engine: Engine, number: int) -> None:
@@ -236,11 +240,11 @@ class UnwrappedWatch:
         self._digest = 0
         self._kind = ""
         self._enough = 0.0
-        # what ranks know the optimizer by; empty for the first, where none is distributed
+        # identifies the optimizer to other ranks; empty for the first one if none is distributed
         self._subject = ""
         self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
         self._count = 0
-        self._discarded = 0  # gradients that the program reduced, and did not step with
+        self._discarded = 0  # gradients that the program reduced without using the result
 
     def is_on(self, engine: Engine | None) -> bool:
         return self._engine() is engine
@@ -275,7 +279,7 @@ class UnwrappedWatch:
         self._compare()
 
     def _name_second(self, parameters: Sequence[Any]) -> None:
-        """Name the optimizer by its parameters: others are distributed."""
+        """Name the optimizer by its parameters, because others are distributed."""
         shapes = [list(parameter.shape) for parameter in parameters]
         self._subject = f"/{self._number}.{digest_of_text(f'{self._kind}{shapes}')}"
         shown = ", ".join(map(str, shapes[:3]))
@@ -319,8 +323,8 @@ class UnwrappedWatch:
             report(context.engine(), [finding])
 
     def at_exit(self) -> None:
-        """Compare once more where training ended before rank 0 did: the other ranks may have come
-        to their step since.
+        """Compare once more if training ended before rank 0's turn: other ranks may have reached
+        the step since.
         """
         engine = self._engine()
         if (
@@ -332,19 +336,19 @@ class UnwrappedWatch:
         ):
             try:
                 self._compare(MOMENT)
-            except RanksDifferError as error:  # of --check raise; it is too late for that
+            except RanksDifferError as error:  # with --check raise; it is too late to raise
                 logger.warning(error)
 
 
-# Gradients that a program gives to ``allreduce``, whose result is a new tensor, and then steps with
-# unchanged. Only the values of gradients after a step show it, so collectives are recorded during
-# the one step after which a watch compares.
+# Gradients that a program passes to ``allreduce``, whose result is a new tensor, and then steps
+# with unchanged. Only the gradients' values after a step show this, so collectives are recorded
+# during the one step before a watch compares.
 
-_reduced: dict[int, int] = {}  # address -> digest of what was reduced into another tensor
+_reduced: dict[int, int] = {}  # address -> digest of a tensor that was reduced into another one
 
 
 def _record_reduced() -> None:
-    """Record what is reduced from now on, until ``_count_discarded`` is called."""
+    """Record reduced tensors until ``_count_discarded`` is called."""
     _reduced.clear()
     _collectives.on_reduced_copy = _on_reduced_copy
 
@@ -354,8 +358,8 @@ def _on_reduced_copy(tensor: Any) -> None:
 
 
 def _count_discarded(parameters: Sequence[Any]) -> int:
-    """Return how many of these have a gradient that was reduced, and is unchanged. Ends the
-    record.
+    """Return the number of parameters whose gradient was reduced and is unchanged. Ends the
+    recording.
     """
     _collectives.on_reduced_copy = None
     gradients = (
@@ -371,7 +375,7 @@ def _count_discarded(parameters: Sequence[Any]) -> int:
     return found
 
 
-# Every step of every optimizer of the process.
+# The steps of all optimizers in the process.
 
 _own_steps: weakref.WeakSet[OwnSteps] = weakref.WeakSet()  # of optimizers not stepped yet
 _watches: list[UnwrappedWatch] = []  # of one session
@@ -379,7 +383,7 @@ _watch_of: weakref.WeakKeyDictionary[Any, UnwrappedWatch] = weakref.WeakKeyDicti
 
 
 def none_stepped() -> Callable[[], bool]:
-    """Return a function that says whether no PyTorch optimizer has stepped in this session."""
+    """Return a function that returns whether no PyTorch optimizer has stepped in this session."""
     engine = weakref.ref(context.engine())
     return lambda: not _watches or not _watches[0].is_on(engine())
 

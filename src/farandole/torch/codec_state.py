@@ -1,5 +1,5 @@
-"""What a codec keeps (residuals, say), in the state of its optimizer. It is of one rank: others
-leave it alone.
+"""A codec's state (residuals, for example) within its optimizer's state. It belongs to one rank,
+and other ranks ignore it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from farandole.job.context import ProcessSet
 
 
 def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
-    """``{"codec": ...}``; empty if nothing is kept. Call it between two steps."""
+    """Return ``{"codec": ...}``, or an empty dict if the codec keeps nothing. Call it between two
+    steps.
+    """
     if codec is None or not _takes_part(process_set):
         return {}
     kept = {name: torch.from_numpy(array) for name, array in codec.state_dict().items()}
@@ -25,9 +27,12 @@ def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
 def load(
     codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None, *, own: bool
 ) -> None:
-    """Load what ``state_of`` gave on this rank of as many, for the same codec. Without that,
-    nothing is kept: what was not sent is of other weights. ``own``: the optimizer has made the
-    codec; one that the program has made is left alone then, which may have loaded it by itself.
+    """Load the state that ``state_of`` returned on this rank, with equally many ranks and the same
+    codec.
+
+    Any other state empties the codec, because its residuals belong to other weights. ``own``: the
+    optimizer created the codec; one that the program created is left unchanged then, because the
+    program may have loaded it.
     """
     if codec is None or not _takes_part(process_set):
         return
@@ -39,7 +44,7 @@ def load(
 
 
 def _takes_part(process_set: ProcessSet) -> bool:
-    """Not while an elastic job has lost its ranks."""
+    """Return whether this rank is in the job: an elastic job may have lost its ranks."""
     return context.takes_part() and process_set.included()
 
 

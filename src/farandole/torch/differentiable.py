@@ -1,8 +1,8 @@
-"""The collectives that autograd sees through.
+"""Differentiable collectives.
 
-Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers
-count: gradients of allgather and broadcast are averaged over the ranks, and those of reducescatter
-are not divided (docs/torch.md).
+Gradients belong to the sum of all ranks' losses. The exceptions follow Horovod, so that its
+programs get equal numbers: gradients of allgather and broadcast are averaged over the ranks, and
+gradients of reducescatter are not divided (docs/torch.md).
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -27,7 +27,8 @@ from farandole.torch import functions
 
 _recording = torch.is_grad_enabled
 
-# The linear part of every gradient: tensors, op, prescale, postscale, what to add to the name.
+# The linear part of every gradient. Arguments: tensors, op, prescale, postscale, suffix of the
+# name.
 Reduce = Callable[[Sequence[Any], ReduceOp, float, float, str], list[Any]]
 
 
@@ -42,8 +43,8 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = WORLD,
 ) -> torch.Tensor:
-    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default),
-    Sum, Min, ...
+    """Reduce every rank's ``tensor`` to a new tensor. ``op``: Average (the default), Sum, Min,
+    ...
     """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allreduce(
@@ -75,7 +76,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = WORLD,
 ) -> list[torch.Tensor]:
-    """``allreduce`` of several tensors as one unit."""
+    """Reduce several tensors as one unit; see ``allreduce``."""
     tensors = list(tensors)
     if not _tracked(*tensors):
         return functions.grouped_allreduce(
@@ -102,8 +103,8 @@ def grouped_allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> torch.Tensor:
-    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to
-    rank.
+    """Concatenate every rank's ``tensor`` in rank order, as a new tensor. The first dimension may
+    differ between ranks.
     """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allgather(tensor, name, process_set)
@@ -114,7 +115,7 @@ def allgather(
 def grouped_allgather(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[torch.Tensor]:
-    """``allgather`` of several tensors as one unit."""
+    """Gather several tensors as one unit; see ``allgather``."""
     tensors = list(tensors)
     if not _tracked(*tensors):
         return list(functions.grouped_allgather(tensors, name, process_set))
@@ -125,7 +126,7 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> torch.Tensor:
-    """``root_rank``'s ``tensor``, as a new tensor on every rank."""
+    """Return ``root_rank``'s ``tensor`` as a new tensor on every rank."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.broadcast(tensor, root_rank, name, process_set)
     return _Broadcast.apply(tensor, root_rank, name, process_set)
@@ -149,13 +150,13 @@ def alltoall(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
+    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
     ``splits``).
     """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.alltoall(tensor, splits, name, process_set)
     size = context.engine(process_set).size
-    # else the engine says what is wrong
+    # otherwise the engine reports the error
     if splits is None and tensor.dim() and not len(tensor) % size:
         both = _Alltoall.apply(tensor, torch.full((size,), len(tensor) // size), name, process_set)
         return both[0]
@@ -175,8 +176,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first
-    ranks.
+    """Return this rank's rows of the reduction. If the rows do not divide evenly, the first ranks
+    get one more each.
     """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.reducescatter(
@@ -199,7 +200,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """``reducescatter`` of several tensors as one unit."""
+    """Reduce and scatter several tensors as one unit; see ``reducescatter``."""
     tensors = list(tensors)
     if not _tracked(*tensors):
         return functions.grouped_reducescatter(
@@ -227,7 +228,7 @@ def _reduced(
     reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
-        if pre < 0:  # a negative factor turns the order round
+        if pre < 0:  # a negative factor reverses the order
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found: tuple[Any, ...] = _Extremum.apply(reduce, op, *tensors)
         return found if pre * post == 1.0 else tuple(tensor * (pre * post) for tensor in found)
@@ -237,8 +238,8 @@ def _reduced(
 
 
 class _Linear(Function):  # type: ignore[misc]  # torch has no types for it
-    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in
-    Horovod.
+    """Sums and averages, and Adasum as in Horovod: the gradient is reduced with the same
+    operation.
     """
 
     @staticmethod
@@ -255,14 +256,14 @@ class _Linear(Function):  # type: ignore[misc]  # torch has no types for it
 
 
 class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
-    """The gradient goes where the extremum comes from: in equal parts, if it comes from several
-    ranks.
+    """Minimum and maximum: the gradient goes to the rank that has the extremum, in equal parts if
+    several have it.
     """
 
     @staticmethod
     def forward(ctx: Any, reduce: Reduce, op: ReduceOp, *tensors: Any) -> Any:
         found = reduce(tensors, op, 1.0, 1.0, "")
-        # a NaN on any rank is the extremum, and equals nothing
+        # A NaN on any rank is the extremum, and equals nothing.
         from_here = [
             (tensor == extremum) | tensor.isnan()
             for tensor, extremum in zip(tensors, found, strict=True)
@@ -285,7 +286,7 @@ class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
 
 
 class _Product(Function):  # type: ignore[misc]  # torch has no types for it
-    """The gradient of a factor is the product of the others."""
+    """Products: the gradient of a factor is the product of the others."""
 
     @staticmethod
     def forward(
@@ -307,7 +308,7 @@ class _Product(Function):  # type: ignore[misc]  # torch has no types for it
         products = reduce(factors, ReduceOp.PRODUCT, pre, post, ".product")
         totals = reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")
         others = [
-            # no other rank has a zero
+            # nonzero only where no other rank has a zero
             torch.where(count == zero, product / factor, torch.zeros_like(product))
             for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
         ]

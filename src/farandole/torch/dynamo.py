@@ -1,8 +1,7 @@
-"""``torch.compile``: what it compiles ends where Farandole begins, as ``torch.compiler.disable``
-has it, for all files.
+"""Excludes a package from ``torch.compile``, as ``torch.compiler.disable`` does for functions.
 
-Dynamo would trace into the engine otherwise. Its list of what to leave alone is there only once it
-is imported, which takes a second, so the list is extended at that moment.
+Dynamo would trace into the engine otherwise. Its list of exclusions exists only once it is
+imported, which takes a second, so the list is extended at that moment.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _RULES = "torch._dynamo.trace_rules"
 
 
 def leave_alone(package: str) -> None:
-    """Compiled functions call ``package`` as it is: the graph ends before each call, and goes on
-    after it.
+    """Exclude ``package`` from compilation: the graph ends before each call into it and continues
+    after.
     """
     rules = sys.modules.get(_RULES)
     if rules is None:
@@ -29,13 +28,15 @@ def leave_alone(package: str) -> None:
 
 
 def _extend(rules: ModuleType, package: str) -> None:
-    add = getattr(rules, "add", None)  # not there before PyTorch 2.1
+    add = getattr(rules, "add", None)  # missing before PyTorch 2.1
     if add is not None:
         add(package)
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds nothing by itself: adds the package to the rules when they have been imported."""
+    """A finder that finds nothing itself: it adds the package to the rules once they are
+    imported.
+    """
 
     def __init__(self, package: str) -> None:
         self._package = package

@@ -30,9 +30,9 @@ __all__ = [
 
 
 class StateHandler:
-    """How one attribute of a ``TorchState`` is saved, restored and synchronised. Works for all that
-    has ``state_dict`` and ``load_state_dict``; a subclass says how rank 0's reaches the other
-    ranks.
+    """Saves, restores and synchronizes one attribute of a ``TorchState``. It handles any object
+    with ``state_dict`` and ``load_state_dict``; a subclass defines how rank 0's state reaches the
+    other ranks.
     """
 
     def __init__(self, value: Any) -> None:
@@ -44,11 +44,11 @@ class StateHandler:
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Return to the last saved state."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Take over rank 0's, and save it. Collective."""
+        """Load rank 0's state and save it. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
         self.save()
 
@@ -59,7 +59,7 @@ class StateHandler:
 
 
 class ModelStateHandler(StateHandler):
-    """A ``torch.nn.Module``."""
+    """Handles a ``torch.nn.Module``."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -67,11 +67,11 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """A ``torch.optim.Optimizer``, distributed or not."""
+    """Handles a ``torch.optim.Optimizer``, distributed or not."""
 
     def restore(self) -> None:
-        """Go back to what was saved last, to the beginning of a step: gradients are of other
-        weights, and let go.
+        """Return to the last saved state, at the beginning of a step. Gradients belong to other
+        weights and are dropped.
         """
         drop_gradients(self.value)
         super().restore()
@@ -82,7 +82,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """An ``ElasticSampler``: its epoch, and the samples that are done."""
+    """Handles an ``ElasticSampler``: its epoch and its processed samples."""
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [
@@ -93,15 +93,15 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Types of attributes and their handlers; the first that fits is taken. What none of them fits,
-    and has ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, say), has a
+    """Return the types of attributes and their handlers; the first match is used. Any other object
+    with ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, for example) gets a
     ``StateHandler``.
     """
     return _registry
 
 
 def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the list, for states that are made from now on."""
+    """Replace the list of handlers, for states that are created from now on."""
     global _registry
     _registry = list(registry)
 
@@ -110,9 +110,9 @@ class TorchState(ObjectState):
     """Models, optimizers, samplers and plain values, as attributes.
 
     ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An
-    attribute that is a module, an optimizer, a sampler, a learning rate scheduler or whatever else
-    has ``state_dict()`` and ``load_state_dict()`` stays the object that it is, and is handled by
-    these; all else is copied. Another object may be assigned later: ``state.model = other``.
+    attribute with ``state_dict()`` and ``load_state_dict()`` (a module, optimizer, sampler or
+    learning rate scheduler, for example) stays the same object and is handled through these
+    methods; other values are copied. Another object may be assigned later: ``state.model = other``.
     Nothing is sent before ``sync()``.
     """
 
@@ -157,7 +157,8 @@ class TorchState(ObjectState):
 
 def _handler_of(value: Any) -> StateHandler | None:
     found = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
-    # The copy of a scheduler would have a copy of the optimizer, and set the learning rate of that.
+    # Copying a scheduler would copy its optimizer too, and the copy would set the learning rate of
+    # the optimizer's copy.
     if found is None and all(
         callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")
     ):

@@ -44,8 +44,8 @@ synchronize = _collectives.synchronize
 
 
 class Compression:
-    """How gradients travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your
-    own.
+    """Compression of tensors for the exchange: ``none``, ``fp16``, ``bf16``, or a custom subclass
+    of ``Compressor``.
     """
 
     Compressor = Compressor

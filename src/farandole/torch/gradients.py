@@ -1,4 +1,4 @@
-"""The gradients of torch parameters, and the moment when backward ends."""
+"""The gradients of torch parameters, and the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _node = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
 class TorchGradient:
-    """See ``strategies.buckets.Gradient``."""
+    """The gradient of a torch parameter. See ``strategies.buckets.Gradient``."""
 
     __slots__ = (
         "_address",
@@ -72,19 +72,19 @@ class TorchGradient:
             )
         self._name, self._parameter = name, parameter
         self._compressor, self._as_dense = options.compression, options.sparse_as_dense
-        self._binding = binding if options.codec else anywhere  # codecs work in the host's memory
+        self._binding = binding if options.codec else anywhere  # codecs work in host memory
         self.dtype: DType = dtype
         self.count: int = parameter.numel() * (1 + parameter.is_complex())
-        # leading dimensions that the indices of a sparse gradient have; 0: it is dense
+        # leading dimensions that a sparse gradient's indices cover; 0: the gradient is dense
         self._sparse = 0
-        self._strides: tuple[int, ...] | None = None  # of the places: all ranks have the same
+        self._strides: tuple[int, ...] | None = None  # of the place, equal on all ranks
         self._array: Any = None  # the place
-        # the same, for torch; programs see it, and may give it other memory (model.to(...))
+        # The same, as a tensor. Programs see it, and may replace its memory (model.to(...)).
         self._view: Any = None
         self._room: Any = None  # the same, in the shape of the view
         self._address = 0  # of the place
-        self._seen = 0  # address of the parameter, when it was looked at last
-        self._like_view = True  # the parameter still has the layout of the view
+        self._seen = 0  # address of the parameter when it was last checked
+        self._like_view = True  # whether the parameter still has the layout of the view
         self._last: Any = None
         self._sent: Any = None
 
@@ -94,7 +94,7 @@ class TorchGradient:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What all ranks must have alike. The layout is that of all places from now on."""
+        """The facts that must be equal on all ranks. Fixes the layout of all later places."""
         parameter, device = self._parameter, self.device
         self._strides = parameter.stride() if is_dense(parameter) else None
         kind = "complex " * parameter.is_complex() + self.dtype.value
@@ -120,14 +120,15 @@ class TorchGradient:
         if parameter.is_complex():
             flat = torch.view_as_complex(flat.view(parameter.numel(), 2))
         self._array, self._address = array, flat.data_ptr()
-        # the layout that autograd gives to gradients: its additions stay in order of memory
+        # The layout that autograd gives to gradients, so its additions run in memory order.
         strides = self._strides
         view = (
             flat.view(parameter.shape)
             if strides is None
             else flat.as_strided(parameter.shape, strides)
         )
-        # no view for autograd, or old ways to zero gradients (``detach_``) are an error
+        # A view that autograd does not track: otherwise old ways to zero gradients (``detach_``)
+        # fail.
         self._view = view.data
         self._room = None if self.dtype is DType.BFLOAT16 else self._view.numpy()
         self._look()
@@ -143,11 +144,11 @@ class TorchGradient:
             dense = self._dense(gradient).detach()
             try:
                 array = dense.numpy() if self._room is not None and dense.is_cpu else None
-            except (RuntimeError, TypeError):  # its negative bit is set, say
+            except (RuntimeError, TypeError):  # its negative bit is set, for example
                 array = None
             if array is None:
                 view.copy_(dense)
-            else:  # in 4/5 of the time, when it is large
+            else:  # takes 4/5 of the time if the gradient is large
                 np.copyto(self._room, array)
             if self._like_view and parameter.is_cpu and not self._sparse:
                 parameter.grad = gradient = view
@@ -171,8 +172,8 @@ class TorchGradient:
             self._last = parameter.grad
 
     def _look(self) -> None:
-        """Is the parameter what it was? ``model.to(...)`` and ``parameter.data = ...`` change it in
-        its place.
+        """Check the parameter's dtype and layout: ``model.to(...)`` and ``parameter.data = ...``
+        change them in place. Raises ValueError if the dtype has changed.
         """
         parameter = self._parameter
         self._seen = parameter.data_ptr()
@@ -228,7 +229,7 @@ class TorchGradient:
         rows = sparse(gradient.indices(), values, parameter.shape)
         total = sparse_allreduce_async(rows, name, options.op, options.process_set)().coalesce()
         if not total._nnz():
-            return  # nobody has any
+            return  # no rank has rows
         values = self._compressor.decompress(total.values(), token)
         if options.prescale * options.postscale != 1.0:
             values = values * (options.prescale * options.postscale)
@@ -257,7 +258,7 @@ class TorchGradient:
 
     def amplify(self, factor: float, old: Any) -> None:
         gradient = self._parameter.grad.detach()
-        if gradient.is_sparse:  # there is no adding in place
+        if gradient.is_sparse:  # sparse tensors cannot be added in place
             self._parameter.grad = (
                 gradient * factor if old is None else gradient * factor - old * (factor - 1)
             )
@@ -267,20 +268,22 @@ class TorchGradient:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        """Optimizers that take sparse gradients refuse dense ones, and the reverse: it will come
-        back as it was.
+        """Return the gradient as a dense tensor, and note its form: the result returns in the same
+        form, because optimizers for sparse gradients refuse dense ones, and the reverse.
         """
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
 
 
 def _travels_as(parameter: Any) -> DType | None:
-    """The type of a parameter's numbers; complex ones travel as pairs."""
+    """Return the dtype with which a parameter's gradient travels; complex numbers travel as
+    pairs.
+    """
     return DTYPES.get(_PAIRS.get(parameter.dtype, parameter.dtype))
 
 
 def _rows_of(parameter: Any, gradient: Any) -> Any:
-    """A gradient of another form, or None, as rows of the parameter."""
+    """Return a gradient of another form, or None, as rows of the parameter."""
     if gradient is not None:
         return gradient.detach().to_dense().to_sparse(1)
     indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
@@ -288,9 +291,11 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
 
 
 class Arrivals:
-    """Tells a reducer of gradients as they come, and when the backward that computes them ends.
-    Those that hooks of the program may change after ours come when they have: at that end, or in
-    ``catch_up()``.
+    """Reports gradients to a reducer as they arrive, and the end of the backward pass that computes
+    them.
+
+    Gradients that later hooks of the program may change are reported after those hooks: at the end
+    of backward, or in ``catch_up()``.
     """
 
     def __init__(self, reducer: BucketReducer) -> None:
@@ -300,13 +305,13 @@ class Arrivals:
         self._watch = end_of_backward(reducer, self.catch_up)
 
     def hook(self, index: int, parameter: Any) -> Any:
-        """Tell of the gradients of ``parameter`` from now on. Returns a handle with ``remove()``.
+        """Report the gradients of ``parameter`` from now on. Return a handle with ``remove()``.
 
-        Raises ValueError where another reducer is told of them, too, and one of the two adds up: a
-        sum of sums.
+        Raises ValueError if another reducer has the parameter and one of the two uses Sum, which
+        would give a sum of sums.
         """
         if self._added_twice(parameter):
-            gc.collect()  # an optimizer that nobody has any more
+            gc.collect()  # may free an optimizer without references
             if self._added_twice(parameter):
                 raise ValueError(
                     f"a parameter of shape {list(parameter.shape)} belongs to another"
@@ -336,16 +341,16 @@ class Arrivals:
 def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) -> None:
     while late:
         index, parameter = late.pop(0)
-        if parameter.grad is not None:  # or a hook has stepped with it already
+        if parameter.grad is not None:  # or a hook has already stepped with it
             ready(index, parameter.grad)
 
 
 def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Callable[[], None]:
-    """A function to call from hooks: it sees to it that ``catch_up`` is called when this backward
-    ends, and ``reducer`` hears of it.
+    """Return a function for hooks to call. It makes ``catch_up`` run when the present backward pass
+    ends, and reports that end to ``reducer``.
     """
     seen = -1
-    thread = 0  # that is in a backward pass now; in several, if they are one inside the other
+    thread = 0  # the thread in a backward pass; nested passes share it
 
     def done() -> None:
         nonlocal thread
@@ -356,8 +361,8 @@ def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Cal
                 reducer.end_of_backward()
             finally:
                 thread = 0
-        # a backward inside a backward (activation checkpoints): look again when the outer one goes
-        # on
+        # A backward inside a backward (activation checkpoints): check again when the outer one
+        # continues.
         else:
             outer.register_hook(lambda *_: _engine.queue_callback(done))
 
@@ -369,7 +374,7 @@ def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Cal
             if before not in (0, thread) and any(
                 one.ident == before for one in threading.enumerate()
             ):
-                thread = 0  # once: nobody tells of the end of a backward that raised
+                thread = 0  # once: the end of a backward that raised is not reported
                 raise AssertionError(_AT_ONCE)
             seen = reducer.backward = task
             _engine.queue_callback(done)

@@ -27,12 +27,12 @@ T_co = TypeVar("T_co", covariant=True)
     "noise = torch.randn(3, generator=augmenting)  # other noise on each"
 )
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed Python's, numpy's and torch's global generators (those of all GPUs, too) alike on all
-    ranks, so that models begin alike; returns a ``torch.Generator`` on the CPU that is this rank's
-    own, for what must differ: augmentation, noise.
+    """Seed the global generators of Python, numpy and torch (including all GPUs) equally on all
+    ranks, so that models begin with equal weights. Return a ``torch.Generator`` on the CPU that
+    differs between ranks, for augmentation and noise.
 
-    Dropout draws from the global generator, so its masks are alike on all ranks. To have others on
-    each, call ``torch.manual_seed(generator.initial_seed())`` when the model is made.
+    Dropout draws from the global generator, so its masks are equal on all ranks. For different
+    masks, call ``torch.manual_seed(generator.initial_seed())`` after creating the model.
     """
     own = helpers.seeded(seed)
     torch.manual_seed(seed)
@@ -46,9 +46,9 @@ def seed_everything(seed: int) -> torch.Generator:
     example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
 )
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """``torch.save`` by rank 0, whole or not at all: the file is replaced when the new one is on
-    the disk, so that a job that ends meanwhile leaves the old one. All ranks call it, and go on
-    when it is there.
+    """Save on rank 0 with ``torch.save``, completely or not at all. The new file replaces the old
+    one when it is on disk, so a job that ends meanwhile leaves the old file. All ranks call this
+    function, and return when the file is there.
     """
     helpers.saved_by_rank_0(lambda place: torch.save(obj, place, **options), path)
 
@@ -68,12 +68,12 @@ def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
     ),
 )
 def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") -> DataLoader[T_co]:
-    """``loader`` again, with this rank's part of the dataset: batch size (per rank), workers,
-    ``collate_fn``, ``drop_last`` and all else stay. Shuffled or not as it was; each iteration is
-    another epoch.
+    """Return ``loader`` with this rank's part of the dataset. Batch size (per rank), workers,
+    ``collate_fn``, ``drop_last``, shuffling and all other options stay. Each iteration is another
+    epoch.
     """
     _check(loader)
-    batches = loader.batch_sampler  # the program's own, or made of what the loader was told
+    batches = loader.batch_sampler  # the program's own, or built from the loader's options
     assert isinstance(batches, BatchSampler)
     sampler = _Epochs(
         loader.dataset, shuffle=isinstance(batches.sampler, RandomSampler), seed=seed, even=even
@@ -100,7 +100,7 @@ _KEPT = (
 
 
 class _Epochs(DistributedSampler):
-    """Begins another epoch whenever it is iterated."""
+    """A sampler that begins another epoch at each iteration."""
 
     _begun = False
 

@@ -1,6 +1,4 @@
-"""Losses that a GradScaler scales: what a codec keeps is in units of scaled gradients, and follows
-the scale.
-"""
+"""The loss scale of a GradScaler, which a codec's residuals follow."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ from typing import Any
 
 import torch
 
-# before torch 2.3
+# the fallback is for torch before 2.3
 _KIND: Any = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
 
 
 def watch() -> None:
-    """Call ``scaled_by`` of distributed optimizers with their GradScaler, from now on.
+    """Report a GradScaler to the distributed optimizers that it serves, by their ``scaled_by``.
 
-    PyTorch declares no link from an optimizer to its scaler. The scaler is given the optimizer in
+    PyTorch declares no link from an optimizer to its scaler. The scaler receives the optimizer in
     ``unscale_`` and ``step``, before each step, so these two methods are wrapped.
     """
     for name in ("unscale_", "step"):
@@ -28,7 +26,7 @@ def watch() -> None:
 
 
 def scale_of(scaler: Any) -> Callable[[], float]:
-    """Return a function that gives the scale of the losses to come; 0 if the scaler is gone."""
+    """Return a function that returns the scale of the next losses; 0 if the scaler is gone."""
     found = weakref.ref(scaler)
 
     def scale() -> float:

@@ -1,4 +1,4 @@
-"""The operations under the name of the module that Horovod has them in: ``hvd.mpi_ops``."""
+"""The operations under Horovod's module name: ``hvd.mpi_ops``."""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ from farandole.torch.weights import WeightState
 
 Closure = Callable[[], Any]
 Groups = int | Sequence[Sequence[torch.Tensor]]
-Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, and so what comes back
+# the type of the argument and of the result
+Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
-# Attributes for programs that look at a Horovod optimizer.
+# Attributes for programs that inspect a Horovod optimizer.
 _SHOWN = (
     "_parameter_names",
     "backward_passes_per_step",
@@ -86,13 +87,12 @@ def DistributedOptimizer(
     codec: str | Codec | None = None,
     buffers: Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]] = (),
 ) -> Wrapped:
-    """``optimizer``, with gradients reduced over all ranks while backward computes them.
+    """Wrap ``optimizer`` so that gradients are reduced over all ranks while backward computes them.
 
-    Gradients are final when ``loss.backward()`` returns (of the last of
-    ``backward_passes_per_step`` passes): clip them, unscale them, read them. The result is of a
-    subclass of ``optimizer``'s class, of the same name, and shares its ``param_groups``, state and
-    options. A closure's loss is averaged over the ranks (added up, with ``op=Sum``), as are its
-    gradients.
+    Gradients are final when ``loss.backward()`` returns (the last of ``backward_passes_per_step``
+    passes): clip, unscale or read them then. The result's class is a subclass of ``optimizer``'s,
+    of the same name, and the result shares its ``param_groups``, state and options. A closure's
+    loss is averaged over the ranks (summed with ``op=Sum``), and so are its gradients.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError(
@@ -127,7 +127,7 @@ def DistributedOptimizer(
     )
     wrapped.__dict__.update(zip(_SHOWN, shown, strict=True))
     wrapped.__dict__.update(optimizer.__dict__)
-    # a scheduler's patch, which calls the step of the optimizer it was made for
+    # A scheduler's patch calls the step of the original optimizer.
     wrapped.__dict__.pop("step", None)
     if options.op is ReduceOp.ADASUM:
         wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
@@ -157,9 +157,8 @@ def _subclass(base: type, options: GradientOptions) -> type:
 
 
 class _Distributed:
-    """The differences of a distributed optimizer from its base class. Programs for Horovod import
-    it under the name ``horovod.torch.optimizer._DistributedOptimizer``, to ask what an optimizer
-    is.
+    """The differences between a distributed optimizer and its base class. Horovod programs import
+    this class as ``horovod.torch.optimizer._DistributedOptimizer`` for ``isinstance``.
     """
 
     _farandole: Any  # an OptimizerState, AdasumState or WeightState
@@ -169,12 +168,14 @@ class _Distributed:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # a program's own
+        # a subclass in the program
         if cls.__module__ != __name__ and not issubclass(cls, torch.optim.Optimizer):
             cls.__init__ = _refuse_subclass  # type: ignore[method-assign]
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
-        """Wait for the gradients of all ranks, and step. In ``skip_synchronize()``: just step."""
+        """Wait for the gradients of all ranks, and step. Inside ``skip_synchronize()``, only
+        step.
+        """
         state = self._farandole
         state.before_step(closure is not None)
         if closure is not None:
@@ -183,7 +184,7 @@ class _Distributed:
         state.after_step()
         return value
 
-    # torch would run the step hooks here, and once more in the base
+    # torch would run the step hooks here and again in the base
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
@@ -201,7 +202,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step()`` inside takes the gradients as they are. Use it after ``synchronize()``."""
+        """Make ``step()`` use the gradients as they are, after ``synchronize()``."""
         self._farandole.skip = True
         try:
             yield
@@ -209,7 +210,7 @@ class _Distributed:
             self._farandole.skip = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up the gradients of ``passes`` backward passes before they are reduced."""
+        """Accumulate the gradients of ``passes`` backward passes before they are reduced."""
         check_passes(passes)
         self.backward_passes_per_step = passes
         if self._farandole.reducer is not None:
@@ -225,30 +226,27 @@ class _Distributed:
         """
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if
-        the strategy exchanges weights; if it exchanges gradients, ranks hold the same weights, and
-        there is nothing to do.
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
+        the strategy exchanges weights; otherwise ranks have equal weights, and nothing happens.
         """
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """That of the optimizer that was wrapped, and what the strategy and the codec keep on this
-        rank.
+        """Return the wrapped optimizer's state, with the state of the strategy and the codec on
+        this rank.
         """
         state: dict[str, Any] = super().state_dict(*args, **options)  # type: ignore[misc]
         kept = self._farandole.state_dict()
         return {**state, "farandole": kept} if kept else state
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
-        """Also of a plain optimizer; a strategy then begins anew. What a codec kept goes to the
-        rank whose it is.
+        """Load a state, also of a plain optimizer; the strategy then begins again. A codec's state
+        is loaded on the rank that it belongs to.
         """
         super().load_state_dict({**state_dict}, *args, **options)  # type: ignore[misc]
         self._farandole.load_state_dict(state_dict.get("farandole"))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load into the containers that are shared with the optimizer that was wrapped (and with
-        its schedulers).
-        """
+        """Load into the containers shared with the wrapped optimizer (and its schedulers)."""
         groups, values = self.param_groups, self.state
         super().__setstate__(state)  # type: ignore[misc]
         if self.param_groups is not groups:
@@ -261,7 +259,7 @@ class _Distributed:
             self.state = values
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
+        """Copy or pickle as the wrapped optimizer. A copy has to be wrapped again."""
         family = type(self).__mro__
         base = family[family.index(_Distributed) + 1]
         plain = _blank(base)
@@ -285,27 +283,27 @@ class _Combined(_Distributed):
 
 
 class _WithWeights(_Distributed):
-    """The differences where ranks exchange weights: there are no gradients to wait for."""
+    """The differences if ranks exchange weights: there are no gradients to wait for."""
 
-    # a GradScaler asks for every step then, also those that this rank skips
+    # A GradScaler then calls every step, including steps that this rank skips.
     _step_supports_amp_scaling = True
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
-        """Step, and exchange weights if it is time. A step that a GradScaler skips counts: ranks
-        count alike.
+        """Step, and exchange weights if it is time. A step that a GradScaler skips counts, so that
+        all ranks count equally.
         """
         attributes = self.__dict__
-        # no scaler, or the base knows of it
+        # no scaler, or the base handles it
         if "found_inf" not in attributes or "_step_supports_amp_scaling" in attributes:
             return super().step(closure, **options)
-        # other optimizers refuse to see them
+        # other optimizers refuse these attributes
         scale, skipped = attributes.pop("grad_scale"), attributes.pop("found_inf")
         try:
             if skipped.item():
                 self._farandole.before_step(False)
                 self._farandole.after_step()
                 return None
-            # None: they are unscaled already
+            # None: the gradients are unscaled already
             for group in self.param_groups if scale is not None else ():
                 for parameter in group["params"]:
                     if parameter.grad is not None:
@@ -338,7 +336,7 @@ def _refuse_subclass(self: Any, *args: Any, **options: Any) -> None:
 
 
 class OptimizerState:
-    """A distributed optimizer's own facts."""
+    """The state of a distributed optimizer that reduces gradients."""
 
     def __init__(
         self,
@@ -355,8 +353,8 @@ class OptimizerState:
         self._optimizer = weakref.ref(optimizer)
         self._names, self._options = names, options
         self._known: dict[int, int] = {}  # id of a parameter -> its index
-        self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
-        # the parameters of each group, when they were looked at last
+        self._bare: list[tuple[int, Any]] = []  # parameters without a hook because they are frozen
+        # the parameters of each group when they were last checked
         self._seen: list[list[Any]] = []
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
@@ -374,9 +372,7 @@ class OptimizerState:
         self.look_around()
 
     def look_around(self) -> None:
-        """Hook parameters that are new, or trainable now; forget those that are in no group any
-        more.
-        """
+        """Hook new and newly trainable parameters, and forget those that left the groups."""
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
             return
@@ -427,14 +423,16 @@ class OptimizerState:
             self._synchronized = True
 
     def start_over(self) -> None:
-        """The program goes back to an earlier state, and takes the gradients away."""
+        """Drop the state of the present step: the program returns to an earlier state and removes
+        the gradients.
+        """
         if self.reducer is not None:
             self.catch_up()
             self.reducer.start_over()
             self._synchronized = False
 
     def scaled_by(self, scaler: Any) -> None:
-        """This scaler has scaled the loss whose gradients came last."""
+        """Note the scaler of the latest loss."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
             self._scaler, self.reducer.residual_scale.scale = (
                 weakref.ref(scaler),
@@ -444,7 +442,7 @@ class OptimizerState:
 
     def state_dict(self) -> dict[str, Any]:
         if self.reducer is not None:
-            # the scaler's own checkpoint is of the next loss
+            # The scaler's own checkpoint has the scale of the next loss.
             self.reducer.residual_scale.update(self.reducer.gradients)
         return (
             {}
@@ -467,7 +465,7 @@ class OptimizerState:
 
     def before_step(self, with_closure: bool) -> None:
         original = self._original()
-        if original is not None and "step" in original.__dict__:  # a scheduler watches that one
+        if original is not None and "step" in original.__dict__:  # a scheduler watches the original
             original._opt_called = True
         if self.reducer is None:
             return
@@ -476,7 +474,7 @@ class OptimizerState:
         self._checks.before_step(None if with_closure else self.reducer.nonfinite)
 
     def _complete(self, reducer: BucketReducer) -> None:
-        """Gradients of all ranks are there when this returns."""
+        """Make the gradients of all ranks final."""
         self.look_around()
         if not self._synchronized:
             reducer.before_step()
@@ -498,8 +496,8 @@ class OptimizerState:
             self._checks.after_step(self._counter.steps)
 
     def averaged(self, closure: Closure) -> Closure:
-        """The closure, with gradients and loss of all ranks, reduced alike: a line search finds
-        that they fit, and all ranks take the same decisions.
+        """Wrap the closure so that it returns the reduced loss and reduces the gradients: a line
+        search then sees the same function on every rank.
         """
         if self.reducer is None or self.skip:
             return closure
@@ -521,8 +519,8 @@ class OptimizerState:
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Those of any optimizer's parameters, also between the passes of a step, of which a new one
-    begins then.
+    """Clear an optimizer's gradients. Between backward passes of a step, accumulation begins
+    again.
     """
     state = getattr(optimizer, "_farandole", None)
     if isinstance(state, OptimizerState):
@@ -533,7 +531,7 @@ def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _same(groups: list[list[Any]], others: list[list[Any]]) -> bool:
-    """Do they hold the same objects?"""
+    """Return whether both hold the same objects."""
     return len(groups) == len(others) and all(
         len(group) == len(other) and all(map(operator.is_, group, other))
         for group, other in zip(groups, others, strict=True)

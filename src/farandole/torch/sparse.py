@@ -1,4 +1,4 @@
-"""Sparse tensors: everybody gets everybody's elements."""
+"""Sparse allreduce: all ranks receive the elements of all ranks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def sparse_allreduce_async(
     op: int = ReduceOp.AVERAGE,
     process_set: ProcessSet = WORLD,
 ) -> Callable[[], torch.Tensor]:
-    """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the
+    """Start to sum (or average) sparse COO tensors. Return a function that waits and returns the
     sparse result.
 
-    The result is not coalesced: what several ranks have at one place stands there several times
-    (but not in averages of integers).
+    The result is not coalesced: an index that several ranks have occurs several times (except in
+    averages of integers).
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
@@ -45,7 +45,7 @@ def sparse_allreduce_async(
     handle = gather_rows_async(parts, own.shape, name, process_set)
     size = context.engine(process_set).size
 
-    @functools.cache  # the handle gives its rows once
+    @functools.cache  # the handle returns its rows once
     def finish() -> Any:
         indices, values = synchronize(handle)
         if op == ReduceOp.AVERAGE:
@@ -58,19 +58,21 @@ def sparse_allreduce_async(
 
 
 def _to_grow(tensor: Any) -> Any:
-    """Where it has no rows yet, torch adds the first ones in its memory, which must not be numpy's,
-    too.
+    """Copy an empty tensor: torch adds the first rows in its memory, which must not be shared with
+    numpy.
     """
     return tensor if tensor._nnz() else tensor.clone()
 
 
 def _average_of_integers(indices: Any, values: Any, shape: Any, size: int) -> Any:
-    """Added up first, exactly: the quotient of a sum is not the sum of truncated quotients."""
+    """Average integers exactly, from their sum: the quotient of a sum is not the sum of truncated
+    quotients.
+    """
     high, low = (sparse(indices, half, shape).coalesce() for half in halves(values.long()))
     mean = average_of_halves(high.values(), low.values(), size)
     return sparse(high.indices(), mean.to(values.dtype), shape)
 
 
 def sparse(indices: Any, values: Any, shape: Any) -> Any:
-    """A sparse COO tensor of parts that fit together."""
+    """Return a sparse COO tensor of consistent parts, without checking them."""
     return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False)

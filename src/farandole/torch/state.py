@@ -1,4 +1,4 @@
-"""Start alike: parameters and optimizer state from one rank to all."""
+"""Broadcasts of parameters and optimizer state, so that all ranks begin with equal values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farandole.torch.functions import anywhere
 from farandole.torch.validation import check_optimizer
 from farandole.torch.weights import living
 
-# model.state_dict(), model.named_parameters(), ...; what is no tensor is passed over
+# model.state_dict(), model.named_parameters(), ...; values that are no tensors are skipped
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
 
@@ -56,7 +56,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
             " model.named_parameters(); for a single tensor use broadcast_, for anything else"
             " broadcast_object"
         )
-    for name, value in named:  # what modules keep as extra state may be anything
+    for name, value in named:  # modules may keep any object as extra state
         if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith("_extra_state"):
             raise ValueError(
                 f"invalid params: {name!r} is a {type(value).__name__}, not a tensor, so nothing of"
@@ -93,10 +93,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
-    Ranks may hold other state than the root, or none: what the root has is what all have
-    afterwards. Tensors that fit are overwritten where they are. What the strategy of a distributed
-    optimizer keeps goes along, if it is common to all ranks (else it begins anew on all), and its
-    number of steps. As with Horovod, an optimizer that has no state yet finds gradients of zero.
+    Ranks may have another state than the root, or none; all have the root's afterwards. Tensors
+    that fit are overwritten in place. The state of a distributed optimizer's strategy is included
+    if the ranks share it (else it begins again on all), and so is its number of steps. As in
+    Horovod, an optimizer without state gets zero gradients.
     """
     check_optimizer("broadcast_optimizer_state", optimizer)
     fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)
@@ -132,7 +132,7 @@ def broadcast_optimizer_state(
 
 
 def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[str, Any]:
-    """Options and state, with numbers in the place of parameters."""
+    """Return options and state, with indexes in place of parameters."""
     return {
         "groups": [
             {key: value for key, value in group.items() if key != "params"}
@@ -147,7 +147,7 @@ def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[
 
 
 def _homes(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[int, int]:
-    """The index of the parameter to whose state a tensor belongs, by the tensor's id."""
+    """Return, by the id of a state tensor, the index of the parameter that it belongs to."""
     homes = {}
     for index, parameter in enumerate(parameters):
         _, tensors = take_apart(optimizer.state.get(parameter, {}), torch.is_tensor)
@@ -158,8 +158,8 @@ def _homes(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[int,
 def _room(
     parameters: list[Any], shape: tuple[int, ...], dtype: Any, on_cpu: bool, home: int | None
 ) -> Any:
-    """For a tensor of the state of parameter ``home``. Like the parameter, its elements may lie in
-    another order (channels_last): fused optimizers take for granted that both have the same.
+    """Return an empty tensor for the state of parameter ``home``. It has the parameter's memory
+    layout (such as channels_last), which fused optimizers require.
     """
     parameter = parameters[home or 0]
     device = "cpu" if on_cpu else parameter.device
@@ -182,7 +182,7 @@ def _adopt(optimizer: torch.optim.Optimizer, parameters: list[Any], tree: dict[s
 
 
 def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet) -> None:
-    """All tensors in place, as one unit."""
+    """Broadcast all tensors in place, as one unit."""
     engine = context.engine(process_set)
     root = place_of(root, process_set)
     if not named or (engine.size == 1 and root == 0):

@@ -1,4 +1,4 @@
-"""SyncBatchNorm: batch normalization as if one process had the batches of all ranks."""
+"""SyncBatchNorm: batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for it
-    """Takes the place of BatchNorm1d, 2d and 3d. Ranks may have batches of different sizes, or
-    none.
+    """Batch normalization over the batches of all ranks, in place of BatchNorm1d, 2d and 3d.
+    Batches may differ in size between ranks, or be empty.
 
     ``num_features``: channels, dimension 1 of inputs of shape (N, C, ...). ``eps``: added to the
-    variance. ``momentum``: the share of a batch in running statistics; None for their mean.
+    variance. ``momentum``: the weight of a batch in running statistics; None for their mean.
     ``affine``: with a learned weight and bias. ``track_running_stats``: keep statistics for
-    ``eval()``. ``device`` and ``dtype``: of the parameters. ``process_set``: whose batches count;
-    those of all ranks by default.
+    ``eval()``. ``device`` and ``dtype``: for the parameters. ``process_set``: the ranks whose
+    batches count; all by default.
 
-    Statistics are computed in double precision, on whatever device the input is.
+    Statistics are computed in double precision, on the device of the input.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
         self.process_set = process_set
 
     def __deepcopy__(self, memo: Any) -> SyncBatchNorm:
-        """A copy for the same ranks: a process set is known by who it is."""
+        """Copy the module for the same process set, which compares by identity."""
         memo[id(self.process_set)] = self.process_set
         made: SyncBatchNorm = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -89,7 +89,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _follow(self, count: float, mean: Any, variance: Any) -> None:
-        """Update the running statistics; they hold the unbiased variance, as torch's."""
+        """Update the running statistics, with the unbiased variance as in torch."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if not count:
@@ -143,10 +143,11 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
             if ctx.needs_input_grad[2]
             else None
         )
-        # each rank's own: with strategies of weights they differ between exchanges
+        # Each rank's own weight: with strategies that exchange weights, it differs between
+        # exchanges.
         if weight is not None:
             wide, sums = wide * _shaped(weight.double(), x), sums * weight.double()
-        # Always asked for: another rank may need its input's gradient where this one does not.
+        # Unconditional: another rank may need its input's gradient where this one does not.
         means = allreduce(sums, op=ReduceOp.SUM, process_set=ctx.set) / max(ctx.count, 1.0)
         if not ctx.needs_input_grad[0]:
             return None, of_weight, of_bias, None, None
@@ -155,7 +156,7 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
 
 
 def _shaped(values: Any, like: Any) -> Any:
-    """A number per channel, to be combined with ``like``."""
+    """Return a value per channel in a shape that broadcasts to ``like``."""
     return values.reshape(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -164,16 +165,16 @@ def _shaped(values: Any, like: Any) -> Any:
     module="a torch.nn.Module; its parts are replaced in it.",
 )
 def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
-    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each
-    BatchNorm.
+    """Return ``module`` with each BatchNorm replaced by a SyncBatchNorm of the same parameters and
+    statistics.
 
-    A layer that has several names, or is in several modules, stays one layer.
+    A layer with several names, or in several modules, stays one layer.
     """
     return _converted(module, process_set, {})
 
 
 def _converted(module: Module, process_set: ProcessSet, known: dict[Module, Module]) -> Module:
-    """``known``: the modules seen so far, and what stands in their places."""
+    """Convert a module. ``known``: the modules seen so far, and their replacements."""
     if module in known:
         return known[module]
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
@@ -193,7 +194,7 @@ def _converted(module: Module, process_set: ProcessSet, known: dict[Module, Modu
         known[module] = made
         return made
     known[module] = module
-    # ``named_children`` gives one that has two names once
+    # ``named_children`` yields a child with two names only once.
     for name, child in list(module._modules.items()):
         converted = child if child is None else _converted(child, process_set, known)
         if converted is not child:

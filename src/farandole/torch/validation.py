@@ -1,5 +1,5 @@
-"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments
-without sense, and TypeError for what is no optimizer.
+"""Checks of DistributedOptimizer's arguments. They raise ValueError for invalid arguments, and
+TypeError for objects that are no optimizers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 
 
 def check_optimizer(function: str, optimizer: Any) -> None:
-    """One with ``param_groups`` will do: some libraries have optimizers that are not of torch's
-    class.
+    """Raise TypeError unless ``optimizer`` has ``param_groups``. Some libraries have optimizers
+    that do not derive from torch's class.
     """
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         found = (
@@ -27,7 +27,9 @@ def check_optimizer(function: str, optimizer: Any) -> None:
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Names by the parameter's id; none if none were given."""
+    """Return names by the parameter's id; empty without ``named_parameters``. Raises ValueError for
+    duplicate or missing names.
+    """
     if named_parameters is None:
         return {}
     named = list(named_parameters)
@@ -81,12 +83,12 @@ def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
 
 
 def name_of(group: int, place: int) -> str:
-    """Of a parameter that was given none."""
+    """Return the name of an unnamed parameter."""
     return f"allreduce.noname.{group}.{place}"
 
 
 def check_members(groups: Any) -> None:
-    """Of ``groups`` that list their members."""
+    """Raise ValueError if ``groups`` lists members that are no tensors, or one twice."""
     members = (
         [parameter for group in groups for parameter in group]
         if isinstance(groups, (list, tuple))

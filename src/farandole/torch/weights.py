@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says."""
+"""Optimizers whose ranks step alone and exchange weights by a strategy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from farandole.torch.validation import name_of
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_WIDE = (torch.float32, torch.float64)  # what strategies compute with
+_WIDE = (torch.float32, torch.float64)  # dtypes that strategies compute with
 
 
 living: weakref.WeakSet[WeightState] = weakref.WeakSet()
 
 
 class WeightState:
-    """The exchanges of one optimizer's weights. See ``optimizer.OptimizerState``."""
+    """The state of a distributed optimizer that exchanges weights. See
+    ``optimizer.OptimizerState``.
+    """
 
     def __init__(
         self,
@@ -37,23 +39,24 @@ class WeightState:
         strategy: Strategy,
         buffers: Iterable[Any] | Callable[[], Iterable[Any]],
     ) -> None:
-        self.reducer = None  # gradients stay as they are
+        self.reducer = None  # gradients are not reduced
         self._optimizer = weakref.ref(optimizer)
         self._original = original
         self._strategy = strategy
         self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
         self._set = options.process_set
-        self._own = options.owner is None  # the codec, if there is one
+        # whether this optimizer created the codec, if there is one
+        self._own = options.owner is None
         kept = () if callable(buffers) else list(buffers)
-        # a model may get others: ``model.to(device)``
+        # The model may replace its buffers: ``model.to(device)``.
         self._buffers = buffers if callable(buffers) else lambda: kept
         self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
-        self._seen: list[Any] = []  # the parameters, when they were looked at last
-        # which parameters were found to be no two in the same memory, and where
+        self._seen: list[Any] = []  # the parameters when they were last checked
+        # ids and addresses of parameters found to be in different memory
         self._alone: list[Any] = []
-        self._apart: list[Any] = []  # where those are that were found to have no memory in common
+        self._apart: list[Any] = []  # addresses of parameters found not to overlap
         # a checkpoint's ``shared``, until a step or an average
         self._loaded: dict[str, Any] | None = None
         living.add(self)
@@ -65,7 +68,7 @@ class WeightState:
         self._own_steps.before_step()
         self._loaded = None
         original = self._original()
-        if original is not None and "step" in original.__dict__:  # a scheduler watches that one
+        if original is not None and "step" in original.__dict__:  # a scheduler watches the original
             original._opt_called = True
         if self._exchange.needed():
             self._keep(stepping=True)
@@ -77,7 +80,7 @@ class WeightState:
             self._run(self._step)
 
     def end_of_epoch(self) -> None:
-        """Exchange now, if the strategy wants to hear of epochs."""
+        """Exchange weights now, if the strategy exchanges at the end of epochs."""
         if self._exchange.needed() and self._kept.at_end_of_epoch(self._step):
             self._run(self._step)
 
@@ -87,7 +90,7 @@ class WeightState:
             self._over(self._kept.average)
 
     def averaged(self, closure: Any) -> Any:
-        """Every rank follows its own loss."""
+        """Return the closure unchanged: every rank follows its own loss."""
         return closure
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,7 +103,7 @@ class WeightState:
         return {**kept, "step": self._step, "slots": slots, **residuals}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Raises ValueError for the state of another strategy."""
+        """Load a state. Raises ValueError for the state of another strategy."""
         self._step = 0
         self._loaded = None
         self._restart()
@@ -115,9 +118,9 @@ class WeightState:
         codec_state.load(self._exchange.codec, self._set, state, own=self._own)
 
     def shared(self) -> dict[str, Any]:
-        """What ranks have alike of the state: the steps, and the slots, if this strategy's are
-        common. That of a checkpoint lasts until the next step: ``broadcast_parameters``, which
-        comes first, lets strategies begin anew.
+        """Return the state that ranks share: the number of steps, and the slots if this strategy's
+        are equal on all ranks. A checkpoint's shared state lasts until the next step, because
+        ``broadcast_parameters``, which comes first, makes strategies begin again.
         """
         if self._loaded is not None:
             return self._loaded
@@ -127,7 +130,7 @@ class WeightState:
         }
 
     def share(self, state: Mapping[str, Any]) -> None:
-        """Take another rank's ``shared``. What is not there begins anew."""
+        """Load another rank's ``shared``. Missing state begins again."""
         self._restart()
         self._exchange.forget_kept()
         self._step = state.get("step", 0)
@@ -139,9 +142,8 @@ class WeightState:
             self._kept.load_state_dict({**state, "slots": slots})
 
     def overwritten(self, places: Container[int]) -> None:
-        """All ranks were given other numbers for the tensors in these places of memory. If weights
-        are among them, what the strategy keeps begins anew: the ways that it would see are none
-        that a rank has gone.
+        """Note that all ranks got new values at these addresses. If weights are among them, the
+        strategy's state begins again: its deltas would include the change.
         """
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
             self._restart()
@@ -152,8 +154,8 @@ class WeightState:
         self._kept.restart()
 
     def _parameters(self) -> list[tuple[str, Any]]:
-        """With their names. Of those that have the same memory (``decoder.weight.data =
-        encoder.weight.data``) one.
+        """Return (name, parameter) pairs, one for parameters with the same memory
+        (``decoder.weight.data = encoder.weight.data``).
         """
         optimizer: Any = self._optimizer()
         names = optimizer._parameter_names
@@ -180,13 +182,13 @@ class WeightState:
     def _keep(self, *, stepping: bool = False) -> None:
         named = self._parameters()
         self._look([parameter for _, parameter in named])
-        # what was frozen after it had its gradient takes this step, too
+        # A parameter that was frozen after it got its gradient takes part in this step.
         trained = [parameter.requires_grad or parameter.grad is not None for _, parameter in named]
         self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
 
     def _look(self, now: list[Any]) -> None:
-        """What is kept of a parameter stays its own, also where a program puts others in its
-        place.
+        """Keep the slots of a parameter with it, even if the program reorders or replaces
+        parameters.
         """
         seen, self._seen = self._seen, now
         if any(map(operator.is_not, seen, now)) or len(now) < len(seen):
@@ -198,7 +200,9 @@ class WeightState:
         self._over(lambda weights, names, statistics: self._kept(weights, step, names, statistics))
 
     def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
-        """Have weights (with their names) and statistics changed as arrays."""
+        """Pass weights, their names and statistics to ``change`` as arrays, and copy the results
+        back.
+        """
         self._loaded = None
         named = self._kept.chosen(self._parameters())
         self._check_apart(named)
@@ -213,7 +217,9 @@ class WeightState:
             one.put_back()
 
     def _check_apart(self, named: list[tuple[str, Any]]) -> None:
-        """Each exchange would change the numbers that two of them have in common twice."""
+        """Raise ValueError if parameters overlap: each exchange would change their common elements
+        twice.
+        """
         places = [parameter.data_ptr() for _, parameter in named]
         if places != self._apart:
             _refuse_overlaps([each for each in named if each[1].numel()], self._strategy.spec)
@@ -221,8 +227,8 @@ class WeightState:
 
 
 def _memory(tensor: Any) -> Any:
-    """The same for two tensors that have all their memory in common, in whatever order (a matrix
-    and its transpose).
+    """Return a key that is equal for tensors with the same memory, in whatever order (a matrix and
+    its transpose).
     """
     count = tensor.numel()
     if not count:
@@ -234,8 +240,8 @@ def _memory(tensor: Any) -> Any:
 
 
 def _span(tensor: Any) -> tuple[Any, int, int]:
-    """The memory from its first number to behind its last one. It need not have all that lies
-    between.
+    """Return the device, and the addresses of the first element and behind the last one. There may
+    be gaps between.
     """
     begin = tensor.data_ptr()
     if tensor.is_contiguous():
@@ -245,7 +251,7 @@ def _span(tensor: Any) -> tuple[Any, int, int]:
 
 
 def _places(tensor: Any) -> Any:
-    """Where its numbers are in memory."""
+    """Return the addresses of the elements."""
     _, begin, end = _span(tensor)
     within = torch.arange((end - begin) // tensor.element_size()).as_strided(
         tensor.shape, tensor.stride()
@@ -254,8 +260,10 @@ def _places(tensor: Any) -> Any:
 
 
 def _refuse_overlaps(named: Sequence[tuple[str, Any]], spec: str) -> None:
-    """Raises ValueError, with the names of two parameters, of which none is empty."""
-    before: list[tuple[str, Any]] = []  # those that have not ended yet
+    """Raise ValueError with the names of two overlapping parameters. None of ``named`` may be
+    empty.
+    """
+    before: list[tuple[str, Any]] = []  # parameters that have not ended yet
     for name, parameter in sorted(
         named, key=lambda each: (str(each[1].device), each[1].data_ptr())
     ):
@@ -279,8 +287,8 @@ def _holds_reals(tensor: Any) -> bool:
 
 
 class Held:
-    """A tensor as an array that a strategy may change: its own memory, or a copy that goes back. Of
-    a complex one, real and imaginary parts.
+    """A tensor as an array that a strategy may change: its own memory, or a copy that is written
+    back. Complex tensors give real and imaginary parts.
     """
 
     def __init__(self, tensor: Any) -> None:

@@ -1,6 +1,4 @@
-"""Collectives on the memory of GPUs: by NCCL where every rank has a GPU of its own, else through
-host memory.
-"""
+"""Collectives on GPU memory: by NCCL if every rank has its own GPU, else through host memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The contract of a kind of device, for the rest of this folder. ``Cuda`` is the one there is;
-tests have another.
-"""
+"""The contract for a kind of device. ``Cuda`` is the only implementation; tests have another."""
 
 from __future__ import annotations
 
@@ -10,60 +8,61 @@ from typing import Any, Protocol
 
 
 class Accelerator(Protocol):
-    """A process uses one device of it: the first whose tensors are exchanged. Tensors of others
-    count as foreign.
+    """A kind of device.
 
-    Collectives are told to the device on a stream of their own, so that it computes meanwhile. Only
-    ``drain`` waits.
+    A process uses one device: the first whose tensors are exchanged. Tensors on other devices count
+    as foreign. Collectives are queued on a stream of their own, so that the device computes
+    meanwhile. Only ``drain`` waits.
     """
 
-    name: str  # of what ranks exchange by
+    name: str  # the library by which ranks exchange
 
     @property
     def device(self) -> Any:
         """The torch device of this process."""
 
     def owns(self, tensor: Any) -> bool:
-        """Is this memory of the process's device?"""
+        """Return whether the tensor is on the process's device."""
 
     def identity(self) -> str:
-        """The same on two ranks if they share a device."""
+        """Return a text that is equal on two ranks if they share a device."""
 
     def count(self) -> int:
-        """How many devices this rank could choose from."""
+        """Return the number of devices that this rank can choose from."""
 
     def lack(self) -> str:
-        """Why this rank cannot exchange directly; empty if it can."""
+        """Return the reason why this rank cannot exchange directly; empty if it can."""
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
-        """A torch.distributed backend of our own that joins the ranks; ``store`` is a
+        """Return a private torch.distributed backend that connects the ranks. ``store``: a
         torch.distributed store.
         """
 
     def follow(self, work: Any) -> None:
-        """What the calling thread then tells the device waits for a collective of that backend."""
+        """Make later device work of the calling thread wait for a collective of that backend."""
 
     def touch(self) -> None:
-        """The calling thread has told the device something that the next ``record_event`` must
-        stand behind.
+        """Note that the calling thread has queued device work that the next ``record_event`` must
+        cover.
         """
 
     def record_event(self) -> Any:
-        """See DeviceTransport. Hashable."""
+        """Record an event. See DeviceTransport. The result is hashable."""
 
     def stream(self, events: Sequence[Any]) -> AbstractContextManager[Any]:
-        """What the thread tells the device inside is done on the stream, after the events."""
+        """Return a context whose device work runs on the stream, after the events."""
 
     def wait_event(self, events: Sequence[Any]) -> Callable[[], None]:
-        """Called on the stream. Calling the result lets what a thread tells the device later wait
-        for this point; also what is told in the places that ``events`` came from.
+        """Record this point of the stream, on which it is called. Return a function that makes
+        later device work of the calling thread wait for it, and also work on the streams from which
+        ``events`` came.
         """
 
     def record_stream(self, tensor: Any) -> None:
-        """The calling thread goes on with a tensor that was made on the stream."""
+        """Note that the calling thread continues with a tensor that was made on the stream."""
 
     def drain(self) -> None:
         """Wait until the stream is empty."""
 
     def pinned(self, nbytes: int) -> Any:
-        """Host memory (uint8) that the device copies from and to by itself."""
+        """Return pinned host memory (uint8), which the device copies without the CPU."""

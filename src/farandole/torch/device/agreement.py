@@ -1,5 +1,5 @@
-"""The decision whether ranks exchange directly or through host memory: all of them take it from
-the same facts.
+"""The decision whether ranks exchange directly or through host memory, made on every rank from the
+same facts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from farandole.torch.device.store import JobStore
 
 
 class View(NamedTuple):
-    """A rank's equipment: its device, why it cannot exchange directly (or nothing), what ``--nccl``
-    says there, and how many devices it sees.
+    """A rank's equipment: its device, the reason why it cannot exchange directly (or nothing), its
+    ``--nccl``, and the number of devices that it sees.
     """
 
     identity: str
@@ -30,8 +30,8 @@ class View(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """``direct``, and why or why not. ``refused``: why this must be an error: some rank
-    insists on what is not possible. ``pity``: it need not be like that.
+    """The decision: ``direct`` or not, and the reason. ``refused``: an error text, if some rank
+    requires the impossible. ``pity``: the ranks could have avoided this.
     """
 
     direct: bool
@@ -41,7 +41,7 @@ class Decision(NamedTuple):
 
 
 def decide(views: Sequence[View], name: str) -> Decision:
-    """Pure. ``name``: of what the ranks would exchange by."""
+    """Decide from the views of all ranks. Pure. ``name``: the library for direct exchange."""
     obstacle, pity = _obstacle(views)
     if not obstacle:
         return Decision(True, "every rank has a GPU of its own")
@@ -60,7 +60,7 @@ _CURE = "torch.cuda.set_device(hvd.local_rank())"
 
 
 def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
-    """Why not, and whether the ranks could have done otherwise."""
+    """Return the obstacle to direct exchange, and whether the ranks could have avoided it."""
     for rank, view in enumerate(views):
         if view.wish == "off":
             return f"rank {rank} has --nccl=off", False
@@ -82,7 +82,7 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
 
 
 def gather_texts(host: Transport, text: str) -> list[str]:
-    """Every rank's facts, in rank order. Collective."""
+    """Return every rank's text, in rank order. Collective."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     lengths = np.zeros(host.size, dtype=np.int64)
     host.allgather(
@@ -97,8 +97,8 @@ def gather_texts(host: Transport, text: str) -> list[str]:
 
 
 def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -> list[View]:
-    """Everybody's. ``bar``: why this rank may not exchange directly, if its device could.
-    Collective.
+    """Return the views of all ranks. ``bar``: a reason against direct exchange on this rank even if
+    its device is able. Collective.
     """
     lack = bar or accelerator.lack()
     mine = (
@@ -110,11 +110,11 @@ def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -
 
 
 def store_for(host: Transport, client: StoreClient | None, seconds: float) -> Any:
-    """Where the ranks of ``host`` meet: in the job's store, below a prefix of their own; one rank
-    without a job has none. Collective.
+    """Return the store in which the ranks of ``host`` meet: the job's, below a prefix of their own,
+    or a private one for a single rank without a job. Collective.
 
-    Keep it as long as what was given it: torch calls methods of the Python object, but does not
-    keep that alive.
+    Keep the result as long as the backend that uses it: torch calls methods of the Python object
+    without keeping it alive.
     """
     group = gather_texts(host, secrets.token_hex(8))[0]
     return distributed.HashStore() if client is None else JobStore(client, group, seconds)

@@ -1,4 +1,4 @@
-"""CUDA (and ROCm, which torch calls by the same names)."""
+"""CUDA, and ROCm, which torch exposes under the same names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import distributed
 from farandole.base.host import boot_id
 from farandole.errors import RequestError
 
-_PATIENCE = timedelta(seconds=30)  # for giving up what hangs; a collective itself may take any time
+# for aborting hung operations; a collective itself may take any time
+_PATIENCE = timedelta(seconds=30)
 CAPTURED = (
     "collectives cannot be captured in a CUDA graph: ranks agree on the host before they run. Call"
     " them before or after the captured part."
@@ -23,7 +24,7 @@ CAPTURED = (
 
 
 class Cuda:
-    """See ``accelerator.Accelerator``."""
+    """CUDA devices. See ``accelerator.Accelerator``."""
 
     name = "NCCL"
 
@@ -49,7 +50,7 @@ class Cuda:
         uuid = getattr(torch.cuda.get_device_properties(self.device), "uuid", None)
         if uuid is not None:
             return f"GPU-{uuid}"
-        # older torch: this host's GPU by number
+        # older torch: the GPU's number on this host
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return f"GPU {visible}:{self.device.index} of {boot_id()}"
 
@@ -66,12 +67,12 @@ class Cuda:
         )
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
-        """A group of our own, beside any that the program has: nothing is registered with
+        """Return a private NCCL group, independent of the program's: nothing is registered with
         torch.distributed.
 
-        Waiting in this group is told to be blocking, though nobody waits in it: that keeps torch
-        from starting the threads that end the process when a peer is lost. The engine finds that
-        out, and survivors go on.
+        The group is configured for blocking waits, although none occur: otherwise torch starts
+        threads that end the process when a peer is lost. The engine detects the loss itself, and
+        survivors continue.
         """
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = _PATIENCE
@@ -79,7 +80,8 @@ class Cuda:
             return distributed.ProcessGroupNCCL(store, rank, size, options)
 
     def follow(self, work: Any) -> None:
-        # of the stream, not of this thread: ``work.wait()`` would block it (see ``connect``)
+        # The stream waits, not this thread: ``work.wait()`` would block the thread (see
+        # ``connect``).
         work.get_future().wait()
 
     # Streams.
@@ -112,8 +114,8 @@ class Cuda:
         recorded = [stream for pairs in events for stream, _ in pairs]
 
         def wait() -> None:
-            # also those it came from: what was allocated there may be freed from now on, and then
-            # used again there
+            # Include the streams of the events: memory allocated there may be freed from now on and
+            # used again there.
             for stream in {
                 used.cuda_stream: used for used in (torch.cuda.current_stream(device), *recorded)
             }.values():
@@ -140,7 +142,7 @@ class Cuda:
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable, for as long as it takes torch to read it; the user's own wins."""
+    """Set an environment variable while torch reads it, unless the user has set it."""
     if name in os.environ:
         yield
         return

@@ -1,8 +1,7 @@
-"""Collectives through a backend of torch.distributed (NCCL): tensors stay where they are.
+"""Collectives through a backend of torch.distributed (NCCL): tensors stay on the device.
 
-What NCCL cannot reduce is reduced as something else: truth values as bytes, int16 as int32,
-integers that are scaled as int64. 16-bit floats are added as such, as NCCL does; a factor is
-applied to them before, so that sums stay small.
+Dtypes that NCCL cannot reduce are converted: bool to bytes, int16 to int32, scaled integers to
+int64. 16-bit floats are summed as such; a factor is applied first, so that sums stay small.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import distributed
 from farandole.base.types import DType, ReduceOp
 from farandole.torch.device.watch import Watch
 
-_HEAR = 3.0  # seconds to find out that an error comes from a peer that is gone
+_HEAR = 3.0  # seconds to find out whether a lost peer caused an error
 _LOGICAL = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.MAX: ReduceOp.MAX,
@@ -26,8 +25,8 @@ _LOGICAL = {
 
 
 class Native:
-    """The collectives of a Transport, on Buffers of tensors. ``backend``: None for one rank, which
-    needs none.
+    """The collectives of a Transport, on Buffers of tensors. ``backend``: None for a single
+    rank.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Native:
             torch._foreach_copy_(outs, list(out.split([len(part) for part in outs])))
 
     def allgather(self, send: Any, receive: Any, counts: Sequence[int]) -> None:
-        """``counts``: bytes per rank."""
+        """Gather every rank's ``send``. ``counts``: bytes per rank."""
         send, receive = send.view(torch.uint8), receive.view(torch.uint8)
         longest = max(counts)
         if not longest:
@@ -83,7 +82,7 @@ class Native:
                 receive.split(list(counts)),
                 [part[:count] for part, count in zip(parts, counts, strict=True)],
             )
-        else:  # few have much: padding would multiply it
+        else:  # a few ranks have most of the data: padding would multiply it
             parts = receive.split(list(counts))
             parts[self.rank].copy_(send)
             for root, part in enumerate(parts):
@@ -100,7 +99,7 @@ class Native:
     def alltoall(
         self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]
     ) -> None:
-        """Counts in bytes."""
+        """Exchange parts between all ranks. Counts are in bytes."""
         send, receive = send.view(torch.uint8), receive.view(torch.uint8)
         if self._backend is None:
             receive.copy_(send)
@@ -127,7 +126,7 @@ class Native:
                 data.split(list(counts)),
             )
         elif _early(dtype, op, scale):
-            rows = rows.clone()  # what was given is not written to
+            rows = rows.clone()  # the input must not change
         whole = opened(rows.reshape(-1), dtype, op, scale)
         part = whole.new_empty(longest)
         if self._backend is None:
@@ -145,8 +144,8 @@ class Native:
             self._do(lambda: self._backend.allreduce([flat], options))
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Start a collective; what the stream is told next waits for it. That is all that waits,
-        with NCCL.
+        """Start a collective and make later work on the stream wait for it. With NCCL, nothing else
+        waits.
         """
         assert self._follow is not None
         try:
@@ -162,7 +161,7 @@ class Native:
 
 
 def opened(flat: Any, dtype: DType, op: ReduceOp, scale: float) -> Any:
-    """``flat`` as something that can be reduced: the same memory, unless it has to be wider."""
+    """Return ``flat`` in a dtype that can be reduced: the same memory unless it has to be wider."""
     if dtype is DType.BOOL:
         return flat.view(torch.uint8)
     if _widens(dtype, scale):
@@ -171,7 +170,7 @@ def opened(flat: Any, dtype: DType, op: ReduceOp, scale: float) -> Any:
 
 
 def close_into(out: Any, total: Any, dtype: DType, op: ReduceOp, scale: float) -> None:
-    """Apply the factor to a reduced ``total``, and put it into ``out``, which may be the same
+    """Apply the factor to a reduced ``total`` and store it in ``out``, which may be the same
     memory.
     """
     if dtype is DType.BOOL:
@@ -184,7 +183,9 @@ def close_into(out: Any, total: Any, dtype: DType, op: ReduceOp, scale: float) -
 
 
 def scale_into(out: Any, values: Any, dtype: DType, scale: float) -> None:
-    """``out = scale * values``; into integers it is truncated toward zero, exactly for averages."""
+    """Compute ``out = scale * values``. Integer results are truncated toward zero, exactly for
+    averages.
+    """
     if dtype.is_float:
         torch.mul(values, scale, out=out)
         return

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 class Staged:
     """The collectives of a Transport on flat tensors: copied to pinned memory, exchanged over
-    ``host``, copied back.
+    ``host``, and copied back.
     """
 
     def __init__(self, host: Transport, accelerator: Accelerator) -> None:
@@ -43,8 +43,8 @@ class Staged:
         )
 
     def broadcast(self, data: Any, root: int) -> None:
-        """Everybody's is copied over: ``data`` is sent by one and received by the others, from one
-        place.
+        """Broadcast ``data``. It is copied to the host on all ranks, because sender and receivers
+        use the same place.
         """
         self._through(
             [data], [data], lambda sends, outs: self._host.broadcast(_bytes(outs[0]), root)
@@ -89,8 +89,8 @@ class Staged:
         receives: Sequence[Any],
         work: Callable[[list[Array], list[Array]], None],
     ) -> None:
-        """Do ``work`` on host arrays in the place of the tensors; one that is sent and received has
-        one place.
+        """Run ``work`` on host arrays in place of the tensors. A tensor that is both sent and
+        received has one array.
         """
         places = self._places(sends, receives)
         for tensor in sends:
@@ -119,7 +119,7 @@ class Staged:
 
 
 def _numpy(tensor: Any) -> Array:
-    """Host memory as numpy sees it; of bfloat16, its bits."""
+    """Return host memory as a numpy array; for bfloat16, its bits."""
     array: Array = (
         tensor.view(torch.int16).numpy().view(np.uint16)
         if tensor.dtype is torch.bfloat16
@@ -133,7 +133,7 @@ def _bytes(array: Array) -> Array:
 
 
 def on_device(array: Array, dtype: DType, device: Any) -> Any:
-    """A host array (of the storage type) as a tensor there."""
+    """Return a host array (of the storage type) as a tensor on ``device``."""
     if dtype is DType.BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(array).to(device)

@@ -1,4 +1,4 @@
-"""The DeviceTransport of torch: how it goes is agreed upon when the first collective is."""
+"""The DeviceTransport of torch: ranks agree on the path at the first collective."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from farandole.torch.device.staged import Staged, on_device
 from farandole.torch.device.watch import Watch
 
 T = TypeVar("T")
-_FAREWELL = 30.0  # seconds that a group has to end
+_FAREWELL = 30.0  # seconds for a group to end
 _TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}
 _NO_GROUP = (
     "GPUs could not be connected by {name}: {error}. --nccl=off (FARANDOLE_NCCL=off) exchanges"
@@ -32,7 +32,7 @@ _NO_GROUP = (
 
 
 class TorchTransport:
-    """See ``contracts.DeviceTransport``."""
+    """Collectives on a device. See ``contracts.DeviceTransport``."""
 
     def __init__(
         self,
@@ -49,17 +49,18 @@ class TorchTransport:
         self._lost = lost
         self._accelerator = accelerator
         self._staged = Staged(host, accelerator)
-        self._way: Native | Staged | None = None  # how collectives go; None: not agreed yet
+        self._way: Native | Staged | None = None  # the path of collectives; None: not agreed yet
         self._refused = ""
         self._backend: Any = None
-        self._store: Any = None  # of the backend
+        self._store: Any = None  # the backend's
         self._watch: Watch | None = None
-        self._given_up = threading.Lock()  # taken for good by who gives up
+        self._given_up = threading.Lock()  # acquired once, by the thread that aborts or shuts down
 
-    # What the engine calls.
+    # Calls by the engine.
 
     def empty(self, count: int, dtype: DType) -> Any:
-        with torch.inference_mode(False):  # it goes to the program, which may differentiate
+        # the result goes to the program, which may differentiate it
+        with torch.inference_mode(False):
             return torch.empty(count, dtype=_TORCH[dtype], device=self._accelerator.device)
 
     def scale(self, out: Any, data: Any, dtype: DType, factor: float) -> None:
@@ -69,7 +70,7 @@ class TorchTransport:
         return self._accelerator.record_event()
 
     def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        # in inference mode, for the program's tensors may have been made in it
+        # in inference mode, because the program's tensors may have been made in it
         with torch.inference_mode(), self._accelerator.stream(events):
             if self._way is None:
                 self._agree()
@@ -83,8 +84,8 @@ class TorchTransport:
         return self.empty(nbytes, DType.UINT8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
-        """The result of a host array, which stands in for a rank that has joined, is not brought
-        back.
+        """Reduce buffers. The result for a host array, which represents a joined rank, is not
+        copied back.
         """
         if buffers:
             self._chosen().allreduce([self._here(buffer) for buffer in buffers], op, scale)
@@ -119,34 +120,34 @@ class TorchTransport:
             else TorchTransport(part, self._settings, self._lost, self._accelerator)
         )
 
-    # Life.
+    # Lifetime.
 
     def report_waits(self, report: Report) -> None:
-        """Of what goes through the host: whoever waits for a device does not come by here."""
+        """Report waits of exchanges through the host. Waits for a device are not reported."""
         self._host.report_waits(report)
 
     def report_parts(self, report: Parts | None) -> None:
-        """Of what goes through the host."""
+        """Report the parts of exchanges through the host."""
         self._host.report_parts(report)
 
     def abort(self, why: str) -> None:
-        """Give up what runs on this rank's device. The other ranks hear of it over the host."""
+        """Abort the work on this rank's device. The other ranks are notified over the host."""
         if self._backend is not None and self._given_up.acquire(blocking=False):
             _within(_FAREWELL, self._backend.abort)
 
     def close(self) -> None:
-        """Wait for the device, unless what ran there was given up."""
+        """Wait for the device, unless its work was aborted."""
         if self._backend is None:
             return
         if self._watch is not None:
             if not self._given_up.locked():
-                self._accelerator.drain()  # the watch sees to it that this ends
+                self._accelerator.drain()  # ends even if a peer is lost: the watch aborts then
             self._watch.stop()
         if self._given_up.acquire(blocking=False):
             _within(_FAREWELL, self._backend.shutdown)
         self._backend = self._store = self._way = None
 
-    # How.
+    # The path.
 
     def _chosen(self) -> Native | Staged:
         if self._way is None:
@@ -155,7 +156,7 @@ class TorchTransport:
         return self._way
 
     def _agree(self) -> None:
-        """All ranks are here, for they have agreed on a collective."""
+        """Choose the path. All ranks are here, because they have agreed on a collective."""
         wish, name = self._settings.nccl, self._accelerator.name
         if self.size == 1 and wish != "on":
             self._way = Native(0, 1)
@@ -182,7 +183,7 @@ class TorchTransport:
             self._watch = Watch(self._host, self._lost, lambda: self.abort(""))
             way = Native(self.rank, self.size, self._backend, self._accelerator.follow, self._watch)
             one = torch.ones(1, device=self._accelerator.device)
-            # the first one connects
+            # The first collective connects.
             way.allreduce([Buffer(one, one, DType.FLOAT32)], ReduceOp.SUM, 1.0)
         except HorovodInternalError:
             raise
@@ -200,9 +201,7 @@ class TorchTransport:
 
 
 def _within(seconds: float, end: Callable[[], None]) -> None:
-    """Call ``end``, but do not wait for ever: what hangs hangs in a thread that nobody waits
-    for.
-    """
+    """Call ``end``, for at most ``seconds``. If it hangs, its thread is abandoned."""
 
     def quietly() -> None:
         with contextlib.suppress(RuntimeError):  # it is over anyway

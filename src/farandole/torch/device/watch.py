@@ -1,5 +1,5 @@
-"""Looks whether the peers live while the device is busy with them: it would wait for a dead one for
-ever.
+"""Watches that the peers are alive while the device is busy: it would wait for a dead peer
+forever.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from farandole.base.contracts import Transport
 from farandole.errors import HorovodInternalError
 
-_PERIOD = 0.25  # seconds between two looks
-# seconds after which it is asked how the last collective ended; to ask disturbs CUDA graphs'
-# captures
+_PERIOD = 0.25  # seconds between checks
+# Seconds after which the last collective's status is queried. A query disturbs the capture of CUDA
+# graphs.
 _QUIET = 10.0
 
 
 class Watch:
-    """``lost`` is told what was found, then ``give_up`` is called: whoever sees what is left of a
-    collective that was given up must find its engine ended.
+    """Detects lost peers and failed collectives. It passes the error to ``lost`` before it calls
+    ``give_up``, so the engine has ended when the remains of an aborted collective are seen.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class Watch:
         self._thread.start()
 
     def note(self, work: Any) -> None:
-        """``work`` is what the device was told last."""
+        """Note ``work`` as the latest work on the device."""
         self._last = (work, monotonic())
 
     def cause(self, seconds: float) -> HorovodInternalError | None:
-        """Something went wrong here: is it that a peer is gone?"""
+        """Return the error of a lost peer if one is detected within ``seconds``, after a failure
+        here; else None.
+        """
         self._failed.wait(seconds)
         return self._found
 
@@ -65,7 +67,7 @@ class Watch:
                 return
 
     def _ask(self) -> None:
-        """Has the last collective failed on the device?"""
+        """Raise HorovodInternalError if the last collective has failed on the device."""
         last = self._last
         if last is None or monotonic() - last[1] < _QUIET or not last[0].is_completed():
             return

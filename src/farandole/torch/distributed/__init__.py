@@ -1,8 +1,8 @@
 """Farandole's engine as a backend of torch.distributed: ``dist.init_process_group("farandole")``.
 
-Where Farandole is installed, the word alone suffices; else import this module first. The backend is
-for tensors of the CPU; those of a GPU take the backend that ``"cpu:farandole,cuda:nccl"`` names for
-them.
+Where Farandole is installed, the name alone suffices; otherwise import this module first. The
+backend serves tensors on the CPU; tensors on a GPU use the backend that
+``"cpu:farandole,cuda:nccl"`` names for them.
 """
 
 from __future__ import annotations

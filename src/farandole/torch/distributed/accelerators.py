@@ -1,6 +1,4 @@
-"""Tensors of a GPU take the backend that the program names for them:
-``"cpu:farandole,cuda:nccl"``.
-"""
+"""Backends for GPU tensors, as the program names them: ``"cpu:farandole,cuda:nccl"``."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from farandole.torch.binding import NO_ELEMENTS
 
 
 def devices_of(group: Any) -> list[Any]:
-    """The devices, besides the CPU, for which ``group`` has a backend."""
+    """Return the devices other than the CPU for which ``group`` has a backend."""
     return [torch.device(device) for device in _configured(group) if device != "cpu"]
 
 
 def backend_for(group: Any, device: str, store: Any) -> Any:
-    """The backend for tensors of ``device``, made now: a program that never has such tensors pays
+    """Create the backend for tensors of ``device`` on first use, so that other programs pay
     nothing. Raises ValueError if the program named none. Collective.
     """
     name = _configured(group).get(device)
@@ -51,8 +49,8 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
 
 
 def being_made(group: Any) -> bool:
-    """torch asks for a backend while it makes a group (``init_process_group(device_id=...)``), to
-    connect it early.
+    """Return whether torch is still creating the group: with ``init_process_group(device_id=...)``,
+    it asks for a backend meanwhile, to connect early.
     """
     return not _configured(group)
 
@@ -60,7 +58,7 @@ def being_made(group: Any) -> bool:
 def _configured(group: Any) -> dict[str, str]:
     try:
         config = str(distributed.get_backend_config(group))
-    # it is being made; torch has several
+    # the errors of torch for a group in creation
     except (ValueError, RuntimeError, AssertionError, KeyError, TypeError):
         return {}
     pairs = [part.partition(":") for part in config.split(",")]

@@ -1,4 +1,6 @@
-"""DDP's built-in communication hook ``FP16_COMPRESS``. It is C++, and takes no future of Python."""
+"""DDP's built-in communication hook ``FP16_COMPRESS``, whose C++ version does not accept Python
+futures.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ _register = DistributedDataParallel._register_builtin_comm_hook
 
 
 def _register_in_python(model: Any, comm_hook_type: Any) -> None:
-    """``model._register_builtin_comm_hook``: for tensors of the CPU the hook of the same name in
-    Python, which gives the same numbers.
+    """Register a built-in hook, replaced on the CPU by the Python hook of the same name, which
+    gives the same numbers. Takes the place of ``model._register_builtin_comm_hook``.
     """
     group = model.process_group
     compresses = comm_hook_type == distributed.BuiltinCommHookType.FP16_COMPRESS
     if compresses and model.device_type == "cpu" and isinstance(group, FarandoleProcessGroup):
-        # 7 ms
+        # takes 7 ms to import
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         model.register_comm_hook(group, fp16_compress_hook)
@@ -28,5 +30,5 @@ def _register_in_python(model: Any, comm_hook_type: Any) -> None:
 
 
 def install() -> None:
-    """Again: nothing."""
+    """Install the replacement. Repeated calls have no effect."""
     DistributedDataParallel._register_builtin_comm_hook = _register_in_python

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed: what is asked for is looked at, and made a call of the
+"""The collectives of torch.distributed: their arguments are checked and turned into calls of the
 group.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What ranks call: they compare its number."""
+    """The kind of a collective. Ranks compare its number."""
 
     ALLREDUCE = 1
     REDUCE = 2
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class Operation(NamedTuple):
-    """``work`` does it, in its turn; ``results``: the tensors that it gives."""
+    """A checked collective. ``work``: runs it, in its turn. ``results``: its output tensors."""
 
     name: str
     work: Callable[[], None]
@@ -52,7 +52,7 @@ class Operation(NamedTuple):
 
 
 def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operation:
-    """All tensors, of one dtype, in their place."""
+    """Reduce all tensors, of one dtype, in place."""
     first = _first(tensors, "all_reduce")
     if first.layout is not torch.strided:
         check_sparse(tensors, op)
@@ -127,7 +127,7 @@ def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Oper
 def allgather(
     group: CollectiveGroup, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
 ) -> Operation:
-    """Of each input a list with every rank's."""
+    """Gather, for each input, a list with every rank's tensor."""
     _first(inputs, "all_gather")
     for given, taken in zip(inputs, outputs, strict=True):
         if len(taken) != group.size or taken[group.rank].numel() != given.numel():
@@ -143,7 +143,7 @@ def allgather(
 def allgather_into(
     group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any]
 ) -> Operation:
-    """Of each input one tensor with every rank's, one behind the other."""
+    """Gather, for each input, one tensor with every rank's elements, concatenated."""
     _first(inputs, "all_gather_into_tensor")
     wholes = []
     for given, taken in zip(inputs, outputs, strict=True):
@@ -240,7 +240,7 @@ def scatter(
 def reduce_scatter(
     group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any
 ) -> Operation:
-    """Of each output a list with a part for every rank."""
+    """Reduce and scatter, for each output, a list with a part for every rank."""
     _first(outputs, "reduce_scatter")
     jobs = []
     for taken, given in zip(outputs, inputs, strict=True):
@@ -259,7 +259,7 @@ def reduce_scatter(
 def reduce_scatter_from(
     group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any], op: Any
 ) -> Operation:
-    """Of each output one tensor with the parts for all ranks, one behind the other."""
+    """Reduce and scatter, for each output, one tensor with the concatenated parts for all ranks."""
     _first(outputs, "reduce_scatter_tensor")
     jobs = []
     for taken, given in zip(outputs, inputs, strict=True):
@@ -277,7 +277,7 @@ def reduce_scatter_from(
 
 
 class _Part(NamedTuple):
-    """``taken``: the tensor for the part of this rank; ``parts``: those for each rank, out of
+    """``taken``: the tensor for this rank's part. ``parts``: the parts for all ranks, slices of
     ``inputs``.
     """
 
@@ -319,8 +319,8 @@ def alltoall_base(
     output_splits: Sequence[int],
     input_splits: Sequence[int],
 ) -> Operation:
-    """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each;
-    none: equal.
+    """Send the rows of one tensor to all ranks, and receive theirs in another. Splits: the rows for
+    and from each rank; empty: equal.
     """
     _check_dtypes("all_to_all_single", [input, output])
     given, taken = byte_memory(input), byte_memory(output, taken=True)
@@ -399,8 +399,8 @@ def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
 
 
 def _check_root(what: str, group: CollectiveGroup, root: int) -> None:
-    """Before anything waits: nobody would send or take the result, and the call would be the
-    group's last.
+    """Raise ValueError for an invalid root before anything waits: no rank would send or receive,
+    and the call would be the group's last.
     """
     if not 0 <= root < group.size:
         raise ValueError(

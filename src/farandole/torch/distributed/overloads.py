@@ -1,4 +1,4 @@
-"""The overloads of torch.distributed's methods, as calls of one method of Python."""
+"""The overloads of torch.distributed's methods, as calls of one Python method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-_NAMES = {  # of arguments, in torch's overloads of one method: ours
+_NAMES = {  # argument names in torch's overloads: our names
     "tensor": "tensors",
     "root": "opts",
     "output_tensors": "outputs",
@@ -23,7 +23,7 @@ _NAMES = {  # of arguments, in torch's overloads of one method: ours
 
 
 def named_as_in_torch(method: Any) -> Any:
-    """Accept the names of arguments in torch's overloads, too: ``group.broadcast(tensor,
+    """Accept the argument names of torch's overloads as well: ``group.broadcast(tensor,
     root=0)``.
     """
 
@@ -43,7 +43,7 @@ def as_lists(tensors: Any) -> Any:
 
 
 def options_of(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """Return the options of a call: given as such, or as an operation, a rank or a timeout in their
+    """Return the options of a call, which may have an operation, a rank or a timeout in their
     place.
     """
     if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:

@@ -1,4 +1,4 @@
-"""A process group of torch.distributed on Farandole's wires."""
+"""A process group of torch.distributed on Farandole's transports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
 
 
 def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
-    """What torch.distributed calls for a new group, on its members. Collective."""
+    """Create a group for torch.distributed, on its members. Collective."""
     timeout = options.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return FarandoleProcessGroup(
@@ -61,8 +61,8 @@ def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
 def monitored_barrier(
     group: Any = None, timeout: timedelta = timedelta(seconds=300), wait_all_ranks: bool = False
 ) -> None:
-    """``dist.monitored_barrier``, which torch.distributed allows for Gloo alone: rank 0 of the
-    group raises an error that names who did not come within ``timeout``; all of them with
+    """Provide ``dist.monitored_barrier``, which torch.distributed allows for Gloo only. Rank 0 of
+    the group raises an error that names a rank missing after ``timeout``, or all missing ranks with
     ``wait_all_ranks``.
     """
     found = distributed.group.WORLD if group is None else group
@@ -75,10 +75,10 @@ def monitored_barrier(
 
 
 class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
-    """See ``torch.distributed``. ``timeout``: seconds; ``ranks``: of the members in the job, empty
-    for all of them.
+    """A process group; see ``torch.distributed``.
 
-    Collective. Raises RendezvousError naming members that do not come in time.
+    ``timeout``: seconds. ``ranks``: the members' ranks in the job, empty for all. Collective.
+    Raises RendezvousError naming members that do not come in time.
     """
 
     supports_splitting = False
@@ -94,7 +94,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         ranks: Sequence[int] = (),
         name: str = "",
     ) -> None:
-        super().__init__(rank, size)  # with a store it could not be derived from
+        super().__init__(rank, size)  # without the store, which would prevent subclassing
         self._store = store
         self._name = name
         self._sequence = 0
@@ -122,12 +122,12 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._spare = spare_cores(
             Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size))
         )
-        # the graph at whose end calls run; are they running?
+        # the graph at whose end calls run, and whether they are running
         self._backward = -1
         self._draining = False
         _open.add(self)
 
-    # Who it is.
+    # Identity.
 
     def getBackendName(self) -> str:
         return NAME
@@ -163,7 +163,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
-    def getGroupName(self) -> str:  # as C++ asks
+    def getGroupName(self) -> str:  # the name that C++ calls
         return self._name
 
     def getGroupDesc(self) -> str:
@@ -190,25 +190,25 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For calls that bring none."""
+        """Set the timeout for calls without one."""
         self.state.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Calls are counted from the beginning."""
+        """Accept torch's call; calls are counted from the beginning anyway."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
-    # Its end.
+    # End of the group.
 
     def abort(self) -> None:
-        """Whatever waits in this group raises an error, on all ranks."""
+        """Raise an error in all calls that wait in this group, on all ranks."""
         self.state.abort(f"{self.state.name_of(self._rank)} called abort() on {self.state.name}")
 
     def shutdown(self) -> None:
-        """Leave when the calls that were made have ended."""
+        """Leave the group when its calls have ended."""
         try:
             self.state.close()
         finally:
@@ -217,7 +217,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             backend.shutdown()
 
     def _stop_answering(self) -> None:
-        """Others can no longer ask where this rank stands."""
+        """Stop answering queries for this rank's stack."""
         if self._stack_query is not None:
             _stack_queries.remove(self._stack_query)
             self._stack_query.close()
@@ -232,8 +232,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> FarandoleProcessGroup | None:
-        """A group of some members (as this one numbers them); None on the others. All members call
-        it.
+        """Create a group of some members (by rank in this group); return None on the others.
+        Collective.
         """
         self._splits += 1
         members = sorted(new_ranks)
@@ -292,7 +292,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._begin(operations.allgather(self.state, outputs, inputs), opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """``outputs``: by rank, a tensor for each of ``inputs``."""
+        """Gather tensors. ``outputs``: by rank, a tensor for each of ``inputs``."""
         if len(outputs) != self._size:
             raise ValueError(
                 f"all_gather_coalesced: {self._size} lists of tensors are needed, not"
@@ -399,7 +399,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._begin(operations.barrier(self.state), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """See ``farandole.torch.distributed.monitored_barrier``."""
+        """Synchronize all ranks. See ``farandole.torch.distributed.monitored_barrier``."""
         seconds = self.state.timeout if timeout is None else timeout.total_seconds()
         monitored(self.state, seconds, everybody=wait_all_ranks)
 
@@ -433,11 +433,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def _current_backward(self) -> int:
-        """The number of the graph that autograd is at work on, on this thread; -1 if it is not.
+        """Return the id of the graph that autograd runs on this thread; -1 if none.
 
-        What is asked for meanwhile runs at its end (see ``spare_cores``), or at once; its callbacks
-        come at the end. They may call the group, as those of PowerSGD's hook do: after all that
-        backward calls, on all ranks.
+        Calls made during backward run at its end (see ``spare_cores``) or at once; their callbacks
+        run at the end. Callbacks may call the group, as PowerSGD's hook does: these calls follow
+        all calls in backward, on all ranks.
         """
         task: int = torch._C._current_graph_task_id()
         if task < 0 or self._draining:
@@ -448,8 +448,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return task
 
     def _after_backward(self) -> None:
-        """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which
-        could run nothing.
+        """Run the calls before they are awaited: DDP waits at the end of backward in C++, where
+        they could not run.
         """
         self._draining = True
         self._backward = -1
@@ -504,10 +504,10 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
                 f" {self._size - 1}; this one is {self._rank}"
             )
 
-    # Tensors of other devices.
+    # Tensors on other devices.
 
     def _is_on_accelerator(self, tensors: Sequence[Any]) -> bool:
-        """Are they of a GPU? Then their backend is there after this."""
+        """Return whether the tensors are on a GPU, and create its backend."""
         if not tensors or tensors[0].is_cpu:
             return False
         self._accelerator_backend(tensors[0].device.type)
@@ -527,8 +527,8 @@ def _wait_and_call_back(state: CollectiveGroup, call: Call, callback: Callable[[
 
 
 def _stacks_text(ranks: Sequence[int]) -> str:
-    """Lines with the stacks of the first of these ranks of the job; empty if nothing is known. It
-    takes seconds if they are silent.
+    """Return lines with the stacks of the first of these ranks of the job; empty if none is known.
+    Takes seconds if the ranks do not answer.
     """
     if not _stack_queries:
         return ""
@@ -536,7 +536,9 @@ def _stacks_text(ranks: Sequence[int]) -> str:
 
 
 def _disown() -> None:
-    """A forked child is no member: it must not call, answer or leave for its parent."""
+    """Detach a forked child, which is no member: it must not call, answer or leave in its parent's
+    name.
+    """
     for group in list(_open):
         group.state.disown()
         group._stack_query = None
@@ -549,7 +551,7 @@ os.register_at_fork(after_in_child=_disown)
 
 @atexit.register
 def _leave() -> None:
-    """Other ranks hear that this one has left, rather than that it died."""
+    """Leave all groups, so that other ranks see a departure and not a death."""
     for group in list(_open):
         if not group.state.calls.busy:
             with contextlib.suppress(HorovodInternalError, OSError):

@@ -1,4 +1,4 @@
-"""How the ranks of a group meet: through the store that torch.distributed gives them."""
+"""The rendezvous of a group's ranks, through the store from torch.distributed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from farandole.job.report import keys
 from farandole.net import interfaces
 from farandole.net.handshake import new_secret
 
-# the latter: how often each rank of as many has come
+# the second counts how often each rank has come, per group size
 _WIRE, _COMES = "farandole/wire", "farandole/comes"
-_PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between two looks at the store, at first and later
-_GRACE = 1.0  # seconds for which a lost member may still say why it gave up
-_served: dict[str, Any] = {}  # by MASTER_PORT: a reference to what serves there, see keep_served
+_PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between checks of the store, at first and later
+_GRACE = 1.0  # seconds for a lost member to give its reason
+# by MASTER_PORT: a reference that keeps the server alive, see keep_served
+_served: dict[str, Any] = {}
 
 
 class Meeting(NamedTuple):
-    """``transport``: of the new group; ``secret`` and ``scope``: those of its members."""
+    """``transport``: the new group's. ``secret`` and ``scope``: equal on its members."""
 
     transport: Transport
     secret: str
@@ -45,19 +46,19 @@ class Meeting(NamedTuple):
 
 
 def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] = ()) -> Meeting:
-    """What joins the members of a new group. Collective. ``store``: the group's own; ``ranks``: see
+    """Connect the members of a new group. Collective. ``store``: the group's own; ``ranks``: see
     ``FarandoleProcessGroup``.
 
-    In a job of Farandole the connections prove the job's secret, and only a name goes through the
-    store. Elsewhere rank 0 makes a secret: it is as safe as the store.
+    In a Farandole job, connections prove the job's secret, and only a name goes through the store.
+    Elsewhere rank 0 creates a secret, which is as safe as the store.
     """
     check_rank(rank, size)
     if size == 1:
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), secret="", scope="")
     keep_freed_memory()
-    # a group of another backend has none
+    # groups of other backends have none
     world = getattr(distributed.group.WORLD, "state", None) if ranks else None
-    # a store may outlive a group, and serve the next one, of other ranks
+    # A store may outlive a group and serve the next one, with other ranks.
     comes = f"{_COMES}/{size}/{rank}"
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
     departures = DepartureWatch(world, ranks) if isinstance(world, CollectiveGroup) else None
@@ -66,18 +67,18 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
             if (begun := _begin(client, wire, rank, timeout)) is not None:
                 return _join(client, begun, rank, size, timeout)
         except BaseException as error:
-            if isinstance(error, PeerLostError):  # it may be about to say why
-                with contextlib.suppress(distributed.DistError):  # the server has gone
+            if isinstance(error, PeerLostError):  # it may be about to give its reason
+                with contextlib.suppress(distributed.DistError):  # the server is gone
                     client.check_given_up(_GRACE)
             client.give_up(rank, error)
             raise
-        # member 0 may begin this meeting later; of a store that has gone, this tells
+        # Member 0 may begin this meeting later. If the store is gone, this raises.
         store.add(comes, -1)
         raise _absent([0], size, timeout, client)
 
 
 def _begin(client: GroupStore, wire: str, rank: int, timeout: float) -> Any:
-    """What member 0 tells the others; None if it does not come."""
+    """Return member 0's message to the others; None if it does not come."""
     if rank == 0:
         secret = "" if Connection.from_env().secret else new_secret(tls=Settings.from_env().tls)
         client.set(wire, json.dumps({"scope": secrets.token_hex(8), "secret": secret}).encode())
@@ -90,7 +91,8 @@ def _join(
 ) -> Meeting:
     patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
     settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
-    # who reaches the store can write to it: it never replaces the job's secret
+    # A client with access to the store can write to it, so its value never replaces the job's
+    # secret.
     if bool(own) == bool(begun["secret"]):
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
@@ -133,13 +135,13 @@ def _absent(
 
 
 def stack_query(store: Any, meeting: Meeting, rank: int) -> DirectQuery | None:
-    """A query for all groups of the job whose store this is; None where there can be none."""
+    """Return a query for all groups of the job that owns the store; None if that is impossible."""
     client, key = GroupStore(store), f"{meeting.scope}/stacks"
 
     def look_up(other: int) -> bytes | None:
         try:
             return client.try_get(f"{key}/{other}")
-        except (distributed.DistError, RuntimeError):  # its server has gone
+        except (distributed.DistError, RuntimeError):  # the server is gone
             return None
 
     with contextlib.suppress(OSError, RuntimeError):
@@ -156,16 +158,16 @@ def stack_query(store: Any, meeting: Meeting, rank: int) -> DirectQuery | None:
 
 
 def keep_served(store: Any, rank: int) -> None:
-    """Of the default group. What serves torch.distributed's store on rank 0 would end with that
-    group, while other ranks may be on their way to the next one: so it stays until the process
-    ends. torchrun's outlives both.
+    """Keep the store's server on rank 0 alive until the process ends. It would otherwise end with
+    the default group, while other ranks may be on their way to the next one. Torchrun's server
+    outlives both.
     """
     port = os.environ.get("MASTER_PORT", "")
     if rank or not port or port in _served or os.environ.get(AGENT_STORE) == "True":
         return
     store = _innermost(store)
     if isinstance(store, distributed.TCPStore) and str(store.port) == port:
-        # the program made it, for itself alone
+        # the program made the store for itself
         with contextlib.suppress(distributed.DistError, RuntimeError):
             _served[port] = distributed.TCPStore(
                 store.host, store.port, None, True, wait_for_workers=False, multi_tenant=True
@@ -173,7 +175,9 @@ def keep_served(store: Any, rank: int) -> None:
 
 
 class GroupStore:
-    """A store of torch.distributed, with what wires need of ``farandole.net.store.StoreClient``."""
+    """A torch.distributed store with the methods of ``farandole.net.store.StoreClient`` that
+    transports need.
+    """
 
     def __init__(
         self, store: Any, departures: DepartureWatch | None = None, meeting: str = ""
@@ -184,14 +188,12 @@ class GroupStore:
         self.host = _own_address(store)
 
     def left(self) -> list[int]:
-        """Members of which nothing more comes."""
+        """Return the members that have left."""
         return self._departures.departed() if self._departures is not None else []
 
     def give_up(self, rank: int, error: BaseException) -> None:
-        """Tell the other members that this one comes no longer; the reason of the first one
-        stays.
-        """
-        with contextlib.suppress(distributed.DistError, RuntimeError):  # the server has gone
+        """Notify the other members that this one gives up. The first reason counts."""
+        with contextlib.suppress(distributed.DistError, RuntimeError):  # the server is gone
             if self._find(self._gave_up) is None:
                 self.set(self._gave_up, json.dumps([rank, error_text(error)]).encode())
 
@@ -203,8 +205,8 @@ class GroupStore:
         self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Raises RendezvousError if it is not set within ``timeout`` seconds, or a member
-        gave up.
+        """Return a value. Raises RendezvousError if it is not set within ``timeout`` seconds, or a
+        member gave up.
         """
         found = self.wait(key, timeout)
         if found is None:
@@ -214,10 +216,11 @@ class GroupStore:
         return found
 
     def wait(self, key: str, timeout: float, source: int = -1) -> bytes | None:
-        """None if it is not set within ``timeout`` seconds, or the member ``source`` has left.
+        """Return a value; None if it is not set within ``timeout`` seconds, or the member
+        ``source`` has left.
 
-        The store's own ``wait`` would warn on stderr when its time is over, which is short where a
-        caller looks at other things meanwhile; and no handler of a signal runs before it returns.
+        The store's own ``wait`` is unsuitable: it warns on stderr after its timeout, which is short
+        if the caller checks other things meanwhile, and it delays signal handlers until it returns.
         """
         end, pause, gone = time.monotonic() + timeout, _PAUSE, False
         try:
@@ -248,7 +251,7 @@ class GroupStore:
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def check_given_up(self, seconds: float = 0.0) -> None:
-        """Raises RendezvousError if a member tells within ``seconds`` that it gave up."""
+        """Raise RendezvousError if a member reports within ``seconds`` that it gave up."""
         end = time.monotonic() + seconds
         while self._gave_up:
             if (found := self._find(self._gave_up)) is not None:
@@ -261,7 +264,7 @@ class GroupStore:
             time.sleep(_PAUSE)
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
-        """The values of ``prefix/0`` ...; None for those that are not set in time."""
+        """Return the values of ``prefix/0`` ...; None for values that are not set in time."""
         end = time.monotonic() + timeout
         found: list[bytes | None] = []
         for number in range(count):
@@ -273,10 +276,10 @@ class GroupStore:
 
 
 def _own_address(store: Any) -> str:
-    """This host's address towards the store: the one to offer to others first."""
+    """Return this host's address towards the store, which other ranks try first."""
     address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
-    # a host may know itself by such an address; others do not
+    # An address by which a host knows only itself is useless to others.
     if interfaces.is_loopback(address) and several:
         outside: Sequence[interfaces.Interface] = interfaces.chosen(interfaces.interfaces())
         return outside[0].address if outside else address
@@ -290,12 +293,12 @@ def _innermost(store: Any) -> Any:
 
 
 def _route_to(host: str) -> str:
-    """This host's address on the way to another; the loopback's if there is no way."""
+    """Return this host's address on the route to ``host``; the loopback address without a route."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, there in socket.getaddrinfo(
             host or "127.0.0.1", 9, type=socket.SOCK_DGRAM
         ):
             with contextlib.suppress(OSError), socket.socket(family, kind) as sock:
-                sock.connect(there)  # nothing is sent
+                sock.connect(there)  # sends nothing
                 return str(sock.getsockname()[0])
     return "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors: all ranks gather all indices and values, and add them up."""
+"""Sums of sparse tensors: all ranks gather all indices and values, and sum them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KIND = 20  # beyond the numbers of dense collectives
 
 
 def check_sparse(tensors: Sequence[Any], op: Any) -> None:
-    """Raises ValueError for layouts and operations that ``allreduce_sparse`` does not know."""
+    """Raise ValueError for layouts and operations that ``allreduce_sparse`` does not support."""
     if op.op != TorchOp.SUM:
         cure = "divide their sum by the number of ranks, or " if op.op == TorchOp.AVG else ""
         raise ValueError(
@@ -32,7 +32,7 @@ def check_sparse(tensors: Sequence[Any], op: Any) -> None:
 
 
 def allreduce_sparse(group: CollectiveGroup, tensors: Sequence[Any]) -> None:
-    """Sum each tensor (COO), in its place."""
+    """Sum each COO tensor in place."""
     for tensor in tensors:
         with no_autograd(tensor):
             tensor.copy_(_sum(group, tensor.detach().coalesce()))

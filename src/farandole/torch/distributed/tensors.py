@@ -1,6 +1,4 @@
-"""Tensors as flat arrays of their own memory, and the reductions of torch.distributed as those of
-the engine.
-"""
+"""Tensors as flat arrays of their memory, and torch.distributed's reductions as the engine's."""
 
 from __future__ import annotations
 
@@ -35,8 +33,10 @@ _CODES: dict[Any, int] = {}
 
 
 class Memory(NamedTuple):
-    """``array``: flat; ``home``: the tensor of which this is to become a copy, and the copy; None
-    for the tensor's own memory. ``factor``: of the copy's elements.
+    """The memory of a tensor for a collective.
+
+    ``array``: flat. ``home``: the tensor and its contiguous copy; None if ``array`` is the tensor's
+    own memory. ``factor``: multiplies the copy's elements.
     """
 
     array: Array
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     factor: Any = None
 
     def refresh(self) -> None:
-        """Take what the tensor holds now: a call reads it when its turn comes."""
+        """Copy the tensor's present values: a call reads the tensor when its turn comes."""
         if self.home is not None:
             tensor, copy = self.home
             with no_autograd(copy):
@@ -58,14 +58,14 @@ class Memory(NamedTuple):
 
 
 def no_autograd(tensor: Any) -> Any:
-    """A context in which ``tensor`` may be written, apart from autograd: on any thread.
-    ``inference_mode()`` of the program is its thread's alone.
+    """Return a context in which ``tensor`` may be written without autograd, on any thread: the
+    program's ``inference_mode()`` covers its own thread only.
     """
     return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 class RankReduction(NamedTuple):
-    """``factor``: of each rank's own elements; ``scale``: of the result."""
+    """``factor``: for each rank's own elements. ``scale``: for the result."""
 
     op: ReduceOp
     scale: float
@@ -74,7 +74,7 @@ class RankReduction(NamedTuple):
 
 
 def dtype_code(dtype: Any) -> int:
-    """A number for a dtype of torch: the same in all processes."""
+    """Return a number for a torch dtype, equal in all processes."""
     found = _CODES.get(dtype)
     if found is None:
         found = _CODES[dtype] = zlib.crc32(str(dtype).encode())
@@ -82,8 +82,8 @@ def dtype_code(dtype: Any) -> int:
 
 
 def byte_memory(tensor: Any, *, taken: bool = False) -> Memory:
-    """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a
-    result; ValueError if it cannot hold one, or is sparse.
+    """Return a tensor's bytes. A tensor with gaps is copied at ``refresh``. ``taken``: the memory
+    is for a result. Raises ValueError for a sparse tensor, or one that cannot hold a result.
     """
     tensor = _detached(tensor)
     _check_dense(tensor)
@@ -96,8 +96,8 @@ def byte_memory(tensor: Any, *, taken: bool = False) -> Memory:
 
 
 def _detached(tensor: Any) -> Any:
-    """Apart from autograd. What a functional collective gave wraps its result until that is there:
-    then the result.
+    """Return the tensor without autograd. The wrapped result of a functional collective is awaited
+    first.
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.wait()
@@ -136,8 +136,8 @@ def _bytes(tensor: Any) -> Array:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """``tensor.data_ptr()`` alone does not tell: a view of nothing has its offset for an
-    address.
+    """Return whether the tensor has memory. ``tensor.data_ptr()`` does not tell: for an empty
+    storage, a view's address is its offset.
     """
     try:
         return bool(tensor.untyped_storage().data_ptr())
@@ -146,7 +146,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 class _TensorMemory:
-    """Memory, as numpy asks for it, and the tensor that keeps it."""
+    """Memory in numpy's array interface, and the tensor that keeps it alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -167,19 +167,20 @@ class _TensorMemory:
 
 
 def _flat(tensor: Any, kind: str, count: int) -> Array:
-    """``count`` elements, as numpy writes their type. After ``tensor.numpy()`` programs could not
-    resize the storage, as FSDP does. A view, as parts of it are: collectives find neighbours by
-    their base.
+    """Return ``count`` elements as an array. ``kind``: numpy's type string.
+
+    After ``tensor.numpy()``, programs such as FSDP could not resize the storage. The result is a
+    view, like its parts: collectives find neighbours by their base.
     """
     return np.asarray(_TensorMemory(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
 def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
-    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes
-    that they do not, for sparse tensors, and for one that is to hold a result (``taken``) and
-    cannot.
+    """Return a tensor's elements as transports reduce them; a complex number is two elements. A
+    tensor with gaps or a ``factor`` is copied at ``refresh``.
 
-    Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
+    Raises ValueError for unsupported dtypes, sparse tensors, and tensors for a result (``taken``)
+    that cannot hold one.
     """
     tensor = _detached(tensor)
     _check_dense(tensor)
@@ -203,8 +204,8 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
 
 
 def reduction(op: Any, size: int, dtype: Any) -> RankReduction:
-    """What ``op`` asks for, for tensors of ``dtype`` among ``size`` ranks. Raises ValueError for
-    what has no sense.
+    """Return the reduction for ``op`` on tensors of ``dtype`` over ``size`` ranks. Raises
+    ValueError for invalid combinations.
     """
     kind = op.op
     found, name = _OPS[kind], kind.name
@@ -224,7 +225,7 @@ def reduction(op: Any, size: int, dtype: Any) -> RankReduction:
 
 
 def tensors_text(tensors: Sequence[Any]) -> str:
-    """Dtype and shapes, for messages."""
+    """Return dtype and shapes, for messages."""
     first = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
     more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
     return f"{str(tensors[0].dtype).removeprefix('torch.')} {first}{more}" if tensors else "nothing"

@@ -1,4 +1,4 @@
-"""A call of torch.distributed that is under way."""
+"""A running call of torch.distributed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _graphs_may_wait: Callable[[], bool] = getattr(
 
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
-    """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the
-    tensors that it gives. ``call_back_later(callback)``: has it called when this is done, but
-    not yet; None: callbacks come at once. ``hurry``: called by who asks whether it is done, while
-    it is not.
+    """A running call.
+
+    ``wait_for(seconds)``: waits until the call is done; returns False after the timeout.
+    ``results``: the output tensors. ``call_back_later(callback)``: schedules the callback for some
+    time after the call is done; None: callbacks run at once. ``hurry``: called when the program
+    asks whether an unfinished call is done.
     """
 
     def __init__(
@@ -43,20 +45,20 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         self._hurry = hurry
         self._future: Any = None
         self._in_registry = not call.done and _graphs_may_wait()
-        # of ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` finds it there
+        # for ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` looks there
         if self._in_registry:
             for tensor in results:
                 _c10d._register_work(tensor, self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; raises what went wrong. ``timeout``: it may go on afterwards, but this
-        wait ends.
+        """Wait until the call is done, and raise its error. A ``timeout`` ends the wait, not the
+        call.
         """
         self._wait(timeout)
         if self._in_registry:
             self._in_registry = False
             for tensor in self._results:
-                torch.ops._c10d_functional.wait_tensor(tensor)  # takes it out
+                torch.ops._c10d_functional.wait_tensor(tensor)  # removes it
         return True
 
     def _wait(self, timeout: timedelta | None) -> None:
@@ -93,7 +95,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         return list(self._results)
 
     def source_rank(self) -> int:
-        """From whom a message came."""
+        """Return the rank that sent the message."""
         self.wait()
         source: int = getattr(self._call, "source", -1)
         return source
@@ -101,10 +103,10 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """It holds the tensors, or raises what went wrong: also where C++ waits for it."""
+        """Return a future with the tensors or the error, on which C++ can wait too."""
         if self._future is None:
             started: Any = torch.futures.Future()
-            # whose callback can fail it; set_exception is Python's alone
+            # A callback can make the future fail for C++ too; set_exception works in Python only.
             self._future = started.then(self._outcome)
             self._call_back(lambda: started.set_result(None))
         return self._future
@@ -121,8 +123,8 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
 
 
 def _of_cpp(work: FarandoleWork) -> Any:
-    """A work of C++ for who keeps no more than that: of one of Python's, nothing that could wait is
-    left when Python forgets it.
+    """Return a C++ work for callers that do not keep the Python object: a Python work could no
+    longer be awaited once Python has freed it.
     """
     return _c10d._create_work_from_future(work.get_future())
 
@@ -131,8 +133,8 @@ _give = _c10d.Reducer._set_forward_pass_work_handle
 
 
 def _give_future(reducer: Any, work: Any, use_static_world_size: bool) -> None:
-    """DDP's ``join(divide_by_initial_world_size=False)`` gives its reducer, in C++, a work that
-    Python then forgets.
+    """Pass a C++ work to DDP's reducer. With ``join(divide_by_initial_world_size=False)``, DDP
+    gives its reducer a work that Python then frees.
     """
     _give(
         reducer, _of_cpp(work) if isinstance(work, FarandoleWork) else work, use_static_world_size
