@@ -240,8 +240,8 @@ _handler = ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_CallFrame))(_handle)
 
 @functools.cache
 def _registered() -> bool:
-    """Return whether XLA accepts the handler. Call it after the backend exists: XLA checks a
-    handler's version only with a backend.
+    """Return whether XLA accepts the handler. Call it after the backend exists: an earlier refusal
+    would come too late.
     """
     handler = jax.ffi.pycapsule(ctypes.cast(_handler, c_void_p).value)
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WORDS = 8
 # Larger than every other value, so it changes no minimum. Joined ranks send this word too.
 NO_WORD = int(np.iinfo(np.int64).max)
-UNOPENED = -2  # ready_buckets: some rank has not agreed on a layout yet
+UNOPENED = -2  # ready_buckets: the ranks share no layout yet
 UNPLANNED = -1  # ready_buckets: a gradient has no bucket, or cannot travel in its bucket
 
 _ANY, _NONE = -1, 0

@@ -172,8 +172,8 @@ class BucketLayout:
     def _made(
         self, engine: Engine, name: str, gradients: Sequence[Gradient], *, flat: bool
     ) -> list[Bucket]:
-        """Return the buckets; if ``flat``, those in host memory share one block of the
-        transport's.
+        """Return the buckets; if ``flat``, those in host memory share one block of the transport's
+        memory.
         """
         groups = [[gradients[index] for index in indexes] for indexes in self.members]
         sizes = [

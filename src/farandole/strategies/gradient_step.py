@@ -58,11 +58,11 @@ class GradientStep:
 
     ``passes_left``: by gradient. ``sent``: by gradient, whether it is in this round's buckets or
     came from other ranks. ``frozen``: gradients with a slot in a bucket whose parameters are
-    frozen. ``new_gradients``: some were computed since the step or the last round began. ``due``: a
-    gradient has had its last pass. ``misplaced``: a gradient with a slot in a bucket is sparse.
-    ``launched``: the number of buckets sent. ``announced_none``: this rank announced that it had no
-    gradients, and got other ranks' gradients. ``stale``: no rank had new gradients then, so a step
-    on other ranks needs this rank's real announcement.
+    frozen. ``new_gradients``: some were computed since the step began or its last round ended.
+    ``due``: a gradient has had its last pass. ``misplaced``: a gradient with a slot in a bucket is
+    sparse. ``launched``: the number of buckets sent. ``announced_none``: this rank announced that
+    it had no gradients, and got other ranks' gradients. ``stale``: no rank had new gradients then,
+    so a step on other ranks needs this rank's real announcement.
     """
 
     def __init__(self, count: int, passes: int, bucket_sizes: Iterable[int] = ()) -> None:

@@ -183,7 +183,7 @@ class GradientListReducer:
 
     def retract(self, names: Sequence[str]) -> None:
         """Count the arrays of ``names``, which were ``lacking`` on all ranks, as not sent, because
-        their results are not used. ``names``: unique names of the last call.
+        their results are not used. ``names``: as in the call, each unique there.
         """
         if isinstance(self.codec, Retractable) and names:
             self.codec.retract([self._scope + name for name in names])

@@ -279,7 +279,7 @@ def _own_address(store: Any) -> str:
     """Return this host's address towards the store, which other ranks try first."""
     address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
-    # An address by which a host knows only itself is useless to others.
+    # a loopback address, which other hosts cannot use
     if interfaces.is_loopback(address) and several:
         outside: Sequence[interfaces.Interface] = interfaces.chosen(interfaces.interfaces())
         return outside[0].address if outside else address
