@@ -96,8 +96,8 @@ def _unpacked(
 def _unchanged(
     owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
 ) -> Callable[[], bool | None]:
-    """Return a function that tells whether ``owners`` still hold ``values``. Deleted owners do not
-    count; it returns None if all are deleted. Objects are not compared.
+    """Return a function that reports whether ``owners`` still hold ``values``. Deleted owners do
+    not count; it returns None if all are deleted. Objects are not compared.
     """
     pairs = [
         (owner, value)

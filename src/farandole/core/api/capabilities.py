@@ -28,8 +28,8 @@ def mpi_threads_supported() -> bool:
     """Return whether threads of the program may call MPI.
 
     Afterwards MPI is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job; after
-    ``init(comm=...)`` with some of them, it has further ranks. Raises ValueError if it has not, as
-    in a job that was not started with mpirun.
+    ``init(comm=...)`` with some of its ranks, it has further ones. Raises ValueError if MPI does
+    not have these ranks, as in a job that was not started with mpirun.
     """
     context.settings()
     if not mpi_enabled():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _CHUNK = 1 << 15  # elements converted to float64 at a time
-_NOISE = 1e-14  # a square below this fraction of its terms' sum is zero, but for rounding
+_NOISE = 1e-14  # a square below this fraction of its terms' sum is zero within rounding
 
 
 def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.0) -> None:

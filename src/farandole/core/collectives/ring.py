@@ -8,9 +8,9 @@ communication operations in MPICH", IJHPCA 19 (2005).
 Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. The
 messages of all groups form one sequence, in which message t + 1 never needs the content of message
 t; so it is sent while message t is still being received and reduced. This needs a link on which a
-send may run ahead of its receive (``link.ahead``); on other links, sends and receives alternate in
-step. A link that can hold more bytes in flight gets more chunks: with n chunks, message t + n - 1
-does not need message t, so a link with a long latency is never idle.
+send may run ahead of its receive (``link.ahead``); on other links a rank sends and receives message
+t at the same time. A link that can hold more bytes in flight gets more chunks: with n chunks,
+message t + n - 1 does not need message t, so a link with a long latency is never idle.
 
 Partial results are sent in the accumulator's type (float32 for half types), so they are rounded
 only once, by the rank that finishes a segment; all other ranks receive its bits.

@@ -87,7 +87,7 @@ class PeerGroup:
 
     ``name``: the same on all ranks; ``addresses``: one for each rank, as JSON; empty if unknown.
     ``ranks``: their numbers in the job; ``shared``: the weights; ``on_average``: called after each
-    average that this rank requested, with its name, begin and end; ``digest``: a hash of the
+    average that this rank requested, with its name, start and end; ``digest``: a hash of the
     weights' names and shapes, the same on all ranks.
     """
 

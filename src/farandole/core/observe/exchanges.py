@@ -25,7 +25,7 @@ class ExchangeCounts(Observer):
         self.exchanged = 0  # elements of the largest tensor that ranks combined
         self.by_program = 0  # ... without distributed optimizers
         self._before = 0  # elements of parameters broadcast before the ranks were initialized again
-        self.skipped = False  # the user turned the check off
+        self.skipped = False  # the check for exchanged gradients is disabled
         # return whether the broadcast parameters are unchanged; None: unknown
         self.unchanged: list[Callable[[], bool | None]] = []
 
@@ -63,7 +63,7 @@ class ExchangeCounts(Observer):
 
     def no_gradients(self, size: int) -> bool:
         """Return whether ``size`` ranks received the same parameters and exchanged no gradients
-        since. False if the check is off.
+        since. False if the check is disabled.
         """
         enough = min(_FEW, self.largest / 10)
         return (

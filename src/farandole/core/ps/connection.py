@@ -96,7 +96,9 @@ class ServerConnection:
         return found
 
     def _wait(self, session: Session) -> None:
-        """Wait for the first byte. A server may have to wait for other ranks for any time."""
+        """Wait for the first byte, for any length of time: a server may have to wait for other
+        ranks.
+        """
         self._silent_since = time.monotonic()
         while not self._hurried:
             try:

@@ -24,7 +24,7 @@ _PAUSE = 1.0
 
 
 class QueryStore(Protocol):
-    """The methods that are needed of ``farandole.net.store.StoreClient``."""
+    """The methods of ``farandole.net.store.StoreClient`` that queries use."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes: ...

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 Range = tuple[int, int]
-Piece = tuple["Array", int, int]  # array, begin and end in its range
+Piece = tuple["Array", int, int]  # array, start and end in its range
 Cuts = Sequence[Sequence[Sequence[Piece]]]  # by step and owner
 SETS = 3
 _PACK_BELOW = 16 << 10  # bytes: smaller pieces are gathered before the reduction

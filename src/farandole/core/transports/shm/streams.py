@@ -2,7 +2,7 @@
 
 The ring to another rank is in the sender's memory, with three counters. The sender counts the bytes
 written, the receiver the bytes read; both only grow. The third, also the sender's, is the number of
-the first byte in the ring: an empty ring is refilled from its begin, so small messages stay in the
+the first byte in the ring: an empty ring is refilled from its start, so small messages stay in the
 same few pages, in cache.
 """
 

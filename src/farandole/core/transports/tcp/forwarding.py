@@ -29,7 +29,7 @@ class Neighbour:
         self.session = session
         self.sock = session.sock
         self.stream = session.stream
-        self.unread = bytearray()  # the begin of a frame
+        self.unread = bytearray()  # the start of a frame
         self.length = -1  # of that frame, once its head has arrived
         self.outbox: deque[memoryview] = deque()
         self.open = True

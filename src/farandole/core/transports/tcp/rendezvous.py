@@ -285,8 +285,8 @@ class TcpRendezvous:
         time.sleep(0.05)
 
     def _all_entries(self) -> list[bytes | None]:
-        """Return all ranks' entries from one request; single requests would number as many as pairs
-        of ranks.
+        """Return all ranks' entries from one request. Separate requests would be as many as there
+        are pairs of ranks.
         """
         while True:
             found = self.store.gather(
