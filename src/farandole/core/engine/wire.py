@@ -50,7 +50,9 @@ def encode(
     shutdown: bool = False,
     elements: bytes | None = None,
 ) -> bytes:
-    """Encode a message. ``elements``: the elements of the requests, all of which must be known."""
+    """Encode a message. ``elements``: the elements of the requests, allowed only without ``new``
+    ones.
+    """
     if len(known) == 1 and not new and not shutdown:
         return alone(*known[0], elements)
     head = _HEAD.pack(SHUTDOWN if shutdown else 0 if elements is None else ATTACHED, len(known))
