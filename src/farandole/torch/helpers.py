@@ -27,11 +27,11 @@ T_co = TypeVar("T_co", covariant=True)
     "noise = torch.randn(3, generator=augmenting)  # other noise on each"
 )
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed the global generators of Python, numpy and torch (including all GPUs) equally on all
-    ranks, so that models begin with equal weights. Return a ``torch.Generator`` on the CPU that
-    differs between ranks, for augmentation and noise.
+    """Seed the global generators of Python, numpy and torch (including all GPUs) with the same seed
+    on all ranks, so that models begin with the same weights. Return a ``torch.Generator`` on the
+    CPU of this rank's own, for values that must differ between ranks: augmentation, noise.
 
-    Dropout draws from the global generator, so its masks are equal on all ranks. For different
+    Dropout draws from the global generator, so its masks are the same on all ranks. For different
     masks, call ``torch.manual_seed(generator.initial_seed())`` after creating the model.
     """
     own = helpers.seeded(seed)
