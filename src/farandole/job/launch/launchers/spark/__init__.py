@@ -1,5 +1,4 @@
-"""The Spark launcher: each rank is a process next to a task of a barrier stage, which runs an
-agent.
+"""The Spark launcher: each rank is a process next to a barrier task, which runs an agent.
 
 This module imports pyspark only when a job starts.
 """
@@ -30,11 +29,9 @@ FAILED = "Spark job has failed, see the error above."
 class SparkLauncher:
     """The launcher for Spark.
 
-    - ``create``: Whether to start a session if there is none.
-    - ``python``: The ranks' interpreter on the executors, by default the one of Spark's tasks.
-    - ``start_timeout``: Seconds to wait for all tasks.
-    - ``setting``: The name of that setting for users.
-    - ``log``: Whether the first task's log receives the text passed to ``to_log``.
+    ``create``: start a session if there is none. ``python``: the ranks' interpreter on the
+    executors, by default the one of Spark's tasks. ``start_timeout``: seconds to wait for all
+    tasks; ``setting`` is the users' name for it. ``log``: ``to_log`` adds to the first task's log.
     """
 
     name: ClassVar[str] = "spark"

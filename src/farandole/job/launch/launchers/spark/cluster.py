@@ -36,8 +36,7 @@ class SparkCluster:
 
     @classmethod
     def active(cls, create: bool = False) -> SparkCluster:
-        """Return the running application; with ``create``, start the configured one if there is
-        none.
+        """Return the running application; ``create`` starts the configured one if needed.
 
         Raises SettingsError if there is no application.
         """
@@ -85,9 +84,7 @@ class SparkCluster:
         return max(1, len(infos) - (0 if self.is_local else 1))
 
     def check(self, np: int) -> None:
-        """Raise SettingsError if ``np`` ranks can never start together, with any future
-        executors.
-        """
+        """Raise SettingsError if ``np`` ranks can never start together."""
         if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
             raise SettingsError(
                 "all ranks of a job start together, in a barrier stage, and Spark has none with"
@@ -186,9 +183,7 @@ class SparkCluster:
         )
 
     def addresses(self) -> tuple[str, str]:
-        """Return the interface for sockets that executors connect to, and the name of the
-        interface.
-        """
+        """Return the interface to listen on, and the host name that executors use for it."""
         if self.is_local:
             return "127.0.0.1", ""
         host = self.get("spark.driver.host", "127.0.0.1").strip("[]")
@@ -212,9 +207,8 @@ def _task(
 ) -> Callable[..., Iterator[Any]]:
     """Return the task function for the executors.
 
-    A nested function is pickled whole, and this one imports nothing from Farandole, which the
-    executors may lack. The secret is in ``facts``, so that it is in no environment and no Spark
-    setting.
+    It is pickled whole and imports nothing from Farandole, which the executors may lack. The
+    secret is in ``facts``, so that it is in no environment and no Spark setting.
     """
     files, hidden = FILES, (*PRIVATE, *launcher_env.PLACE)
 
@@ -255,8 +249,7 @@ class Stage:
         self._task = task
         self._name = name
         self._description = description
-        # The thread inherits the caller's local properties (such as its scheduler pool) and adds
-        # some.
+        # The thread inherits the caller's local properties (such as its scheduler pool).
         self._thread: threading.Thread = InheritableThread(
             target=self._run, name="farandole-spark", daemon=True
         )
