@@ -24,7 +24,7 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.core.observe.timeline import Timeline
 
-# seconds of random delay before a rank connects to the store for the stall check
+# Maximum seconds before a rank connects to the store for the stall check.
 _LONGEST_DELAY = 5.0
 _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 
