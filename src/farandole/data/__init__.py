@@ -1,4 +1,4 @@
-"""Which samples each rank sees, where they come from, and loading them ahead of time."""
+"""The data that each rank sees: its samples, their sources, and loading them ahead of time."""
 
 from __future__ import annotations
 

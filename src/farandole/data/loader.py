@@ -1,4 +1,4 @@
-"""A data loader to derive from, and a mixin that loads batches on another thread."""
+"""A base class for data loaders, and a mixin that loads batches on another thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from farandole.base.log import logger
 
 
 class BaseDataLoader:
-    """Derive from this: ``_iterate`` gives the batches of one epoch, ``__len__`` says how many."""
+    """Base class of data loaders: ``_iterate`` yields the batches of one epoch, ``__len__`` returns
+    their number.
+    """
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def _iterate(self) -> Iterator[Any]:
-        """The batches of one epoch."""
+        """Yield the batches of one epoch."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -30,16 +32,16 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Mix in before a loader: ``class Fast(AsyncDataLoaderMixin, MyLoader)``. A thread loads
-    batches ahead.
+    """Load batches ahead in a thread. Put the mixin before a loader: ``class
+    Fast(AsyncDataLoaderMixin, MyLoader)``.
 
-    The thread lives as long as an iteration: it ends with the epoch, with an exception (which is
-    raised where batches are consumed), when iteration is given up, and with
-    ``close_async_loader()``. The next epoch is not begun before it is asked for, so that a
-    ``set_epoch()`` in between counts.
+    The thread lasts for one iteration: it ends with the epoch, with an exception (which is raised
+    to the consumer of batches), when the iteration is abandoned, and with ``close_async_loader()``.
+    The next epoch starts only when it is requested, so that a ``set_epoch()`` in between takes
+    effect.
 
-    ``async_loader_queue_size``: how many batches may lie ready; 0 loads each when it is asked for,
-    without a thread.
+    ``async_loader_queue_size``: the number of batches to keep ready; 0 loads each batch when it is
+    requested, without a thread.
     """
 
     def __init__(
@@ -67,14 +69,14 @@ class AsyncDataLoaderMixin:
                 if self.debug_data_loader:
                     logger.debug("data loader: batch %d, %d more ready", number, len(ahead.ready))
                 yield loader._process_batch(batch)
-        finally:  # also when the consumer breaks off
+        finally:  # also when the consumer stops early
             ahead.close()
             if ahead in self._running:
                 self._running.remove(ahead)
 
     def close_async_loader(self) -> None:
-        """End the thread, if there is one; an iteration that is going on ends. May be called at any
-        time, and twice.
+        """End the thread, if there is one, and with it a running iteration. May be called at any
+        time, and repeatedly.
         """
         while self._running:
             self._running.pop().close()
@@ -87,15 +89,15 @@ class Prefetch:
         self.ready: deque[Any] = deque()
         self._size = size
         self._changed = threading.Condition()
-        self._closed = False  # nobody wants any more
-        self._ended = False  # nothing comes any more
+        self._closed = False  # the consumer wants no more batches
+        self._ended = False  # the thread produces no more batches
         self._error: BaseException | None = None
         self._thread = threading.Thread(
             target=self._load, args=(loader,), name="farandole-loader", daemon=True
         )
         try:
             self._thread.start()
-        # a handler of a signal may raise where it waits for the thread, which runs then
+        # a signal handler may raise here while the thread runs
         except BaseException:
             self._give_up()
             raise
@@ -132,7 +134,7 @@ class Prefetch:
                 if not self._put(batch):
                     break
             if hasattr(batches, "close"):
-                batches.close()  # here, not whenever it is collected
+                batches.close()  # now, not at garbage collection
         except BaseException as error:
             self._error = error
         finally:
@@ -141,7 +143,7 @@ class Prefetch:
                 self._changed.notify_all()
 
     def _put(self, batch: Any) -> bool:
-        """Wait for room; False if the batch is not wanted."""
+        """Wait for room; return False if the batch is not wanted any more."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.ready) < self._size or self._closed)
             if self._closed:

@@ -1,13 +1,13 @@
-"""The order of an epoch over rows that lie in blocks, and which of them a rank takes. Pure.
+"""The order of an epoch over rows in blocks, and each rank's rows in it. Pure.
 
-The blocks (row groups of files) are shuffled and laid end to end. That sequence is cut into lanes
-of equal length; position p of the epoch's order is step ``p // lanes`` of lane ``p % lanes``.
-Within a lane the rows of each block are shuffled. So a batch has rows of as many blocks as there
-are lanes, and only one block per lane is in memory.
+The blocks (row groups of files) are shuffled and concatenated. That sequence is cut into lanes of
+equal length; position p of the epoch's order is step ``p // lanes`` of lane ``p % lanes``. Within a
+lane the rows of each block are shuffled. So a batch mixes rows of as many blocks as there are
+lanes, and only one block per lane is in memory.
 
 Rank r of n takes positions r, r + n, ...: batch k of n ranks holds the rows of batch k of one
-process with n times the size. Where n divides the number of lanes, a rank reads lanes of its own
-only, and no two ranks decode one block.
+process with n times the batch size. If n divides the number of lanes, a rank reads only its own
+lanes, and no two ranks decode the same block.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-SHUFFLE = "PCG64"  # how orders are shuffled; another way has another name, which states tell
-# With many divisors, so that many numbers of ranks read no block twice; the same for any number of
-# ranks.
+# the algorithm that shuffles, as recorded in states; another algorithm needs another name
+SHUFFLE = "PCG64"
+# Numbers with many divisors, so that many numbers of ranks read no block twice. The choice is the
+# same for any number of ranks.
 LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
-_BLOCKS_PER_LANE = 4  # at least: lanes end within blocks, which are then decoded for both
-_RESERVE = 0.75  # the part of the memory for blocks in use; what is being decoded needs the rest
+_BLOCKS_PER_LANE = 4  # minimum: lanes end within blocks, and such a block is decoded for both lanes
+_RESERVE = 0.75  # part of the memory for blocks in use; blocks being decoded need the rest
 
 _AHEAD_PER_THREAD = 2
 
 
 def lanes_for(blocks: int, largest: int, memory: int) -> int:
-    """How many lanes are cut: ``blocks`` of at most ``largest`` bytes, and ``memory`` for all lanes
-    together.
+    """Return the number of lanes for ``blocks`` of at most ``largest`` bytes, with ``memory`` for
+    all lanes together.
     """
     fitting = (
         lanes
@@ -46,9 +47,10 @@ def lanes_for(blocks: int, largest: int, memory: int) -> int:
 
 
 def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
-    """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes,
-    at least one. Lanes come to the ends of their pieces at about the same time, so as many as there
-    are lanes.
+    """Return the number of pieces that ``threads`` read ahead: one per lane, or more for many
+    threads, as far as memory suffices, and at least one.
+
+    Lanes reach the ends of their pieces at about the same time.
     """
     if not threads:
         return 0
@@ -60,14 +62,14 @@ class LanePiece(NamedTuple):
 
     lane: int
     block: int
-    begin: int  # rows of the block, as it lies in its file
+    begin: int  # rows of the block, in file order
     end: int
-    step: int  # of the lane, at which the piece begins
+    step: int  # the step of the lane at which the piece begins
 
 
 class Strand(NamedTuple):
-    """A rank's part of a lane: its steps ``first``, ``first + stride``, ...; the j-th is the rank's
-    row ``place + period * j``.
+    """A rank's part of a lane: its steps ``first``, ``first + stride``, ... Step number j is the
+    rank's row ``place + period * j``.
     """
 
     lane: int
@@ -80,7 +82,8 @@ class Strand(NamedTuple):
 class Order:
     """The order of one epoch: a function of the blocks' lengths, the lanes, the seed and the epoch.
 
-    ``blocks``: rows of each. Without ``shuffle`` it is that of the files, in one lane.
+    ``blocks``: the number of rows of each. Without ``shuffle`` the order is the files' order, in
+    one lane.
     """
 
     def __init__(
@@ -90,14 +93,16 @@ class Order:
         self.lanes = lanes if shuffle else 1
         self._key = [part & 0xFFFFFFFF for part in (seed, seed >> 32, epoch)]
         self.shuffled = shuffle
-        self.longest = max(blocks)  # rows
+        self.longest = max(blocks)  # in rows
         self._blocks = self._permutation(len(blocks)) if shuffle else np.arange(len(blocks))
         self._lengths = [blocks[int(number)] for number in self._blocks]
         self._ends = list(accumulate(self._lengths))
 
     def _permutation(self, length: int, *words: int) -> Array:
-        """Shuffled numbers below ``length``. numpy promises the values of RandomState, and those of
-        PCG64, for ever; this one is ready in a tenth of the time that its own generator takes.
+        """Return the shuffled numbers below ``length``.
+
+        numpy guarantees the values of RandomState and of PCG64 across versions. PCG64 starts in a
+        tenth of the time of RandomState's own generator.
         """
         numbers: Array = np.random.RandomState(np.random.PCG64([*self._key, *words])).permutation(
             length
@@ -108,9 +113,9 @@ class Order:
         return len(range(lane, self.rows, self.lanes))
 
     def pieces(self, lane: int, step: int = 0) -> list[LanePiece]:
-        """A lane's pieces, from the one with ``step`` on."""
+        """Return a lane's pieces, from the one with ``step`` on."""
         length, longer = divmod(self.rows, self.lanes)
-        begin = lane * length + min(lane, longer)  # of the lane, in the sequence of blocks
+        begin = lane * length + min(lane, longer)  # within the lane, in the sequence of blocks
         position, end, pieces = begin + step, begin + self.lane_length(lane), []
         while position < end:
             number = bisect_right(self._ends, position)
@@ -129,7 +134,7 @@ class Order:
         return pieces
 
     def rows_of(self, piece: LanePiece) -> Array:
-        """The rows of its block, in their order (int64)."""
+        """Return the piece's rows of its block, in their order (int64)."""
         if not self.shuffled:
             return np.arange(piece.begin, piece.end)
         order = self._permutation(piece.end - piece.begin, piece.lane, piece.block)
@@ -137,7 +142,7 @@ class Order:
         return order
 
     def strands(self, begin: int, rank: int, size: int) -> list[Strand]:
-        """What rank ``rank`` of ``size`` takes from position ``begin`` on."""
+        """Return the strands of rank ``rank`` of ``size`` from position ``begin`` on."""
         period = self.lanes // math.gcd(size, self.lanes)
         stride = size * period // self.lanes
         places = (divmod(begin + rank + size * place, self.lanes) for place in range(period))
@@ -146,7 +151,7 @@ class Order:
         ]
 
     def find(self, position: int) -> tuple[int, int]:
-        """The block, and the row in it, at a position."""
+        """Return the block, and the row in it, at a position."""
         step, lane = divmod(position, self.lanes)
         piece = self.pieces(lane, step)[0]
         return piece.block, int(self.rows_of(piece)[step - piece.step])

@@ -1,4 +1,4 @@
-"""Paths and URLs of data, as users write them, and the file systems behind them."""
+"""Paths and URLs of data as users write them, and the file systems behind them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from farandole.base.optional import require
 from farandole.errors import DataError
 
-# file systems that pyarrow has itself
+# schemes that pyarrow supports itself
 _NATIVE = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
-_SAME = {"s3a": "s3", "s3n": "s3"}  # what Hadoop calls them
+_SAME = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names of schemes
 
 
 def local(path: str) -> str | None:
-    """The path on this machine that ``path`` means, None if it is elsewhere. Databricks mounts
-    ``dbfs:/x`` at /dbfs/x, and volumes at /Volumes.
+    """Return the path on this machine for ``path``, or None if it is on another machine. Databricks
+    mounts ``dbfs:/x`` at /dbfs/x, and volumes at /Volumes.
     """
     scheme, colon, rest = path.partition(":")
     if not colon or len(scheme) < 2 or "/" in scheme:
@@ -32,7 +32,7 @@ def _volume(path: str) -> bool:
 
 
 def normalized(path: str) -> str:
-    """The path or URL by which this process reaches ``path``."""
+    """Return the path or URL by which this process reaches ``path``."""
     here = local(path)
     if here is not None:
         return here
@@ -41,8 +41,8 @@ def normalized(path: str) -> str:
 
 
 def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """pyarrow's file system and the path in it. With ``options``, and for schemes that pyarrow does
-    not know, it is fsspec's.
+    """Return pyarrow's file system and the path in it; with ``options``, and for schemes that
+    pyarrow does not know, fsspec's file system.
     """
     fs = require("pyarrow.fs", "reading Parquet")
     path = normalized(path)

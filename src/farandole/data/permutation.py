@@ -1,12 +1,12 @@
 """A shuffled order that is computed, not stored: the element at any position is a function of
 (seed, epoch).
 
-A Feistel network permutes the numbers of just enough bits, with a key per round from SplitMix64
-(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) and its finaliser as
-the round function. A number that is not below the length is sent round again until it is (cycle
-walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), which makes a
+A Feistel network permutes numbers of just enough bits, with a key per round from SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) and its finalizer as
+the round function. A number that is not below the length goes through the network again until it is
+(cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), which makes a
 permutation of any length. Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", 2022)
-shuffle in the same way; like them we take 24 rounds, so that short orders are well mixed, too.
+shuffle in the same way and also use 24 rounds, so that short orders are well mixed, too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 class Permutation:
-    """``permutation(positions)``: which of ``length`` things come there. The same on every
-    machine.
+    """A permutation of ``length`` numbers: ``permutation(positions)`` returns the numbers at these
+    positions. The result is the same on every machine.
     """
 
     def __init__(self, length: int, seed: int = 0, epoch: int = 0) -> None:
         self.length = length
         bits = max(1, (length - 1).bit_length())
-        # the number is two halves: ``bits // 2`` low bits and the rest
+        # a number is split into ``bits // 2`` low bits and the rest
         self._low = np.uint64(bits // 2)
         self._low_mask = np.uint64((1 << bits // 2) - 1)
         self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
@@ -45,7 +45,7 @@ class Permutation:
             self._keys.append(np.uint64(_mix(state)))
 
     def __call__(self, positions: Array) -> Array:
-        """The indices (int64) at ``positions``, whole numbers from 0 to ``length - 1``."""
+        """Return the indices (int64) at ``positions``, whole numbers from 0 to ``length - 1``."""
         values = self._encrypt(positions.astype(np.uint64))
         wild = np.flatnonzero(values >= self.length)
         while wild.size:
@@ -66,14 +66,14 @@ class Permutation:
 
 
 def _mix(value: int) -> int:
-    """The finaliser of SplitMix64."""
+    """Apply the finalizer of SplitMix64."""
     value = ((value ^ (value >> 30)) * _M1) & _MASK
     value = ((value ^ (value >> 27)) * _M2) & _MASK
     return value ^ (value >> 31)
 
 
 def _mix_array(values: Array) -> Array:
-    """``_mix`` of many; ``values`` is overwritten."""
+    """Apply ``_mix`` to an array, which is overwritten."""
     values ^= values >> _S30
     values *= _U1
     values ^= values >> _S27

@@ -1,6 +1,4 @@
-"""What Spark makes a DataFrame of: the nodes of its plan, and whether other rows may come out
-another time.
-"""
+"""Spark's plan of a DataFrame: its nodes, and whether computing it again may return other rows."""
 
 from __future__ import annotations
 
@@ -11,15 +9,16 @@ from typing import Any
 
 from farandole.data.parquet.tables import chain, folders_between, table_error
 
-# Spark's own indexes of folders. Those of table formats (Delta) are equal although rows were
-# deleted from the table.
+# Spark's own indexes of folders. Indexes of table formats (Delta) compare as equal even after rows
+# were deleted from the table.
 _FOLDERS = {"InMemoryFileIndex", "PrunedInMemoryFileIndex", "CatalogFileIndex"}
-_ONE_SLASH = re.compile("^file:/+")  # of a file's URL; folders of Hadoop have one slash
-_OF_PROGRAMS = re.compile("Python|Pandas|Arrow")  # nodes with functions, which may read anything
+_ONE_SLASH = re.compile("^file:/+")  # in a file's URL; Hadoop's folders have one slash
+# nodes with user functions, which may read anything
+_OF_PROGRAMS = re.compile("Python|Pandas|Arrow")
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """Those of a plan, and of its subqueries."""
+    """Yield the nodes of a plan and of its subqueries."""
     waiting = [plan]
     while waiting:
         node = waiting.pop()
@@ -33,8 +32,8 @@ def kind(node: Any) -> str:
 
 
 def holds(frame: Any, pattern: str) -> bool:
-    """Whether there is such an expression, of Spark's TreePattern, before the optimizer makes
-    values of them.
+    """Return whether the unoptimized plan has an expression of Spark's TreePattern ``pattern``. The
+    optimizer would replace such expressions by values.
     """
     wanted = getattr(
         frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern, pattern
@@ -43,9 +42,10 @@ def holds(frame: Any, pattern: str) -> bool:
 
 
 def of_files(frame: Any) -> bool:
-    """Whether the same plan over the same files gives the same rows: no table of a database is in
-    it, no function of a program, and no current time. False where only a server has the plan (Spark
-    Connect).
+    """Return whether the same plan over the same files gives the same rows: it has no database
+    table, no user function, and no current time.
+
+    False if only a server has the plan (Spark Connect).
     """
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()
@@ -55,7 +55,7 @@ def of_files(frame: Any) -> bool:
             and not holds(frame, "PYTHON_UDF")
             and all(_of_files(node) for node in nodes(plan))
         )
-    except Exception:  # a leaf of another kind has no relation
+    except Exception:  # other kinds of leaves have no relation
         return False
 
 
@@ -67,8 +67,9 @@ def _of_files(node: Any) -> bool:
 
 
 def input_files(frame: Any) -> set[str]:
-    """URLs of all files that the DataFrame reads now: with those of subqueries, and not as it was
-    when Spark first looked at it (what was cached then may be so no more).
+    """Return the URLs of all files that the DataFrame reads now, including subqueries' files.
+
+    Spark's list from its first look at the DataFrame may be outdated, as may caches of that time.
     """
     fresh = frame.select("*")
     urls = set(fresh.inputFiles())
@@ -87,12 +88,13 @@ def _of_folders(every: Iterable[Any]) -> list[Any]:
 
 
 def check_no_delta(frame: Any) -> None:
-    """DataError where Spark reads files of a Delta table as they lie in its folder, whatever the
-    log says of them. A DataFrame of the table itself has an index of its own.
+    """Raise DataError if Spark reads a Delta table's folder as plain files, ignoring its log.
+
+    A DataFrame of the table itself has an index of its own.
     """
     try:
         table = next(_delta(frame), None)
-    # Spark Connect; a cluster that does not let Python look at plans, or that folder
+    # Spark Connect, or a cluster that does not allow access to plans or that folder
     except Exception:
         return
     if table is not None:
@@ -100,8 +102,8 @@ def check_no_delta(frame: Any) -> None:
 
 
 def _delta(frame: Any) -> Iterator[tuple[str, str]]:
-    """Folders of Delta tables, or of partitions, from which plain files are read, with the
-    table's.
+    """Yield folders of Delta tables, or of their partitions, that are read as plain files, each
+    with the table's folder.
     """
     hadoop = frame.sparkSession._jvm.org.apache.hadoop.fs.Path
     conf = frame.sparkSession._jsc.hadoopConfiguration()
@@ -121,13 +123,14 @@ def _delta(frame: Any) -> Iterator[tuple[str, str]]:
 
 
 def on_server(frame: Any) -> Any:
-    """What tells the plan of a DataFrame of Spark Connect from that of the same DataFrame at
-    another time: its server looks at views and tables by their names, each time. None where this
+    """Return a key that identifies the plan of a Spark Connect DataFrame at this time; None if this
     process has the plan.
+
+    The server resolves views and tables by name each time, so the plan may change.
     """
     if hasattr(frame, "_jdf"):
         return None
     try:
-        return frame.select("*").semanticHash()  # a DataFrame keeps the first answer
+        return frame.select("*").semanticHash()  # a DataFrame caches its first answer
     except Exception:
-        return object()  # like no other
+        return object()  # unequal to any other key

@@ -1,9 +1,9 @@
-"""Samplers whose order does not depend on how many ranks there are.
+"""Samplers whose order does not depend on the number of ranks.
 
 The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n,
 r + 2n ..., so that batch k of n ranks with B/n samples each holds the same samples as batch k of
-one process with B. Where training stands is two whole numbers, the epoch and the position up to
-which samples are done: any number of ranks can go on from there.
+one process with B. The progress of a training is two whole numbers, the epoch and the position up
+to which samples are done, so any number of ranks can resume.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class DistributedSampler:
     """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as
     ``sampler=``).
 
-    ``dataset``: anything with a length, or the length itself. What ranks do not divide is dealt as
-    ``even`` says:
+    ``dataset``: anything with a length, or the length itself. ``even``: handling of samples that do
+    not divide evenly among ranks:
 
     - ``"pad"``: some samples are taken twice, so that all ranks have equally many;
     - ``"drop"``: the last few are left out of this epoch;
-    - ``"weights"``: like "pad", and ``weights()`` tells how much each sample counts, so that
-      averages over ranks equal those of one process.
+    - ``"weights"``: like "pad", and ``weights()`` returns the weight of each sample, so that
+      averages over ranks equal one process's averages.
 
-    Without ``num_replicas`` and ``rank`` the job's are used, as they are when iteration begins.
+    Without ``num_replicas`` and ``rank`` the job's values are used, as they are when iteration
+    begins.
     """
 
     def __init__(
@@ -72,16 +73,16 @@ class DistributedSampler:
                 f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}"
             )
         self._told = None if rank is None or num_replicas is None else (rank, num_replicas)
-        # rank, size and stay in the job for which positions are dealt
+        # rank, size and session of the job for which positions were dealt
         self._dealt: tuple[int, int, str] | None = None
         self.epoch = 0
-        self.position = 0  # how many samples of the epoch's order are done, on all ranks together
-        self._base = 0  # where iteration begins
+        self.position = 0  # samples done in the epoch's order, on all ranks together
+        self._base = 0  # start of the iteration
 
     # The interface of a data loader's sampler.
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's indices, from where the last ``reset`` left the epoch."""
+        """Yield this rank's indices, from the position of the last ``reset`` on."""
         rank, size = self._deal()
         count, base, left, epoch = self._count(), self._base, self.length - self._base, self.epoch
         order = Permutation(self.length, self.seed, epoch) if self.shuffle else None
@@ -91,15 +92,15 @@ class DistributedSampler:
             yield from (positions if order is None else order(positions)).tolist()
 
     def __len__(self) -> int:
-        """How many samples this rank takes until the epoch ends."""
+        """Return the number of samples that this rank takes until the epoch ends."""
         self._deal()
         return self._count()
 
-    # Where training stands.
+    # Progress of the training.
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to another epoch, at its beginning. The current one, if it is half done (after
-        ``load_state_dict``), goes on where it was.
+        """Go to the beginning of another epoch. The current one, if it is half done (after
+        ``load_state_dict``), resumes at its position.
         """
         if epoch != self.epoch or self.position >= self.length:
             self.position = 0
@@ -107,7 +108,7 @@ class DistributedSampler:
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Batch ``batch_idx``, counted from the last ``reset``, is done, on all ranks
+        """Record batch ``batch_idx``, counted from the last ``reset``, as done on all ranks
         (``batch_size`` each).
         """
         _, size = self._deal()
@@ -115,21 +116,23 @@ class DistributedSampler:
         self.position = max(self.position, min(done, self.length))
 
     def record_indices(self, indices: Sequence[int]) -> None:
-        """So many further samples are done, on every rank."""
+        """Record that many more samples as done, on every rank."""
         _, size = self._deal()
         self.position = min(self.position + len(indices) * size, self.length)
 
     def reset(self) -> None:
-        """Deal the remaining samples among the present ranks."""
+        """Deal out the remaining samples among the present ranks."""
         self._base = self.position
         self._dealt = None
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch and how many of its samples are done."""
+        """Return the epoch and the number of its samples that are done."""
         return {"epoch": self.epoch, "processed_num": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a ``state_dict()``, which may come from a job with another number of ranks."""
+        """Resume from a ``state_dict()``, which may come from a job with another number of
+        ranks.
+        """
         position = int(state_dict["processed_num"])
         if not 0 <= position <= self.length:
             raise SettingsError(
@@ -143,7 +146,7 @@ class DistributedSampler:
     # Weights.
 
     def weights(self, batch_idx: int, batch_size: int) -> Array:
-        """How much each sample of this rank's batch counts (float32).
+        """Return the weight of each sample of this rank's batch (float32).
 
         ``mean over ranks of sum(weights * values)`` is the mean of ``values`` over the batch of all
         ranks, each sample once. Use a loss per sample (``reduction="none"``), and Average. Without
@@ -172,12 +175,12 @@ class DistributedSampler:
         return left // size if self.even == "drop" else -(-left // size)
 
     def _deal(self) -> tuple[int, int]:
-        """Rank and size; when they have changed, or ``init()`` was called anew, the rest is dealt
-        anew.
+        """Return rank and size. If they have changed, or ``init()`` was called again, the remaining
+        samples are dealt out again.
         """
         world = self._told or (context.rank(), context.size())
-        # After a reset the program reads the epoch from its beginning, and as many ranks as before
-        # may have met.
+        # After a reset the program reads the epoch from its beginning, even if the number of ranks
+        # is the same.
         session = "" if self._told else context.session_id()
         if (*world, session) != self._dealt:
             self._base = self.position
@@ -187,7 +190,7 @@ class DistributedSampler:
 
 class ElasticSampler(DistributedSampler):
     """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks
-    come or go.
+    join or leave.
 
     Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch.
     """
@@ -198,23 +201,23 @@ class ElasticSampler(DistributedSampler):
         super().__init__(dataset, shuffle=shuffle, seed=seed, even=even)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``; nothing of it is done."""
+        """Begin ``epoch``, with no samples done."""
         self.epoch = epoch
         self.position = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """One more batch is done, on all ranks (``batch_size`` each). ``batch_idx`` is not looked
-        at: programs count it from the epoch's beginning or from where they resumed.
+        """Record one more batch as done on all ranks (``batch_size`` each). ``batch_idx`` is
+        ignored, because programs count it from the epoch's beginning or from where they resumed.
         """
         _, size = self._deal()
         self.position = min(self.position + batch_size * size, self.length)
 
-    # Attributes that Horovod's programs read.
+    # Attributes that Horovod programs read.
 
     @property
     def processed_num(self) -> int:
-        """How many samples of the epoch are done, on all ranks together."""
+        """The number of samples of the epoch that are done, on all ranks together."""
         return self.position
 
     @processed_num.setter
@@ -235,7 +238,7 @@ class ElasticSampler(DistributedSampler):
 
     @property
     def total_size(self) -> int:
-        """Samples that all ranks together take until the epoch ends, with those that are taken
-        twice.
+        """The number of samples that all ranks together take until the epoch ends, including
+        repeated ones.
         """
         return len(self) * self.num_replicas

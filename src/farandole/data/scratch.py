@@ -1,5 +1,5 @@
-"""Folders for as long as a process runs: those of processes that ended without a chance to remove
-theirs (kill -9) are found by their names, and removed by the next one.
+"""Temporary folders of a process. Folders of processes that could not remove theirs (kill -9) are
+recognized by name, and removed by a later process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[str]:
-    """A temporary folder of this process, until the ``with`` block ends."""
+    """Yield a temporary folder of this process, until the ``with`` block ends."""
     remove_abandoned(tempfile.gettempdir(), prefix)
     path = os.path.join(tempfile.gettempdir(), scratch_name(prefix))
     os.mkdir(path, 0o700)
@@ -28,14 +28,14 @@ def scratch_folder(prefix: str) -> Iterator[str]:
 
 
 def scratch_name(prefix: str) -> str:
-    """A name for a folder of this process, which no other one has."""
+    """Return a name for a folder that no other process uses."""
     pid = os.getpid()
     process = f"{socket.gethostname()}-{pid}-{_started(pid)}-{_namespace()}"
     return f"{prefix}-{process}-{next(_numbers)}"
 
 
 def remove_abandoned(parent: str | None, prefix: str) -> None:
-    """Remove such folders of processes of this host that have ended."""
+    """Remove such folders of ended processes of this host."""
     if parent is None or not os.path.isdir(parent):
         return
     for name in os.listdir(parent):
@@ -53,8 +53,10 @@ def remove_abandoned(parent: str | None, prefix: str) -> None:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks, which the clock does not change; "" if it is
-    not there. With its number it is one of a kind.
+    """Return the start time of a process in kernel ticks, which clock changes do not affect; "" if
+    there is none.
+
+    Together with its number it identifies the process.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -64,7 +66,9 @@ def _started(pid: int) -> str:
 
 
 def _namespace() -> str:
-    """That of process numbers: containers may share a folder and the host's name."""
+    """Return the namespace of process numbers: containers may share a folder and the host's
+    name.
+    """
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

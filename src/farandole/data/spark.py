@@ -15,14 +15,15 @@ from farandole.data.spark_names import write_folder
 from farandole.data.written_frames import WriteOptions, WrittenFrame, find_or_write
 from farandole.errors import DataError, SettingsError
 
-# bytes: small enough to mix rows of many, large enough to be read at full speed
+# bytes: small enough to mix rows of many, large enough to read at full speed
 ROW_GROUP = 4 << 20
 
 
 class SparkData(ParquetData):
-    """Made by ``from_spark``. ``delete()``, or leaving a ``with`` block, removes the files when no
-    other handle has them; so does the end of this process. Copies (in a training function) own
-    nothing.
+    """Data made by ``from_spark``.
+
+    ``delete()``, or leaving a ``with`` block, removes the files when no other handle uses them; so
+    does the end of this process. Copies (in a training function) own no files.
     """
 
     _files_of: WrittenFrame | None = None
@@ -31,7 +32,9 @@ class SparkData(ParquetData):
         return {name: value for name, value in vars(self).items() if name != "_files_of"}
 
     def location(self, file: str, row: int = 0) -> RowLocation:
-        """Return the DataFrame as the location: its files are gone when an error is read."""
+        """Return the DataFrame as the location: the user may read an error after the files are
+        gone.
+        """
         return FrameLocation(file, row)
 
     def __enter__(self) -> SparkData:
@@ -41,7 +44,7 @@ class SparkData(ParquetData):
         self.delete()
 
     def delete(self) -> None:
-        """Remove the files, unless another handle has them, too. May be called twice."""
+        """Remove the files, unless another handle uses them. May be called twice."""
         written, self._files_of = self._files_of, None
         if written is not None:
             written.release()
@@ -55,18 +58,19 @@ def from_spark(
     compression: str | None = None,
     **options: Any,
 ) -> SparkData:
-    """A DataFrame as data to train on: ``with from_spark(df, features="x", labels="y") as data:
+    """Return a DataFrame as training data: ``with from_spark(df, features="x", labels="y") as data:
     ...``
 
-    Its columns that are asked for are written to Parquet, once: the same DataFrame, and one with
-    the same plan that reads the same files of this machine, finds them there. ``options``: as those
-    of ``from_parquet``. ``parent``: the folder, which driver and ranks reach by this name; default:
-    the setting spark.farandole.data.dir, and on one machine the temporary folder. ``compression``:
-    Spark's name of it, default: Spark's own choice.
+    The requested columns are written to Parquet, once: the same DataFrame, and one with the same
+    plan over the same files of this machine, reuses the written files. ``options``: as for
+    ``from_parquet``. ``parent``: the folder, which driver and ranks reach by this name; default:
+    the setting spark.farandole.data.dir, and on one machine the temporary folder.
+    ``row_group_bytes``: the size of row groups. ``compression``: Spark's name of it, default:
+    Spark's own choice.
 
-    Raises TypeError for what is no DataFrame of Spark, DataError for columns that cannot be used,
-    and for a DataFrame without rows; what Spark raises when it cannot compute the DataFrame comes
-    as it is. Nothing is left behind then.
+    Raises TypeError if ``frame`` is not a Spark DataFrame, and DataError for unusable columns and
+    for a DataFrame without rows; errors of Spark's computation pass through. No files remain after
+    an error.
     """
     _check_frame(frame)
     if "storage_options" in options and parent is None:
@@ -93,7 +97,7 @@ def from_spark(
 
 
 def _check_frame(frame: Any) -> None:
-    """TypeError, with the cure, for what is no DataFrame of Spark."""
+    """Raise TypeError, with the cure, if ``frame`` is not a Spark DataFrame."""
     if hasattr(frame, "sparkSession"):
         return
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}".removeprefix("builtins.")

@@ -1,4 +1,4 @@
-"""Names as Spark takes them: the folder for files of DataFrames, and columns."""
+"""Names in Spark's form: columns, and the folder for files of DataFrames."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
 
 
 def shared_folder(session: Any) -> str:
-    """Return the folder of the session's setting; on one machine, the temporary one; "" where none
-    is known.
+    """Return the folder of the session's setting; on one machine, the temporary one; "" if none is
+    known.
     """
     folder = session.conf.get(FOLDER, "")
     if not folder and session.conf.get("spark.master", "").startswith("local"):
@@ -22,7 +22,7 @@ def shared_folder(session: Any) -> str:
 
 
 def write_folder(session: Any) -> str:
-    """Return the shared folder. SettingsError if none is known."""
+    """Return the shared folder. Raises SettingsError if none is known."""
     folder = shared_folder(session)
     if not folder:
         raise SettingsError(
@@ -34,8 +34,8 @@ def write_folder(session: Any) -> str:
 
 
 def spark_url(parent: str) -> str:
-    """Return Spark's name of the folder: without a scheme, Spark would look on the cluster's
-    default file system.
+    """Return Spark's name of the folder: without a scheme, Spark would use the cluster's default
+    file system.
     """
     parent = parent.rstrip("/")
     if parent.startswith("/dbfs/"):
@@ -47,5 +47,5 @@ def spark_url(parent: str) -> str:
 
 
 def quote(name: str) -> str:
-    """Return the name of a column for Spark's SQL, whatever characters it has."""
+    """Quote the name of a column for Spark's SQL, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,7 +1,7 @@
-"""How many rows each rank takes in each step, where rows do not divide by ranks and batches. Pure.
+"""The rows of each rank in each step, when rows do not divide evenly into ranks and batches. Pure.
 
-Every rank has the same number of steps whatever is chosen, so no rank waits for one that has run
-out of batches.
+Every rank has the same number of steps in all cases, so no rank waits for one that has run out of
+batches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ EVEN = ("exact", "pad", "drop", "weights")
 
 
 class BatchRows(NamedTuple):
-    """The rows of one batch of a rank: its own ``rows``, and others (taken twice) up to ``length``.
+    """The rows of one batch of a rank: its own ``rows``, padded with repeated rows to ``length``.
     ``all_rows``: the rows of all ranks, each once.
     """
 
@@ -22,8 +22,10 @@ class BatchRows(NamedTuple):
 
 
 class Steps:
-    """A rank's batches of ``left`` rows, of which it takes every ``size``-th. ``least``: rows of a
-    rank, with "exact", that are worth a step of their own; fewer join the step before.
+    """A rank's batches of ``left`` rows; the rank takes every ``size``-th row.
+
+    ``least``: with "exact", the minimum rows per rank for a step of its own; fewer join the
+    previous step.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Steps:
             self._last = BatchRows(rows=own, length=batch_size, all_rows=rest)
         elif rest and even == "exact" and (rest >= size * least or not full):
             self._last = BatchRows(rows=own, length=max(own, 1), all_rows=rest)
-        # some ranks would have a step with no row: all have more in the step before
+        # otherwise some ranks would have an empty step, so all take the rest in the previous step
         elif rest and even == "exact":
             full -= 1
             rows = batch_size + own
@@ -51,7 +53,7 @@ class Steps:
         return self._full if step < self._before or self._last is None else self._last
 
     def done(self, steps: int) -> int:
-        """Return how many rows of all ranks are done after ``steps``."""
+        """Return the number of rows of all ranks that are done after ``steps``."""
         done = min(steps, self._before) * self._full.all_rows
         if self._last is not None and steps > self._before:
             done += self._last.all_rows

@@ -1,8 +1,8 @@
-"""``Store``: a folder, on whatever file system, for what training makes: prepared data, checkpoints
+"""``Store``: a folder, on any file system, for the files of a training: prepared data, checkpoints
 and logs of runs.
 
-Paths are plain ones on this machine, and URLs elsewhere. A store may be pickled; each process
-connects for itself.
+Paths are plain on this machine, and URLs elsewhere. A store may be pickled; each process connects
+by itself.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from farandole.errors import DataError
 
 _PURPOSE = "a store"
 _HDFS = "hdfs://"
-# what file systems call it
+# names of the modification time in file systems
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
-_PATTERN = re.compile(r"[*?\[\]]")  # what fsspec takes for a pattern
-_ONE = {"gcs": "gs", "abfss": "abfs", "az": "abfs"}  # schemes of one file system
+_PATTERN = re.compile(r"[*?\[\]]")  # fsspec treats these as patterns
+_ONE = {"gcs": "gs", "abfss": "abfs", "az": "abfs"}  # alternative schemes of one file system
 
 
 class Store:
-    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, whatever
-    fsspec knows.
+    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, or any
+    other that fsspec knows.
 
-    ``train_path``, ``val_path``, ``test_path``, ``runs_path``: instead of folders below
+    ``train_path``, ``val_path``, ``test_path``, ``runs_path``: replace folders below
     ``prefix_path``. ``save_runs=False``: no checkpoints and logs. ``storage_options``: arguments
     for fsspec. ``checkpoint_filename``: the name of a run's checkpoint.
     """
@@ -67,7 +67,7 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
-        """The kind of store that fits the path."""
+        """Return the kind of store that fits the path."""
         prefix_path = str(prefix_path)
         if prefix_path.startswith(_HDFS):
             return HDFSStore(prefix_path, *args, **kwargs)
@@ -78,13 +78,13 @@ class Store:
 
     @staticmethod
     def normalize_path(path: str) -> str:
-        """The path or URL by which this process reaches ``path``."""
+        """Return the path or URL by which this process reaches ``path``."""
         return paths.normalized(path)
 
     # Paths.
 
     def get_train_data_path(self, idx: int | None = None) -> str:
-        """Prepared training data; ``idx`` numbers data sets."""
+        """Return the path of prepared training data; ``idx`` numbers data sets."""
         return _numbered(self._train_path, idx)
 
     def get_val_data_path(self, idx: int | None = None) -> str:
@@ -107,8 +107,8 @@ class Store:
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
-        """The folder of a run's checkpoints, which is the run's own, as in Horovod; None if runs
-        are not saved.
+        """Return the folder of a run's checkpoints, which is the run's own, as in Horovod; None if
+        runs are not saved.
         """
         return self.get_run_path(run_id) if self._save_runs else None
 
@@ -122,8 +122,8 @@ class Store:
         return "logs"
 
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
-        """A run's files that end in ``suffix``, also those in its folders, in the order of the
-        numbers in their names.
+        """Return a run's files that end in ``suffix``, including those in subfolders, ordered by
+        the numbers in their names.
         """
         run = self.get_run_path(run_id)
         if not self.fs.exists(run):
@@ -138,7 +138,7 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """fsspec's file system."""
+        """The file system of fsspec."""
         if self._connected is None:
             core = require("fsspec.core", _PURPOSE)
             self._connected = core.url_to_fs(self.prefix_path, **self.storage_options)[0]
@@ -154,11 +154,11 @@ class Store:
         return bytes(self.fs.cat_file(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file whole: who reads it sees the old content or the new one (on HDFS: perhaps a
-        part of it).
+        """Write a file atomically: a reader sees either the old content or the new one (on HDFS
+        possibly a part of the new one).
         """
         if not self._local():
-            self.fs.pipe_file(path, content)  # object stores show a file when it is complete
+            self.fs.pipe_file(path, content)  # object stores show a file only once it is complete
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
@@ -180,12 +180,13 @@ class Store:
         self.fs.put(lpath, rpath, recursive=recursive, **options)
 
     def delete(self, path: str) -> None:
-        """Remove a file or folder; one that is not there is no error."""
+        """Remove a file or folder; a missing one is no error."""
         with contextlib.suppress(FileNotFoundError):
             if self._local() or not _PATTERN.search(path):
                 self.fs.rm(path, recursive=True)
                 return
-            for each in self.fs.find(path):  # one by one, as rm would take the path for a pattern
+            # one by one, because rm would treat the path as a pattern
+            for each in self.fs.find(path):
                 self.fs.rm_file(each)
 
     def is_parquet_dataset(self, path: str) -> bool:
@@ -195,7 +196,9 @@ class Store:
             return False
 
     def get_parquet_dataset(self, path: str) -> Any:
-        """pyarrow's dataset of the files at ``path``. DataError if they are not Parquet."""
+        """Return pyarrow's dataset of the files at ``path``. Raises DataError if they are not
+        Parquet.
+        """
         pa, ds = require("pyarrow", _PURPOSE), require("pyarrow.dataset", _PURPOSE)
         system, inside = paths.arrow_filesystem(path, self.storage_options)
         try:
@@ -209,14 +212,14 @@ class Store:
     # Runs.
 
     def runs(self) -> list[str]:
-        """The ids of the runs, the one that was written to last at the end."""
+        """Return the ids of the runs, ordered by last write."""
         return [run_id for _, run_id in self._by_time()]
 
     def delete_run(self, run_id: str) -> None:
         self.delete(self.get_run_path(run_id))
 
     def retain(self, runs: int) -> list[str]:
-        """Remove all runs but the last ``runs``; the ids of those that are gone."""
+        """Remove all runs but the last ``runs``; return the ids of the removed ones."""
         if runs < 0:
             raise DataError(f"runs={runs} must be at least 0")
         runs_by_time = self._by_time()
@@ -232,7 +235,9 @@ class Store:
         return gone
 
     def retain_checkpoints(self, run_id: str, checkpoints: int, suffix: str = ".ckpt") -> list[str]:
-        """Remove all checkpoints of a run but the last ones; the paths of those that are gone."""
+        """Remove all checkpoints of a run but the last ones; return the paths of the removed
+        ones.
+        """
         if checkpoints < 1:
             raise DataError(
                 f"checkpoints={checkpoints} must be at least 1: without any a run cannot go on"
@@ -242,11 +247,11 @@ class Store:
             self.delete(path)
         return gone
 
-    # On ranks.
+    # For use on ranks.
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
-        """A function that gives a context manager: a local folder to write a run's files to.
-        ``sync_fn`` brings them to the store.
+        """Return a function that makes a context manager: a local folder to write a run's files to.
+        ``sync_fn`` copies them to the store.
         """
         run = self.get_run_path(run_id)
         local = self._local()
@@ -266,8 +271,8 @@ class Store:
         return local_run_path
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """A function of a local folder: what has changed in it since the last call goes to the
-        run's.
+        """Return a function of a local folder that copies changes since its last call to the run's
+        folder.
         """
         run, store = self.get_run_path(run_id), self
         sent: dict[str, tuple[int, int]] = {}
@@ -287,7 +292,7 @@ class Store:
         return sync
 
     def to_remote(self, run_id: str, dataset_idx: int | None = None) -> SimpleNamespace:
-        """A run's paths and functions as plain attributes, for a function on the ranks."""
+        """Return a run's paths and functions as plain attributes, for a function on the ranks."""
         return SimpleNamespace(
             train_data_path=self.get_train_data_path(dataset_idx),
             val_data_path=self.get_val_data_path(dataset_idx),
@@ -318,8 +323,8 @@ class Store:
         return "://" not in self.prefix_path
 
     def _by_time(self) -> list[tuple[float | None, str]]:
-        """When each run was last written to, None if nobody knows, and its id; the last one at the
-        end.
+        """Return the last write of each run (None if unknown) and its id; the latest run is
+        last.
         """
         if not self.fs.exists(self._runs_path):
             return []
@@ -332,7 +337,7 @@ class Store:
         return sorted(runs, key=lambda run: (run[0] or 0.0, run[1]))
 
     def _written(self, run: Mapping[str, Any]) -> float | None:
-        """When a run was last written to: not when something in it was removed. One without files
+        """Return when a file of a run was last written; removals do not count. A run without files
         is the oldest.
         """
         files = [*self.fs.find(run["name"], detail=True).values()]
@@ -383,7 +388,7 @@ class HDFSStore(Store):
         super().__init__(f"{_HDFS}{namespace}{path}", *args, **kwargs)
 
     def _under(self, path: str | None, name: str) -> str:
-        if path and path.startswith("/"):  # of this HDFS
+        if path and path.startswith("/"):  # a path on this HDFS
             path = "/".join(self.prefix_path.split("/")[:3]) + path
         return super()._under(path, name)
 
@@ -398,8 +403,8 @@ class HDFSStore(Store):
 
 
 class DBFSLocalStore(FilesystemStore):
-    """A store on Databricks' file system, by the mount /dbfs: ``/dbfs/...``, ``dbfs:/...``,
-    ``file:///dbfs/...``, and by that of volumes: ``/Volumes/...``.
+    """A store on Databricks' file system, through the mount /dbfs: ``/dbfs/...``, ``dbfs:/...``,
+    ``file:///dbfs/...``, and through the mount of volumes: ``/Volumes/...``.
     """
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
@@ -424,13 +429,13 @@ def _numbered(path: str, number: int | None) -> str:
 
 
 def _scheme(path: str) -> str:
-    """Of a URL; "" for a path on this machine."""
+    """Return the scheme of a URL; "" for a path on this machine."""
     scheme, url, _ = path.partition("://")
     return _ONE.get(scheme, scheme) if url else ""
 
 
 def _time(file: Mapping[str, Any]) -> float | None:
-    """When a file was written, in seconds; None if its file system does not tell."""
+    """Return when a file was written, in seconds; None if its file system does not report this."""
     time: Any = next((file[name] for name in _TIMES if file.get(name)), None)
     if isinstance(time, str):
         time = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
@@ -440,5 +445,5 @@ def _time(file: Mapping[str, Any]) -> float | None:
 
 
 def _natural(path: str) -> list[Any]:
-    """A key by which epoch 10 comes after epoch 9."""
+    """Return a sort key that puts epoch 10 after epoch 9."""
     return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path)]

@@ -1,4 +1,4 @@
-"""Integers and booleans that users give: of Python, or of numpy, as computed ones are."""
+"""Validation of integers and booleans from users, including numpy's from computations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from farandole.errors import SettingsError
 
 
 def as_int(name: str, value: Any, least: int | None = None, *, floats: bool = False) -> int:
-    """Return ``value`` as a Python int, which unlike numpy's does not overflow. SettingsError if it
-    is no integer, or less than ``least``. ``floats``: accept whole floats, like 1e9.
+    """Return ``value`` as a Python int, which unlike numpy's does not overflow.
+
+    Raises SettingsError if it is no integer, or less than ``least``. ``floats``: accept whole
+    floats, such as 1e9.
     """
     if floats and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -27,8 +29,10 @@ def as_int(name: str, value: Any, least: int | None = None, *, floats: bool = Fa
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """Return ``value`` as a bool. SettingsError for anything but True, False, 1 and 0: any text
-    would count as True, also "no".
+    """Return ``value`` as a bool.
+
+    Raises SettingsError for anything but True, False, 1 and 0, because any text would be true, even
+    "no".
     """
     if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
         raise SettingsError(f"{name}={value!r} must be True or False")

@@ -1,4 +1,4 @@
-"""DataFrames that are written to Parquet: once for all handles of the same rows."""
+"""DataFrames written to Parquet, once for all handles of the same rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from farandole.data.spark_names import FOLDER, quote, spark_url
 from farandole.errors import DataError
 
 _PREFIX = "farandole-data"
-# as Hadoop says it
+# Hadoop's messages
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme \S+|Class \S+FileSystem not found")
 _written: list[WrittenFrame] = []
-_lock = threading.Lock()  # files are found when they are complete, and counted
+# guards the list and the number of users; files are added once they are complete
+_lock = threading.Lock()
 
 
 class WriteOptions(NamedTuple):
-    """Options of writing. ``parent``: the folder for the files of all DataFrames."""
+    """Options for writing. ``parent``: the folder for the files of all DataFrames."""
 
     parent: str
     row_group: int
@@ -42,7 +43,7 @@ class FrameInput(NamedTuple):
 
 
 class WrittenFrame:
-    """The files of a DataFrame. ``users``: handles that are not deleted."""
+    """The files of a DataFrame. ``users``: the number of handles that are not deleted."""
 
     def __init__(self, frame: Any, names: Sequence[str], options: WriteOptions, path: str) -> None:
         self.frame = frame
@@ -56,7 +57,7 @@ class WrittenFrame:
 
     def holds(self, frame: Any, names: Sequence[str], options: WriteOptions) -> bool:
         """Return whether these are the rows of ``frame``: it is the same object, or has the same
-        plan over files that are known not to have changed.
+        plan over files that are known to be unchanged.
         """
         return bool(
             (self.names, self.options) == (tuple(names), options)
@@ -68,7 +69,7 @@ class WrittenFrame:
         return bool(self.inputs) and all(file.size >= 0 for file in self.inputs)
 
     def _same_plan(self, frame: Any) -> bool:
-        """The same plan, whose comparison by Spark knows no names."""
+        """Return whether the plans are equal, including names, which Spark's comparison ignores."""
         mine = self.frame
         return bool(
             plans.of_files(frame)
@@ -87,15 +88,15 @@ class WrittenFrame:
                 self.remove()
 
     def remove(self) -> None:
-        # not by a process that was forked from the driver
+        # not in a process forked from the driver
         if self in _written and self._process == os.getpid():
             _written.remove(self)
             _remove(self.path, self.frame.sparkSession)
 
 
 def find_or_write(frame: Any, names: Sequence[str], options: WriteOptions) -> WrittenFrame:
-    """Return the files that hold the rows of these columns; write them if there are none. The
-    caller is one more of their users.
+    """Return the files that hold the rows of these columns, and write them if there are none. The
+    caller becomes one of their users.
     """
     with _lock:
         written = next((each for each in _written if each.holds(frame, names, options)), None)
@@ -122,7 +123,7 @@ def _write(frame: Any, names: Sequence[str], options: WriteOptions) -> WrittenFr
         if unknown is None:
             written.remove()
             raise
-        _written.remove(written)  # nothing is there
+        _written.remove(written)  # its files are missing
         raise DataError(
             f"Spark cannot write to {options.parent}: {unknown[0]}. Give Spark the file system (for"
             f" S3: hadoop-aws in spark.jars.packages, and s3a://), or set {FOLDER} to a folder that"
@@ -132,12 +133,14 @@ def _write(frame: Any, names: Sequence[str], options: WriteOptions) -> WrittenFr
 
 
 def _inputs(frame: Any) -> tuple[FrameInput, ...]:
-    """The files that a DataFrame reads, with sizes and times: what was overwritten has the plan of
-    before. Empty where they are not known, and for a database or rows of the program.
+    """Return the files that a DataFrame reads, with sizes and times, because an overwritten file
+    has the same plan.
+
+    Empty if they are unknown, and for databases or rows from the program.
     """
     try:
         return tuple(_frame_input(url) for url in sorted(plans.input_files(frame)))
-    except Exception as error:  # not every kind of plan can say
+    except Exception as error:  # not every kind of plan can list its files
         logger.debug("no input files: %s", error)
         return ()
 
@@ -154,8 +157,8 @@ def _frame_input(url: str) -> FrameInput:
 
 
 def _remove(path: str, session: Any) -> None:
-    """Remove a folder, whether or not Spark is still there. A failure is logged, and hides no other
-    error.
+    """Remove a folder, whether or not Spark is still running. A failure is logged, so that it hides
+    no other error.
     """
     local = paths.local(path)
     if local is not None:
@@ -169,7 +172,7 @@ def _remove(path: str, session: Any) -> None:
         else:
             system, inside = paths.arrow_filesystem(path)
             system.delete_dir(inside)
-    except Exception as error:  # of py4j, pyarrow or fsspec
+    except Exception as error:  # raised by py4j, pyarrow or fsspec
         logger.warning("%s could not be removed: %s. Remove it yourself.", path, error)
 
 

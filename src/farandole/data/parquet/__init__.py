@@ -1,6 +1,4 @@
-"""Parquet files as data to train on: a handle that any process can open, and a rank's batches of
-it.
-"""
+"""Parquet files as training data: a handle that any process can open, and a rank's batches."""
 
 from __future__ import annotations
 

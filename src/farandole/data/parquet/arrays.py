@@ -22,10 +22,10 @@ _PURPOSE = "reading Parquet"
 
 
 def values(array: Any, column: Column, location: RowLocation) -> Array:
-    """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with
-    the column's dtype.
+    """Convert the rows of an Arrow array (or chunked array) to one numpy array of shape ``[rows,
+    *shape]``, with the column's dtype.
 
-    Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises
+    Columns that are decoded later (kind "encoded") and texts become arrays of objects. Raises
     DataError.
     """
     pa = require("pyarrow", _PURPOSE)
@@ -40,8 +40,8 @@ def values(array: Any, column: Column, location: RowLocation) -> Array:
 
 
 def plain(array: Any) -> Array:
-    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read
-    only, without pyarrow's conversions for pandas.
+    """Convert an Arrow array of numbers or booleans without nulls to a read-only numpy view of its
+    memory, without pyarrow's pandas conversions.
     """
     pa = require("pyarrow", _PURPOSE)
     if pa.types.is_boolean(array.type):
@@ -52,7 +52,7 @@ def plain(array: Any) -> Array:
     numbers: Array = np.frombuffer(array.buffers()[1], dtype)[
         array.offset : array.offset + len(array)
     ]
-    # what Parquet is read into could be written, also where others still need it
+    # memory from the Parquet reader is writable, even if other code still needs it
     numbers.flags.writeable = False
     return numbers
 
@@ -61,7 +61,7 @@ def first_null(array: Any) -> int:
     return int(np.flatnonzero(plain(array.is_null()))[0])
 
 
-RowOf = Callable[[int], int]  # the row to which an element of flat values belongs
+RowOf = Callable[[int], int]  # returns the row of an element of flat values
 
 
 def _numbers(array: Any, column: Column, location: RowLocation, row_of: RowOf = int) -> Array:
@@ -74,8 +74,11 @@ def _numbers(array: Any, column: Column, location: RowLocation, row_of: RowOf = 
 
 
 def _of_decimals(array: Any, column: Column) -> Any:
-    """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by
-    way of their digits: what Arrow makes of 5027.90 itself is 5027.900000000001.
+    """Convert decimals exactly if integers are requested and the values are integers; otherwise to
+    the nearest floats.
+
+    The conversion goes through their digits, because Arrow's own turns 5027.90 into
+    5027.900000000001.
     """
     pa = require("pyarrow", _PURPOSE)
     wanted = np.dtype(column.dtype).kind
@@ -86,7 +89,9 @@ def _of_decimals(array: Any, column: Column) -> Any:
 
 
 def _cast(numbers: Array, column: Column, location: RowLocation, row_of: RowOf) -> Array:
-    """Numbers as the column's dtype. DataError for the first that it does not hold."""
+    """Convert numbers to the column's dtype. Raises DataError for the first number that does not
+    fit.
+    """
     converted, misfit = cast(numbers, column.dtype)
     if misfit >= 0:
         text = f"{numbers[misfit]} does not fit into {column.dtype}: {rule(column.dtype)}"
@@ -115,7 +120,7 @@ def _lists(array: Any, column: Column, location: RowLocation) -> Array:
 def _nested(
     array: Any, shape: tuple[int, ...], column: Column, location: RowLocation, row_of: RowOf
 ) -> Array:
-    """Lists of lists. ``row_of``: the row of each of the array's elements."""
+    """Convert lists of lists. ``row_of``: returns the row of each of the array's elements."""
     pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if not shape or not is_list(pa.types, array.type):
         if shape or is_list(pa.types, array.type):
@@ -135,7 +140,7 @@ def _nested(
         lengths = plain(pc.list_value_length(array).fill_null(0))
     expected = shape[0]
     flat_list = len(shape) > 1 and not is_list(pa.types, inner.type)
-    if flat_list:  # (28, 28) declared of flat lists with 784 values
+    if flat_list:  # (28, 28) declared for flat lists of 784 values
         expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
     wrong = np.flatnonzero(
         (lengths > expected) if column.fill is not None else (lengths != expected)
@@ -179,12 +184,12 @@ def _flat(
 
 
 def _owner(lengths: Array, element: int) -> int:
-    """Return the index of the list that has the element, of lists laid end to end."""
+    """Return the index of the list that has the element, among concatenated lists."""
     return int(np.searchsorted(np.cumsum(lengths), element, "right"))
 
 
 def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
-    """Spark's dense and sparse vectors."""
+    """Convert Spark's dense and sparse vectors."""
     pc = require("pyarrow.compute", _PURPOSE)
     size, rows = int(np.prod(column.shape)), len(array)
 
@@ -225,7 +230,7 @@ def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
 
 
 def _raw(array: Any, column: Column, location: RowLocation) -> Array:
-    """Bytes that are the array already."""
+    """Convert bytes that are the memory of an array."""
     pc = require("pyarrow.compute", _PURPOSE)
     if array.null_count and column.fill is None:  # within an image that is not null itself
         raise null_error(column.name, first_null(array), location)
@@ -245,7 +250,7 @@ def _raw(array: Any, column: Column, location: RowLocation) -> Array:
 
 
 def _end_to_end(array: Any) -> Array:
-    """The bytes of all rows of an Arrow array without nulls, which is its own memory."""
+    """Return the bytes of all rows of an Arrow array without nulls, as a view of its memory."""
     types, kind = require("pyarrow", _PURPOSE).types, array.type
     if not len(array):
         return np.empty(0, np.uint8)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-VECTOR = {"type", "size", "indices", "values"}  # the fields of Spark's vectors in Parquet
-IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and of the images of its image source
+VECTOR = {"type", "size", "indices", "values"}  # fields of Spark's vectors in Parquet
+# fields of images from Spark's image source
+IMAGE = {"height", "width", "nChannels", "mode", "data"}
 UNDECODED = (
     "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its"
     " image source)"
@@ -21,7 +22,7 @@ def is_bytes(types: Any, kind: Any) -> bool:
 
 
 def number_dtype(types: Any, kind: Any) -> str:
-    """The dtype of an Arrow number, "" for what is none."""
+    """Return the dtype of an Arrow number; "" for other types."""
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return str(np.dtype(kind.to_pandas_dtype()).name)
     return "float64" if types.is_decimal(kind) else ""
@@ -38,7 +39,7 @@ def innermost(types: Any, kind: Any) -> Any:
 
 
 def cure(types: Any, kind: Any) -> str:
-    """Return the cure for a column of this type, which no cast makes an array."""
+    """Return the cure for a column of this type, for which no cast makes an array."""
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
         advice = (

@@ -1,4 +1,4 @@
-"""A rank's rows, in the epoch's order, put together from the blocks of its lanes."""
+"""A rank's rows in the epoch's order, assembled from the blocks of its lanes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class _Need(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """``parts``: the rows of a block; or ``slot``: the number of their slot in ``PieceMemory``."""
+    """A loaded piece: ``parts``, the rows of a block, or ``slot``, its slot in ``PieceMemory``."""
 
     parts: Sequence[Arrays]
-    # of the parts laid end to end, or of the memory, in the order in which the rank takes them
+    # rows of the concatenated parts, or of the memory, in the rank's order
     rows: Array
     slot: int = -1
 
     def part_of(self, row: int) -> tuple[Arrays, int, int]:
-        """The part with this row, and the rows with which it begins and ends."""
+        """Return the part with this row, and its range of rows."""
         end = 0
         for part in self.parts:
             begin, end = end, end + _length(part)
@@ -50,14 +50,14 @@ class _Loaded(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """``rows`` rows of what was read at once, from row ``begin`` on."""
+    """``rows`` rows of one contiguous read, from row ``begin`` on."""
 
     arrays: Arrays
     begin: int
     rows: int
 
     def own(self, rows: int) -> dict[str, Array] | None:
-        """The first of them, in their memory; None if that may not be written."""
+        """Return the first rows as views of their memory; None if that memory is read-only."""
         arrays = {
             name: array[self.begin : self.begin + rows] for name, array in self.arrays.items()
         }
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
 
 
 class _Reading:
-    """A piece that is read by the first thread that comes."""
+    """A piece that is read by the first thread to claim it."""
 
     def __init__(self, need: _Need, read: Callable[[], _Loaded]) -> None:
         self.need = need
@@ -79,28 +79,31 @@ class _Reading:
         self._begun = threading.Lock()
 
     def run(self) -> None:
-        """Read it, if nobody has begun. What is wrong with its rows is told when they are needed;
-        all else that comes up (a signal's handler may raise here) also now.
+        """Read the piece, if no thread has begun.
+
+        A DataError is raised when the rows are needed; other exceptions (a signal handler may raise
+        here) are also raised now.
         """
         if not self._begun.acquire(blocking=False):
             return
         try:
             self.loaded.set_result(self._read())
         except BaseException as error:
-            if not self.loaded.done():  # a handler may raise behind set_result, too
+            if not self.loaded.done():  # a signal handler may raise after set_result
                 self.loaded.set_exception(error)
             if not isinstance(error, DataError):
                 raise
 
     def is_over(self) -> bool:
-        """Whether nobody reads it, now or later."""
+        """Return whether no thread reads the piece, now or later."""
         return self._begun.acquire(blocking=False) or self.loaded.done()
 
 
 class PieceMemory:
-    """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each
-    column, so that a batch is gathered from all pieces at once. The system gives what has been
-    written to.
+    """Reusable memory for ``count`` pieces of up to ``rows`` rows: one array for each column, so
+    that a batch is gathered from all pieces at once.
+
+    The system only provides pages that have been written to.
     """
 
     def __init__(self, columns: Sequence[Column], count: int, rows: int) -> None:
@@ -112,11 +115,11 @@ class PieceMemory:
 
     @property
     def has_objects(self) -> bool:
-        """Whether rows are references to texts, or to bytes that wait for decode."""
+        """Return whether rows are references to texts, or to bytes that await decoding."""
         return any(array.dtype == object for array in self.arrays.values())
 
     def clear(self) -> None:
-        """No piece is in use."""
+        """Mark all slots as free."""
         self._free = list(range(self.size[0]))
 
     def take(self) -> int:
@@ -126,16 +129,17 @@ class PieceMemory:
         self._free.append(slot)
 
     def fill(self, slot: int, piece: LanePiece, parts: Iterator[Arrays], rows: Array) -> Array:
-        """Put ``rows`` of a piece, out of the parts of its block, in that order; where they are.
+        """Copy ``rows`` of a piece from the parts of its block, in that order; return their indices
+        in the memory.
 
-        They are put in order here, while the piece is in the cache of this thread's core: what
-        takes rows of all slots in turn reads each of them from its beginning to its end.
+        The rows are ordered here, while the piece is in the cache of this thread's core: a gather
+        across slots then reads each slot sequentially.
         """
         first, place = slot * self._rows, 0
         for part in parts:
             count = _length(part)
             begin, end = max(piece.begin, place), min(piece.end, place + count)
-            if begin == piece.begin and end == piece.end:  # all of it
+            if begin == piece.begin and end == piece.end:  # all rows of the part
                 for name, array in part.items():
                     _take(array, rows - place, self.arrays[name][first : first + len(rows)])
             elif begin < end:
@@ -152,14 +156,14 @@ class PieceMemory:
 
 
 class Chunks:
-    """``take(n)``: the next n rows of a rank.
+    """Assembles a rank's rows: ``take(n)`` returns the next n.
 
-    ``read(block)`` gives a block's columns, and ``parts(block)`` those of its rows in turn.
-    ``threads`` read ``ahead`` pieces before they are needed, and who takes rows reads as well where
-    it would wait for them: a thread more than there are cores costs more than it reads. 0: each is
-    read when it is needed. ``spare``: memory of an epoch that has ended, which this one takes, and
-    leaves there: fetching it anew takes a tenth of the time of a short epoch. ``kept``: who reads
-    keeps the blocks, so that their memory is not handed out.
+    ``read(block)`` returns a block's columns, and ``parts(block)`` yields the columns of its parts
+    in turn. ``threads`` read ``ahead`` pieces before they are needed. The consumer of rows also
+    reads where it would otherwise wait, because a thread more than there are cores costs more than
+    it reads. With 0 threads each piece is read when it is needed. ``spare``: memory of a finished
+    epoch, to reuse and return: allocating it again takes a tenth of the time of a short epoch.
+    ``kept``: the reader keeps the blocks, so rows must be copied.
     """
 
     def __init__(
@@ -196,26 +200,25 @@ class Chunks:
             )
         self._spare = spare
         self._loaded: list[_Loaded | None] = [None for _ in strands]
-        self._taken = [0 for _ in strands]  # rows of the loaded piece
+        self._taken = [0 for _ in strands]  # rows taken from the loaded piece
         self._next = [strand.place for strand in strands]
         self._place = 0
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        # A thread whose start was interrupted (a handler raised) is none of the pool's, which has
-        # not waited for it.
+        # The pool does not wait for a thread whose start was interrupted by a signal handler.
         over = all(reading.is_over() for reading in self._ahead)
         if over and self._slots is not None and not self._spare and not self._slots.has_objects:
             self._spare.append(self._slots)
 
     def map(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-        """``function`` of each value, in the threads and this one. Raises the error of the first
-        that has one.
+        """Call ``function`` for each value, in the threads and this one. Raises the error of the
+        first failing value.
         """
         results: list[Any] = [None] * len(values)
         errors: dict[int, Exception] = {}
-        indices = iter(range(len(values)))  # each is given to one thread
+        indices = iter(range(len(values)))  # each index goes to one thread
 
         def work() -> None:
             while not errors and (index := next(indices, None)) is not None:
@@ -235,14 +238,12 @@ class Chunks:
         return results
 
     def in_one_part(self) -> int | None:
-        """How many rows can be taken next in the memory into which they were read; None: all rows
-        are copied.
-        """
+        """Return how many rows can be taken next without a copy; None if all rows are copied."""
         part = self._part()
         return None if part is None else part.rows
 
     def take(self, rows: int) -> dict[str, Array]:
-        """The next ``rows`` rows, which nobody else has."""
+        """Return the next ``rows`` rows, not shared with other callers."""
         part = self._part()
         if part is not None and 0 < rows <= part.rows and (own := part.own(rows)):
             self._rows(0, self._place + rows)
@@ -263,18 +264,18 @@ class Chunks:
         return arrays
 
     def _part(self) -> _Part | None:
-        """Where the next rows were read, if they may leave there, one after the other."""
+        """Return the memory of the next rows, if it may be handed out and they are contiguous."""
         if self._kept or self._order.shuffled or self._strands[0].stride > 1:
             return None
         until, piece = self._load(), self._loaded[0]
-        if piece is None:  # no row is this rank's
+        if piece is None:  # this rank has no rows
             return None
         row = int(piece.rows[self._taken[0]])
         arrays, begin, end = piece.part_of(row)
         return _Part(arrays, row - begin, min(until - self._place, end - row))
 
     def _gather(self, out: Arrays, end: int) -> None:
-        """The rows up to the rank's row ``end``, all of loaded pieces."""
+        """Copy the rows up to the rank's row ``end`` from loaded pieces."""
         if not self._order.shuffled:
             self._copy(self._rows(0, end), out)
             return
@@ -287,7 +288,7 @@ class Chunks:
             _take(self._memory()[name], rows, array)
 
     def _memory(self) -> Arrays:
-        """Of the rows that are shuffled."""
+        """Return the memory of shuffled rows."""
         if self._slots is not None:
             return self._slots.arrays
         piece = self._loaded[0]
@@ -295,7 +296,7 @@ class Chunks:
         return piece.parts[0]
 
     def _copy(self, rows: Array, out: Arrays) -> None:
-        """Rows of a piece, in its order."""
+        """Copy rows of a piece, in file order."""
         piece, done = self._loaded[0], 0
         assert piece is not None
         while done < len(rows):
@@ -307,7 +308,7 @@ class Chunks:
             done = until
 
     def _rows(self, number: int, end: int) -> Array:
-        """The next rows of a strand's piece, up to the rank's row ``end``."""
+        """Return the next rows of a strand's piece, up to the rank's row ``end``."""
         piece, taken, period = (
             self._loaded[number],
             self._taken[number],
@@ -320,8 +321,9 @@ class Chunks:
         return piece.rows[taken : taken + count]
 
     def _load(self) -> int:
-        """Have every piece that is needed for the rank's next row, and begin with those that come
-        next. The row for which one more is needed.
+        """Load every piece that the rank's next row needs, and start to read later ones.
+
+        Returns the row at which another piece is needed.
         """
         while True:
             while len(self._ahead) < self._ahead_most and (need := self._upcoming()) is not None:
@@ -343,14 +345,14 @@ class Chunks:
             self._loaded[upcoming.strand], self._taken[upcoming.strand] = loaded, 0
 
     def _help(self, wanted: Future[_Loaded]) -> None:
-        """Read pieces with which no thread has begun, until the ``wanted`` one is there."""
+        """Read pieces that no thread has claimed, until the ``wanted`` one is loaded."""
         for reading in self._ahead:
             if wanted.done():
                 return
             reading.run()
 
     def _release(self, number: int) -> None:
-        """The strand's piece is used up."""
+        """Release the strand's finished piece."""
         piece, self._loaded[number] = self._loaded[number], None
         if piece is not None and self._slots is not None:
             self._slots.give(piece.slot)
@@ -386,7 +388,7 @@ def _piece_memory(
 
 
 def _take(array: Array, rows: Array, out: Array) -> None:
-    """Those rows, which are there. With another mode numpy makes a copy in between."""
+    """Copy rows that are known to exist. Other modes of numpy make an intermediate copy."""
     array.take(rows, axis=0, out=out, mode="clip")
 
 
@@ -395,14 +397,14 @@ def _length(part: Arrays) -> int:
 
 
 def _empty(column: Column, rows: int) -> Array:
-    """Memory for a column. What is decoded later is an array of objects, of bytes."""
+    """Allocate memory for a column. A column to be decoded later is an array of bytes objects."""
     if column.kind == "encoded":
         return np.empty(rows, object)
     return np.empty((rows, *column.shape), column.dtype)
 
 
 def _needs(order: Order, number: int, strand: Strand) -> Iterator[_Need]:
-    """The pieces of a strand that hold a row of the rank."""
+    """Yield the pieces of a strand that hold a row of the rank."""
     if strand.first >= order.lane_length(strand.lane):
         return
     for piece in order.pieces(strand.lane, strand.first):

@@ -1,4 +1,4 @@
-"""Columns of a scan, and the options that a user gives for them."""
+"""Columns of a scan, and the user's options for them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from farandole.errors import DataError, did_you_mean
 
 
 class Column(NamedTuple):
-    """``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value.
-    ``fill``: stands for null, and for the end of lists that are too short. ``decode``: makes an
-    array of one row's bytes.
+    """A column to read.
+
+    ``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value.
+    ``fill``: replaces null, and pads lists that are too short. ``decode``: makes an array from one
+    row's bytes.
     """
 
     name: str
@@ -25,7 +27,7 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Bytes of one row, 0 where only the file knows."""
+        """Return the bytes of one row; 0 if only the file knows."""
         return (
             0
             if self.kind in ("encoded", "text")
@@ -34,7 +36,7 @@ class Column(NamedTuple):
 
 
 class ColumnOptions(NamedTuple):
-    """The user's options for columns, each by name."""
+    """The user's options for columns, each by column name."""
 
     shapes: Mapping[str, Sequence[int]]
     dtypes: Mapping[str, Any]
@@ -49,12 +51,12 @@ class ColumnOptions(NamedTuple):
         fill: Mapping[str, Any] | None,
         decode: Mapping[str, Callable[[bytes], Any]] | None,
     ) -> ColumnOptions:
-        """Return the options as dicts of their own; None stands for no option."""
+        """Return the options as separate dicts; None means no option."""
         return cls(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
 
 
 def check_names(wanted: ColumnOptions, columns: Sequence[str]) -> None:
-    """DataError for an option about a column that is not read."""
+    """Raise DataError for an option about a column that is not read."""
     for option in ("shapes", "dtypes", "fill", "decode"):
         for name in getattr(wanted, option):
             if name not in columns:

@@ -1,4 +1,4 @@
-"""Arrays that the user's ``decode`` makes of bytes."""
+"""Arrays that the user's ``decode`` makes from bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from farandole.errors import DataError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-_TRIES = 5  # of decode, after an error of the interpreter's own
+_TRIES = 5  # calls of decode, if the interpreter fails
 
 
 def decoded(value: bytes, column: Column) -> Array:
-    """The array of one row's bytes. DataError, which does not know the place, if it fails or has
-    another shape.
+    """Return the array of one row's bytes. Raises DataError, without the location, if ``decode``
+    fails or returns another shape.
     """
     try:
         array = np.asarray(_called(column, value))
-    except Exception as error:  # the user's function
+    except Exception as error:  # raised by the user's function
         if interrupts(error):
             raise
         raise DataError(
@@ -37,9 +37,11 @@ def decoded(value: bytes, column: Column) -> Array:
 
 
 def _called(column: Column, value: bytes) -> Any:
-    """Call ``decode``. Some Pythons (3.11.7 is one) miscount now and then when two threads parse
-    at once, as ``numpy.load`` does with each header (github.com/python/cpython/issues/106905):
-    the next try counts from the beginning.
+    """Call ``decode``, again if the interpreter fails.
+
+    Some Pythons (3.11.7 is one) occasionally miscount the recursion depth when two threads parse at
+    once, as ``numpy.load`` does with each header (github.com/python/cpython/issues/106905). The
+    next call starts counting from zero.
     """
     assert column.decode is not None
     for _ in range(_TRIES):
@@ -49,8 +51,8 @@ def _called(column: Column, value: bytes) -> Any:
 
 
 def fitting(array: Array, column: Column) -> Array:
-    """Convert the output of ``decode`` to the column's dtype. DataError, without the location, if
-    it does not fit.
+    """Convert the output of ``decode`` to the column's dtype. Raises DataError, without the
+    location, if it does not fit.
     """
     if not (is_number(array.dtype) and is_number(column.dtype)):
         return array.astype(column.dtype, copy=False)

@@ -36,8 +36,10 @@ def column_of(
     first: Callable[[], Any],
     location: RowLocation,
 ) -> Column:
-    """Describe a column of the Arrow type ``kind``. ``first()``: the value of the first row, for a
-    shape that is not declared. ``location``: of the first row, for errors.
+    """Describe a column of the Arrow type ``kind``.
+
+    ``first()``: returns the value of the first row, for a shape that is not declared. ``location``:
+    of the first row, for errors.
     """
     pa = require("pyarrow", _PURPOSE)
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -94,8 +96,8 @@ class _Field(NamedTuple):
         raise self._error(None, f"{kind} is no type that becomes an array: {hint}")
 
     def _encoded(self, decode: Callable[[bytes], Any]) -> Column:
-        """Describe a column of bytes that ``decode`` makes arrays of: the first row's array has the
-        shape.
+        """Describe a column of bytes that ``decode`` turns into arrays, with the shape of the first
+        row's array.
         """
         value, shape = self.first(), self._declared()
         column = self._described("encoded", self._dtype("uint8"), shape or ())
@@ -131,7 +133,9 @@ class _Field(NamedTuple):
         return str(dtype.name)
 
     def _numeric(self, default: str) -> str:
-        """Return the dtype of numbers. DataError if the user chose one of another kind."""
+        """Return the dtype of numbers. Raises DataError if the user chose a dtype of another
+        kind.
+        """
         dtype = self._dtype(default)
         if self.name in self.options.dtypes and not is_number(self.options.dtypes[self.name]):
             raise self._no_number()
@@ -160,7 +164,7 @@ class _Field(NamedTuple):
         return shape
 
     def _of_one(self, shape: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Return the shape of single values: without axes, or with some of length 1."""
+        """Return the shape of single values: no axes, or axes of length 1."""
         if shape is not None and np.prod(shape) != 1:
             cure = "leave the shape out, or give (1,) for an axis of its own"
             raise self._error(
@@ -180,7 +184,9 @@ class _Field(NamedTuple):
         return (image["height"], image["width"], image["nChannels"])
 
     def _lengths(self) -> tuple[int, ...]:
-        """Return the shape of lists: of fixed ones from their type, otherwise of the first row."""
+        """Return the shape of lists: from the type if its size is fixed, otherwise from the first
+        row.
+        """
         types, kind, lengths = require("pyarrow", _PURPOSE).types, self.kind, []
         while is_list(types, kind):
             if types.is_fixed_size_list(kind):
@@ -203,7 +209,7 @@ class _Field(NamedTuple):
 
 
 def _check_fill(column: Column, kind: Any, location: RowLocation) -> None:
-    """DataError for a ``fill`` that the column's dtype, or the file's type, does not hold."""
+    """Raise DataError for a ``fill`` that does not fit the column's dtype or the file's type."""
     pa = require("pyarrow", _PURPOSE)
     if column.kind in ("number", "text"):
         scalar(column, kind.value_type if pa.types.is_dictionary(kind) else kind, location)

@@ -1,4 +1,4 @@
-"""What tells that a file has changed since somebody looked at it."""
+"""Versions of files, to detect that a file has changed since it was read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# of fsspec
+# keys of fsspec's file information
 _FACTS = (
     "generation",
     "ETag",
@@ -20,8 +20,8 @@ _FACTS = (
 
 
 class FileVersion(NamedTuple):
-    """``size``: bytes, -1 for a file that is not there. ``version``: its time, or what the file
-    system calls its contents; "" where it says neither.
+    """The version of a file. ``size``: in bytes, -1 for a missing file. ``version``: its
+    modification time, or the file system's id for its contents; "" if neither is known.
     """
 
     size: int
@@ -34,8 +34,9 @@ class FileVersion(NamedTuple):
 
 
 def file_version(system: Any, path: str) -> FileVersion:
-    """The file as it is now. ``system``: pyarrow's file system, or one of fsspec within it. Raises
-    OSError.
+    """Return the current version of a file. Raises OSError.
+
+    ``system``: pyarrow's file system, or a file system of fsspec within it.
     """
     other = getattr(getattr(system, "handler", None), "fs", None)
     if other is None:
@@ -45,7 +46,7 @@ def file_version(system: Any, path: str) -> FileVersion:
         return FileVersion(
             info.size, "" if info.mtime_ns is None else str(np.datetime64(info.mtime_ns, "ns"))
         )
-    other.invalidate_cache(other._parent(path))  # it would tell what it has heard before
+    other.invalidate_cache(other._parent(path))  # otherwise fsspec may return cached information
     try:
         facts = other.info(path)
     except FileNotFoundError:

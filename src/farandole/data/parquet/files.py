@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PURPOSE = "reading Parquet"
-_AT_ONCE = 1 << 20  # bytes of a row group that are decoded at once
-_IDLE = 4  # files that stay open
+_AT_ONCE = 1 << 20  # bytes of a row group decoded at a time
+_IDLE = 4  # maximum number of idle open files
 
 
 class ParquetFiles:
-    """The files of a scan, opened by a rank. May be used by several threads. A pickle opens its
-    own.
+    """The files of a scan, opened by a rank. They may be used by several threads. A pickle opens
+    its own files.
     """
 
     def __init__(self, source: ParquetSource) -> None:
@@ -39,19 +39,20 @@ class ParquetFiles:
         self._system = paths.arrow_filesystem(str(path), source.storage_options)[0]
         self.near = isinstance(self._system, require("pyarrow.fs", _PURPOSE).LocalFileSystem)
         self._footers: dict[int, Any] = {}
-        self._idle: dict[int, Any] = {}  # open files that no thread reads
+        self._idle: dict[int, Any] = {}  # open files that no thread is reading
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[ParquetFiles], tuple[ParquetSource]]:
         return ParquetFiles, (self._source,)
 
     def read(self, block: Sequence[RowGroup]) -> dict[str, Array]:
-        """The rows of a block, as they lie in the files: an array for each column."""
+        """Return the rows of a block in file order: an array for each column."""
         rows = sum(group.rows for group in block)
         parts = self.parts(block)
         first, begin = next(parts), 0
         if len(next(iter(first.values()))) == rows:
-            next(parts, None)  # to its end, where the file is kept for the next block
+            # exhaust the generator, so that the file stays open for the next block
+            next(parts, None)
             return first
         whole = {
             name: np.empty((rows, *array.shape[1:]), array.dtype) for name, array in first.items()
@@ -64,12 +65,12 @@ class ParquetFiles:
         return whole
 
     def parts(self, block: Sequence[RowGroup]) -> Iterator[dict[str, Array]]:
-        """The rows of a block, some at a time."""
+        """Yield the rows of a block in several parts."""
         return (part for group in block for part in self._parts(group))
 
     def _parts(self, group: RowGroup) -> Iterator[dict[str, Array]]:
-        """The rows of a row group, some MiB at a time: decoding takes several times the memory of
-        what it gives.
+        """Yield the rows of a row group, about a MiB at a time, because decoding takes several
+        times the memory of its result.
         """
         pa = require("pyarrow", _PURPOSE)
         path, keys = self._scan.files[group.file], self._scan.keys[group.file]
@@ -81,13 +82,14 @@ class ParquetFiles:
                 for batch in file.iter_batches(
                     rows, row_groups=[group.number], columns=names, use_threads=False
                 ):
-                    # from far away all is read for the first batch
+                    # a remote file is fetched completely for the first batch
                     if self.near or row == group.row:
-                        # after reading: these rows are of the file that the handle knows
+                        # after reading, so that these rows are known to be from the expected
+                        # version
                         self._check(group.file)
                     yield self._arrays(batch, keys, self._source.location(path, row))
                     row += batch.num_rows
-            if row < end:  # pyarrow raises nothing where a file ends early
+            if row < end:  # pyarrow raises no error for a truncated file
                 raise OSError(f"it ends with {counted(row - group.row, 'row')} of them")
         except (pa.ArrowException, OSError) as error:
             self._check(group.file)
@@ -100,7 +102,7 @@ class ParquetFiles:
         arrays = {}
         for column in self._scan.columns:
             name = column.name
-            if name in keys:  # null: of a folder k=__HIVE_DEFAULT_PARTITION__
+            if name in keys:  # null: from a folder k=__HIVE_DEFAULT_PARTITION__
                 value = column.fill if keys[name] is None else keys[name]
                 array = pa.array([value] * batch.num_rows)
             else:
@@ -111,7 +113,7 @@ class ParquetFiles:
         return arrays
 
     def _check(self, number: int) -> None:
-        """DataError if the file is not that which the handle was made of."""
+        """Raise DataError if the file has changed since the handle was made."""
         path, then = self._scan.files[number], self._scan.versions[number]
         now = checked_version(self._system, path)
         if now != then:
@@ -122,15 +124,15 @@ class ParquetFiles:
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[Any]:
-        """A file, for this thread alone. Some stay open: opening one takes a tenth of the time of a
-        MiB.
+        """Open a file for this thread alone. Some files stay open, because opening one takes a
+        tenth of the time to read a MiB.
         """
         with self._lock:
             file = self._idle.pop(number, None)
         file = file or self._open(number)
         try:
             yield file
-        except BaseException:  # also where a reader breaks off
+        except BaseException:  # also when a consumer stops early
             file.close()
             raise
         with self._lock:
@@ -142,7 +144,7 @@ class ParquetFiles:
             spare.close()
 
     def _open(self, number: int) -> Any:
-        """Open a file. From a far file system, all columns are fetched at once."""
+        """Open a file. On a remote file system, all columns are fetched at once."""
         pq = require("pyarrow.parquet", _PURPOSE)
         how = {"buffer_size": BUFFER, "pre_buffer": False} if self.near else {"pre_buffer": True}
         known = self._footers.get(number)

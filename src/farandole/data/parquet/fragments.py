@@ -21,8 +21,9 @@ def fragments(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], Any]:
-    """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if
-    there are none.
+    """Return Parquet files as pyarrow's fragments, in order of their paths, and their schema.
+
+    Raises DataError if there are none.
     """
     ds = require("pyarrow.dataset", _PURPOSE)
     pa = require("pyarrow", _PURPOSE)
@@ -35,7 +36,8 @@ def fragments(
     try:
         check_no_table(inside, system)
         files, base = _files_of(inside, system)
-        form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
+        # nanoseconds could not represent the year 9999
+        form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
         dataset = ds.dataset(
             files, filesystem=system, format=form, partitioning="hive", partition_base_dir=base
         )
@@ -58,9 +60,11 @@ def fragments(
 
 
 def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
-    """The files of several paths, where folders stand for the files in them. One path stands for
-    itself, unless only some of its files count. Second: the folder whose name and those above it
-    are no keys; None: as Arrow has it.
+    """Replace folders among several paths by the files in them. A single path stays as it is,
+    unless a streaming log selects some of its files.
+
+    The second value is the folder up to which folder names are not partition keys; None for Arrow's
+    default.
     """
     ds, fs = require("pyarrow.dataset", _PURPOSE), require("pyarrow.fs", _PURPOSE)
     files: list[str] = []
@@ -84,7 +88,7 @@ def _metadata(file: Any) -> None:
 
 
 def _check_once(file: Any) -> None:
-    """DataError for a file in which two columns have one name."""
+    """Raise DataError for a file with two columns of one name."""
     names = file.physical_schema.names
     if len({*names}) < len(names):
         name = next(each for each in names if names.count(each) > 1)
@@ -95,12 +99,14 @@ def _check_once(file: Any) -> None:
 
 
 def _check_apart(files: Any, system: Any) -> None:
-    """DataError for files whose columns Arrow cannot bring together, with each other or with the
-    keys in their paths, for it names neither file nor cure. It does not look at schemas where it is
-    told one.
+    """Raise DataError for files whose columns Arrow cannot unify, with each other or with the keys
+    in their paths.
+
+    Arrow's own error names neither the file nor a cure. Arrow compares no schemas if it is given
+    one.
     """
     ds, pa = require("pyarrow.dataset", _PURPOSE), require("pyarrow", _PURPOSE)
-    # files that are no Parquet: the first error tells
+    # files that are not Parquet: the first error reports them
     with contextlib.suppress(pa.ArrowException, OSError):
         for file in ds.dataset(
             files, filesystem=system, format="parquet", schema=pa.schema([])
@@ -121,5 +127,5 @@ def _check_apart(files: Any, system: Any) -> None:
 
 
 def keys(file: Any) -> dict[str, Any]:
-    """The values in a file's path, as in year=2024/part.parquet."""
+    """Return the values in a file's path, such as year=2024/part.parquet."""
     return dict(require("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))

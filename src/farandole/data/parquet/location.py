@@ -8,13 +8,13 @@ from farandole.errors import DataError
 
 
 class NullError(DataError):
-    """A null in ``column``, for which there is no ``fill``."""
+    """A null in ``column``, which has no ``fill``."""
 
     column = ""
 
 
 class RowLocation(NamedTuple):
-    """A file, and the first of the rows in it."""
+    """A file, and the first of the rows in question."""
 
     file: str
     row: int = 0
@@ -25,7 +25,7 @@ class RowLocation(NamedTuple):
 
 
 class FrameLocation(RowLocation):
-    """Rows of a DataFrame: its user knows neither the files that it was written to nor their
+    """Rows of a DataFrame. The user knows neither the files to which it was written nor their
     order.
     """
 

@@ -1,4 +1,4 @@
-"""Numbers of one dtype as those of another: precision may be lost, a value may not."""
+"""Casts of numbers that may lose precision but not a value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERS = "biufc"
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether a dtype is one of numbers or booleans: numpy's, or of those that packages add
+    """Return whether a dtype has numbers or booleans: numpy's own, or added by packages
     (bfloat16).
     """
     resolved = np.dtype(dtype)
@@ -22,11 +22,10 @@ def is_number(dtype: Any) -> bool:
 
 
 def cast(numbers: Array, dtype: Any) -> tuple[Array, int]:
-    """Numbers as ``dtype``, and the place of the first one that it does not hold, -1 if it holds
-    all of them.
+    """Return numbers as ``dtype``, and the index of the first one that does not fit, or -1.
 
-    Integers and booleans hold whole numbers of their range. Floating numbers hold what stays
-    finite, rounded. Values are looked at only where the dtype is narrower.
+    Integers and booleans hold whole numbers in their range. Floats hold values that stay finite,
+    rounded. Values are only checked if the dtype is narrower.
     """
     wanted = np.dtype(dtype)
     if not numbers.size or np.can_cast(numbers.dtype, wanted, "safe"):
@@ -39,7 +38,7 @@ def cast(numbers: Array, dtype: Any) -> tuple[Array, int]:
 
 
 def bounds(dtype: Any) -> tuple[int, int]:
-    """The least and the largest value of a dtype of integers or booleans."""
+    """Return the smallest and the largest value of an integer or boolean dtype."""
     wanted = np.dtype(dtype)
     if wanted.kind == "b":
         return 0, 1
@@ -48,7 +47,7 @@ def bounds(dtype: Any) -> tuple[int, int]:
 
 
 def rule(dtype: Any) -> str:
-    """What a dtype holds, for a message."""
+    """Describe the values that a dtype holds, for a message."""
     wanted = np.dtype(dtype)
     if wanted.kind not in "biu":
         return f"{wanted.name} holds finite numbers up to {_largest(wanted)}"
@@ -62,9 +61,9 @@ def _largest(dtype: Any) -> str:
 
 def _whole(numbers: Array, dtype: Any) -> tuple[Array, int]:
     least, most = bounds(dtype)
-    low, high = numbers.min(), numbers.max()  # NaN, if there is one: in no range
+    low, high = numbers.min(), numbers.max()  # NaN, if there is one, is in no range
     if numbers.dtype.kind == "f":
-        # both sides are powers of 2, or 0: exact
+        # both bounds are powers of 2, or 0, and so exact
         within = least <= float(low) and float(high) < float(most + 1)
     else:
         within = least <= int(low) and int(high) <= most
@@ -83,7 +82,7 @@ def _whole(numbers: Array, dtype: Any) -> tuple[Array, int]:
 
 
 def _rounded(numbers: Array, dtype: Any) -> tuple[Array, int]:
-    with np.errstate(over="ignore", invalid="ignore"):  # what is lost is told below
+    with np.errstate(over="ignore", invalid="ignore"):  # lost values are reported below
         converted = numbers.astype(dtype)
         if numbers.dtype.kind in "iu" and dtype.itemsize > np.dtype(np.float16).itemsize:
             return converted, _ALL

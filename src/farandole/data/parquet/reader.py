@@ -1,4 +1,4 @@
-"""A rank's batches of an epoch: each row once over all ranks, in one order for any number of
+"""A rank's batches of an epoch: each row once over all ranks, in the same order for any number of
 ranks.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 MEMORY = 128 << 20
-_CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # rows that are put together at a time
+_CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # most rows assembled at a time
 _CHUNKS_AHEAD = 2
 _THREADS = 2
 # bytes, and part of the memory: smaller row groups are read as one block
@@ -40,7 +40,7 @@ _TOGETHER, _TOGETHER_PART = 1 << 20, 64
 
 
 class _Epoch(NamedTuple):
-    """An iteration: which epoch it is, where it begins, and what it deals."""
+    """An iteration: its epoch, its first row, and the ranks among which rows are dealt."""
 
     number: int
     begin: int
@@ -50,17 +50,17 @@ class _Epoch(NamedTuple):
 
 
 class Reader:
-    """Batches of this rank, epoch by epoch: each ``for`` loop that ends is one, and the next one
-    has another order.
+    """Batches of this rank, epoch by epoch: each completed ``for`` loop is one epoch, and the next
+    one has another order.
 
-    ``batch_size``: rows of this rank's batch. ``shuffle``, ``seed``: the order is a function of the
-    files, the columns, the seed and the epoch. ``even``: what becomes of rows that ranks and
-    batches do not divide, see docs/data.md. ``rank`` and ``size``: by default the job's.
-    ``threads``: how many read ahead, besides the one that takes batches, which reads where it would
-    wait; by default 2, and 1 of near files where this rank has no more cores than 2. 0: rows are
-    read when a batch is asked for. ``memory``: bytes that rows may take in this process, about;
-    more of it shuffles better. ``least``: with even="exact": fewer rows of a rank at the end of an
-    epoch join its batch before.
+    ``batch_size``: rows per batch of this rank. ``shuffle``, ``seed``: the order is a function of
+    the files, the columns, the seed and the epoch. ``even``: handling of rows that do not divide
+    evenly into ranks and batches; see docs/data.md. ``rank`` and ``size``: by default the job's.
+    ``threads``: the number that read ahead, in addition to the consuming thread, which reads where
+    it would otherwise wait; by default 2, or 1 for local files if this rank has at most 2 cores.
+    With 0, rows are read when a batch is requested. ``memory``: approximate bytes for rows in this
+    process; more memory shuffles better. ``least``: with even="exact", fewer rows per rank than
+    this at the end of an epoch are added to the previous batch.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Reader:
         self.data = data
         self.batch_size = batch_size
         self.epoch = 0
-        self.position = 0  # where the next iteration begins, in rows of all ranks
+        self.position = 0  # start of the next iteration, in rows of all ranks
         self._shuffle = as_bool("shuffle", shuffle)
         self._seed = seed
         self._even = even
         self._threads = threads
         self._least = least
         self._placement = None if rank is None or size is None else (rank, size)
-        self._whole = scan.bytes * 2 <= memory  # read once, and then kept
+        self._whole = scan.bytes * 2 <= memory  # read once, and then kept in memory
         self._blocks = scan.blocks(
             scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART)
         )
@@ -110,28 +110,28 @@ class Reader:
         self._lanes = lanes_for(len(self._blocks), largest, memory)
         most = _THREADS if threads is None else threads
         self._pieces_ahead = ahead_for(most, self._lanes, largest, memory)
-        # Batches are put together on a thread of their own only where that takes long (decoding,
-        # and tensors of rows that are kept), or would wait for files: a thread more costs the
-        # others time.
+        # Batches are assembled on a separate thread only if that takes long (decoding, or tensors
+        # of kept rows) or would wait for files; otherwise another thread only slows the others
+        # down.
         encoded = any(column.kind == "encoded" for column in scan.columns)
         self._apart = most > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
         self._files = ParquetFiles(data)
         self._kept: Arrays | None = None
         self._spare: list[PieceMemory] = []
-        # the last loop's, and how many batches it handed out
+        # the last loop's epoch, and the number of batches handed out
         self._running: tuple[_Epoch, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # rows are read where the pickle is opened
+        # the process that opens the pickle reads its own rows
         return {**self.__dict__, "_kept": None, "_spare": []}
 
     @property
     def weighted(self) -> bool:
-        """Whether batches have weights."""
+        """Return whether batches have weights."""
         return self.data.weight is not None or self._even == "weights"
 
     def __len__(self) -> int:
-        """The batches of the next iteration."""
+        """Return the number of batches of the next iteration."""
         return self._begin().steps.count
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,7 +147,7 @@ class Reader:
             for batch in batches:
                 done += 1
                 self._running = (epoch, done)
-                # before it is handed out: nobody need ask for one more
+                # before the last batch is handed out, because the loop may not request another one
                 if done == epoch.steps.count:
                     self.epoch = epoch.number + 1
                     self.position = 0
@@ -159,10 +159,12 @@ class Reader:
                         " (threads=0)"
                     )
 
-    # Where training stands.
+    # Progress of the training.
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch is next. One that ``load_state_dict`` left half done goes on where it was."""
+        """Select the next epoch. An epoch that ``load_state_dict`` left half done resumes at its
+        position.
+        """
         epoch = as_int("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch = epoch
@@ -170,9 +172,11 @@ class Reader:
         self._running = None
 
     def state_dict(self, steps: int | None = None) -> dict[str, int]:
-        """Where training stands, for any number of ranks. ``steps``: batches of this iteration that
-        are done; by default those that were handed out: more where somebody prefetches (Keras,
-        tf.data). An iteration that has run out counts until the first batch of the next one.
+        """Return the progress of the training, for any number of ranks.
+
+        ``steps``: batches of this iteration that are done; by default the batches handed out, which
+        is too many where batches are prefetched (Keras, tf.data). A finished iteration counts until
+        the first batch of the next one.
         """
         epoch, handed = self._running or (self._begin(), 0)
         done = handed if steps is None else steps
@@ -182,8 +186,8 @@ class Reader:
         return {"epoch": number, "position": position, **self._kind()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or
-        batch size. DataError if it belongs to another order of the rows.
+        """Resume from a ``state_dict()``, which may come from a job with another number of ranks or
+        batch size. Raises DataError if it belongs to another order of the rows.
         """
         mine = self._kind()
         theirs = {name: state.get(name) for name in mine}
@@ -207,8 +211,9 @@ class Reader:
         self._running = None
 
     def _kind(self) -> dict[str, int]:
-        """What decides about the order, besides the epoch. Memory and columns do, by way of blocks
-        and lanes.
+        """Return the facts that determine the order, in addition to the epoch.
+
+        Memory and columns do so through blocks and lanes.
         """
         lengths = [sum(group.rows for group in block) for block in self._blocks]
         cut = (SHUFFLE, self._lanes, lengths) if self._shuffle else ()
@@ -220,7 +225,7 @@ class Reader:
         rank, size = self._placement or _world()
         number, begin = self.epoch, self.position
         steps = self._steps(begin, rank, size)
-        # what another number of ranks left is less than a batch, and dropped
+        # rows left by another number of ranks are less than a batch, and are dropped
         if begin and not steps.count:
             number, begin = number + 1, 0
             steps = self._steps(begin, rank, size)
@@ -245,11 +250,11 @@ class Reader:
         ahead = Prefetch(chunks, _CHUNKS_AHEAD)
         try:
             yield from ahead.batches()
-        finally:  # also when the consumer breaks off
+        finally:  # also when the consumer stops early
             ahead.close()
 
     def _readers(self) -> int:
-        """How many threads read ahead."""
+        """Return the number of threads that read ahead."""
         if self._threads is None:
             return _THREADS if not self._files.near or _cores() > _THREADS else 1
         return self._threads
@@ -328,8 +333,8 @@ class _Iteration:
         return batches
 
     def _padded(self, batch: dict[str, Array], step: BatchRows) -> dict[str, Array]:
-        """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has
-        none.
+        """Pad a batch to ``step.length`` rows by repeating the rank's rows, or the epoch's last row
+        if it has none.
         """
         if self._reader._even == "exact":
             logger.warning(
@@ -351,7 +356,7 @@ class _Iteration:
         return arrays
 
     def _weight(self, batch: Arrays, step: BatchRows) -> Array | None:
-        """How much each row counts: by its column, and 0 if it is there a second time."""
+        """Return the weight of each row: from its column, and 0 for a repeated row."""
         name = self._reader.data.weight
         own = None if name is None else batch[name].astype(np.float32, copy=False).reshape(-1)
         if self._reader._even != "weights":
@@ -361,7 +366,9 @@ class _Iteration:
         return factor if own is None else own * factor
 
     def _decode(self, arrays: dict[str, Array], chunks: Chunks, taken: int) -> None:
-        """Make arrays of bytes. ``taken``: the rank's row with which the arrays begin."""
+        """Replace bytes by decoded arrays. ``taken``: the rank's row with which the arrays
+        begin.
+        """
         for column in self._columns:
             if column.kind != "encoded":
                 continue
@@ -381,8 +388,8 @@ class _Iteration:
             arrays[column.name] = rows
 
     def _decoded(self, value: bytes, column: Column) -> Array:
-        """One row's array. Without ``dtypes=`` the first row has decided about the dtype, perhaps
-        too narrow a one.
+        """Return one row's array. Without ``dtypes=`` the first row determines the dtype, which may
+        be too narrow.
         """
         array = decoded(value, column)
         declared = column.name in self._reader.data.column_options.dtypes
@@ -394,7 +401,7 @@ class _Iteration:
         return fitting(array, column)
 
     def _where(self, index: int) -> tuple[RowLocation, int]:
-        """The file of the rank's row, and the row in it."""
+        """Return the file of the rank's row, and the row in it."""
         block, row = self._order.find(
             self._epoch.begin + self._epoch.rank + self._epoch.size * index
         )
@@ -406,7 +413,9 @@ class _Iteration:
 
 
 def _world() -> tuple[int, int]:
-    """This process's rank and the job's size; also before ``init()``, if a launcher has said."""
+    """Return this process's rank and the job's size, before ``init()`` from the launcher's
+    settings.
+    """
     if context.is_initialized():
         return context.rank(), context.size()
     placement = Placement.from_env()
@@ -414,6 +423,6 @@ def _world() -> tuple[int, int]:
 
 
 def _cores() -> int:
-    """Of this rank: its share of those of the host."""
+    """Return this rank's share of the host's cores."""
     local = context.local_size() if context.is_initialized() else Placement.from_env().local_size
     return cores() // max(local, 1)

@@ -1,4 +1,4 @@
-"""A scan: the columns and row groups of files, as their footers describe them."""
+"""The columns and row groups of files, from their footers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from farandole.data.parquet.location import RowLocation, null_error
 from farandole.errors import DataError
 
 _PURPOSE = "reading Parquet"
-BUFFER = 1 << 20  # bytes of a column that are read from a disk at once
-_ASKING = 16  # threads that ask for facts about files
-_SWOLLEN = 2  # times as large as in its file, a value whose size only the file knows
+BUFFER = 1 << 20  # bytes of a column read from disk at a time
+_ASKING = 16  # threads that query file information
+_SWOLLEN = 2  # estimated growth in memory of values whose size only the file knows
 
 
 class RowGroup(NamedTuple):
-    """``row``: the first one's number in its file."""
+    """A row group. ``row``: the number of its first row in the file."""
 
     file: int
     number: int
     rows: int
     row: int
-    size: int  # bytes in memory, about
+    size: int  # approximate bytes in memory
 
 
 class Scan(NamedTuple):
-    """The contents of files, as far as footers describe them. All ranks read by the scan that came
-    with the handle, so that they agree.
+    """The contents of files, from their footers. All ranks use the scan that came with the handle,
+    so that they agree.
     """
 
     files: tuple[str, ...]
-    # of each file: the values in its path, as in year=2024/part.parquet
+    # of each file: the values in its path, such as year=2024/part.parquet
     keys: tuple[dict[str, Any], ...]
     columns: tuple[Column, ...]
     groups: tuple[RowGroup, ...]
@@ -55,7 +55,7 @@ class Scan(NamedTuple):
         return sum(group.size for group in self.groups)
 
     def blocks(self, together: int) -> list[tuple[RowGroup, ...]]:
-        """Row groups that are read together: as many as fit into ``together`` bytes."""
+        """Return row groups that are read together: as many as fit into ``together`` bytes."""
         blocks: list[list[RowGroup]] = []
         size = 0
         for group in self.groups:
@@ -77,11 +77,13 @@ def scan_files(
     *,
     everything: bool,
 ) -> Scan:
-    """Describe the files of ``path`` by their footers and a first row. ``selected``: the columns to
-    read, of all names. ``everything``: no column may be left out, so each file must have all.
+    """Scan the files of ``path``: their footers and a first row.
+
+    ``selected``: returns the columns to read, given all names. ``everything``: no column may be
+    left out, so each file must have all.
     """
     files, schema = fragments(path, storage_options)
-    # object stores take their time for each
+    # object stores take long for each file
     with ThreadPoolExecutor(min(len(files), _ASKING)) as pool:
         versions = tuple(pool.map(lambda file: checked_version(file.filesystem, file.path), files))
     names = selected(schema.names)
@@ -114,7 +116,7 @@ def scan_files(
 
 
 def checked_version(system: Any, path: str) -> FileVersion:
-    """Return the present version of a file. DataError if it cannot be read."""
+    """Return the current version of a file. Raises DataError if it cannot be read."""
     try:
         return file_version(system, path)
     except OSError as error:
@@ -128,7 +130,7 @@ def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
         if group is None:
             continue
         own = [name for name in names if name in file.physical_schema.names]
-        # a scan of the dataset would decode far more than a row, in several threads
+        # a dataset scan would decode far more than one row, in several threads
         with file.open() as opened:
             rows = pq.ParquetFile(opened, metadata=file.metadata, buffer_size=BUFFER)
             for batch in rows.iter_batches(1, row_groups=[group], columns=own, use_threads=False):
@@ -165,7 +167,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
 
 
 def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
-    """DataError for a column that the first file does not have, where all columns are to be
+    """Raise DataError for a column that the first file does not have, if all columns are to be
     read.
     """
     for file in files:
@@ -186,7 +188,7 @@ def _groups(
     for file_number, file in enumerate(files):
         row, metadata = 0, file.metadata
         inside = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-        # a name may have a dot
+        # a column's name may have a dot
         top = [path if path in names else path.split(".")[0] for path in inside]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -203,11 +205,11 @@ def _groups(
 
 
 def _check_nulls(file: Any, index: int, chunk: Any, name: str, location: RowLocation) -> None:
-    """Raise NullError, with the row, if the footer says that there are nulls."""
+    """Raise NullError, with the row, if the footer reports nulls."""
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count:
         column = (
             file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
         )
-        if column.null_count:  # not nulls of a struct's field whose path reads like the name
+        if column.null_count:  # not nulls of a struct field whose path looks like the name
             raise null_error(name, first_null(column), location)

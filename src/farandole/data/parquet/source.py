@@ -1,4 +1,4 @@
-"""Parquet files as a source of rows: which files, which columns, and how they are read."""
+"""Parquet files as a source of rows: the files, the columns, and how they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ParquetSource:
-    """Parquet files, and which of their columns are read, and how. May be pickled."""
+    """Parquet files, the columns to read, and the options for reading them. May be pickled."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ParquetSource:
 
     @cached_property
     def scan(self) -> Scan:
-        """The contents of the files. Read once, from their footers; pickled with the handle."""
+        """The contents of the files: read once from their footers, and pickled with the handle."""
         return scan_files(
             self.path,
             self.storage_options,
@@ -67,7 +67,7 @@ class ParquetSource:
 
     @property
     def rows(self) -> int:
-        """The number of rows, of all ranks."""
+        """The number of rows of all ranks."""
         return self.scan.rows
 
     @property
@@ -76,12 +76,12 @@ class ParquetSource:
         return self.scan.columns
 
     def location(self, file: str, row: int = 0) -> RowLocation:
-        """Rows of a file, for errors about them."""
+        """Return the location of rows of a file, for errors."""
         return RowLocation(file, row)
 
     def selected(self, known: Sequence[str], source: str = "") -> list[str]:
-        """The names of the columns that are read, of all ``known``. ``source``: what has them, for
-        the error.
+        """Return the names of the columns to read, out of all ``known`` ones. ``source``: names
+        their origin in errors.
         """
         others = {*self.labels, self.weight}
         chosen = self.features or self._columns or [name for name in known if name not in others]
@@ -105,7 +105,7 @@ class ParquetSource:
         return names
 
     def only(self, names: Sequence[str]) -> ParquetSource:
-        """These columns of the same files, of those that are read."""
+        """Return a source with only these columns of the same files."""
         chosen = copy.copy(self)
         chosen.scan = self.scan._replace(
             columns=tuple(each for each in self.columns if each.name in names)
@@ -117,9 +117,8 @@ class ParquetSource:
         return chosen
 
     def batch(self, arrays: Mapping[str, Array], weight: Array | None = None) -> Any:
-        """Columns as a training loop takes them: a dict; with labels ``(inputs, labels)``, and with
-        a weight ``(inputs, labels, weight)``, where one column stands for itself and several are a
-        dict.
+        """Return columns in a training loop's form: a dict; with labels ``(inputs, labels)``, and
+        with a weight ``(inputs, labels, weight)``. A single column is an array, several are a dict.
         """
         special = {*self.labels, self.weight}
         inputs = {name: array for name, array in arrays.items() if name not in special}

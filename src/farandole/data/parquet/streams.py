@@ -1,5 +1,5 @@
-"""Folders that a streaming query of Spark writes: files of attempts that failed lie among the
-others, and a log says which ones count.
+"""Output folders of Spark's streaming queries. Files of failed attempts remain among the others,
+and a log lists the valid files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.data.parquet.tables import chain
 from farandole.errors import DataError
 
 _LOG = "_spark_metadata"
-# of a log: one that is compact has all files of those before it, too
+# file names of a log; a compact file repeats all entries before it
 _BATCH = re.compile(r"(\d+)(\.compact)?")
 _VERSION = "v1"
 
@@ -27,8 +27,9 @@ class _Batch(NamedTuple):
 
 
 def streamed(folder: str, system: Any) -> list[str] | None:
-    """The files in a folder that the log of a streaming query names; None where there is no log.
-    DataError for a log that is not whole, and for files that are not there.
+    """Return the files in a folder that a streaming query's log lists; None without a log.
+
+    Raises DataError for an incomplete log, and for missing files.
     """
     fs = require("pyarrow.fs", "reading Parquet")
     for root in chain(folder):
@@ -63,19 +64,19 @@ def streamed(folder: str, system: Any) -> list[str] | None:
 
 
 def _name(path: str) -> str:
-    """Of a file: with a random part, so it is one of a kind."""
+    """Return the name of a file, which is unique because of a random part."""
     return path.rpartition("/")[2]
 
 
 def _inside(path: str, root: str) -> str:
-    """What follows the folder that has the log, which may be elsewhere than where the log was
-    written.
+    """Return the path below the folder that has the log, which may have been moved since the log
+    was written.
     """
     return path.removeprefix(root).rstrip("/")
 
 
 def _named(log: str, system: Any) -> list[str]:
-    """The paths that a log names, as they were when it was written."""
+    """Return the paths that a log lists, as they were when it was written."""
     paths: dict[str, None] = {}
     for batch in _batches(log, system):
         with system.open_input_stream(batch.path) as file:
@@ -86,13 +87,15 @@ def _named(log: str, system: Any) -> list[str]:
             path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
             if entry["action"] == "add":
                 paths[path] = None
-            else:  # of Spark 2
+            else:  # written by Spark 2
                 paths.pop(path, None)
     return [*paths]
 
 
 def _batches(log: str, system: Any) -> list[_Batch]:
-    """The last compact batch of a log, and those after it. DataError if one is missing."""
+    """Return the last compact batch of a log, and those after it. Raises DataError if one is
+    missing.
+    """
     selector, every = require("pyarrow.fs", "reading Parquet").FileSelector, []
     for info in system.get_file_info(selector(log)):
         if match := _BATCH.fullmatch(info.base_name):

@@ -1,5 +1,5 @@
-"""Folders of table formats: a log says which of their files count, and files of rows that have been
-deleted or changed lie beside them.
+"""Folders of table formats: a log lists their valid files, and files with deleted or changed rows
+remain next to them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from farandole.base.optional import require
 from farandole.errors import DataError
 
-_ICEBERG = "metadata"  # its files lie beside this folder, in "data"
+_ICEBERG = "metadata"  # data files are in "data", next to this folder
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi", _ICEBERG: "Iceberg"}
 _FILES = {
     "Delta": ", or, without Spark, the files that deltalake's DeltaTable(path).file_uris() names"
@@ -18,8 +18,8 @@ _FILES = {
 
 
 def check_no_table(folders: Sequence[str], system: Any) -> None:
-    """DataError for a table's folder, or one of its partitions. Files that are named one by one are
-    somebody's choice.
+    """Raise DataError for a table's folder, or for one of its partitions. Files listed one by one
+    are the user's choice.
     """
     kinds = require("pyarrow.fs", "reading Parquet").FileType
     for info in system.get_file_info(list(folders)):
@@ -36,14 +36,16 @@ def check_no_table(folders: Sequence[str], system: Any) -> None:
 
 
 def check_no_table_below(files: Sequence[str], folders: Sequence[str], system: Any) -> None:
-    """The same for folders in which files of named folders lie."""
+    """Raise DataError if the files of named folders are in a table's folder."""
     named = {folder.rstrip("/") for folder in folders}
     if below := sorted(folders_between(files, named) - named):
         check_no_table(below, system)
 
 
 def folders_between(files: Iterable[str], named: Collection[str]) -> set[str]:
-    """The folders of files, up to those of ``named``. Files that are named themselves have none."""
+    """Return the folders of files, up to the folders in ``named``; none for files that are named
+    themselves.
+    """
     folders: set[str] = set()
     for folder in {file.rpartition("/")[0] for file in files if file not in named}:
         above = [folder]
@@ -55,14 +57,14 @@ def folders_between(files: Iterable[str], named: Collection[str]) -> set[str]:
 
 
 def chain(folder: str) -> Iterator[str]:
-    """A folder, and those above it of which it is a partition (year=2024)."""
+    """Yield a folder, and the folders above it that it partitions (year=2024)."""
     yield (folder := folder.rstrip("/"))
     while "=" in folder.rpartition("/")[2]:
         yield (folder := folder.rpartition("/")[0])
 
 
 def _is_log(folder: Any, system: Any) -> bool:
-    """Whether a folder of that name is a table's log."""
+    """Return whether a folder of that name is a table's log."""
     if folder.base_name != _ICEBERG:
         return True
     inside = system.get_file_info(

@@ -1,4 +1,4 @@
-"""The column that says by how much a row counts."""
+"""The column with the weights of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_column(column: Column, location: RowLocation) -> None:
-    """DataError for a column of weights that has not one number in each row."""
+    """Raise DataError for a column of weights without exactly one number per row."""
     if column.kind == "text" or np.prod(column.shape) != 1:
         held = "text" if column.kind == "text" else f"shape {column.shape}"
         raise location.error(
@@ -23,10 +23,10 @@ def check_column(column: Column, location: RowLocation) -> None:
 
 
 def check(weights: Array, column: Column, location: RowLocation) -> None:
-    """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every
-    framework.
+    """Raise DataError for weights that are NaN or infinite. Every framework accepts negative
+    ones.
     """
-    if weights.dtype == object:  # of bytes that are decoded later
+    if weights.dtype == object:  # bytes that are decoded later
         return
     right = np.isfinite(weights).reshape(len(weights), -1).all(axis=1)
     if not right.all():

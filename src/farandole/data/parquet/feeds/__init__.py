@@ -1,4 +1,4 @@
-"""Batches in the form in which a framework takes them."""
+"""Batches in the form that a framework takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 
 def mapped(function: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
-    """A batch (a tuple or dict of arrays) with ``function(name, array)`` in the place of each
-    array.
-    """
+    """Apply ``function(name, array)`` to each array of a batch (a tuple or dict of arrays)."""
     if isinstance(batch, tuple):
         return tuple(mapped(function, part, name) for part in batch)
     if isinstance(batch, dict):

@@ -12,42 +12,43 @@ import keras
 from farandole.data.parquet.reader import Reader
 from farandole.errors import SettingsError
 
-# batches that Keras looks at, to learn their types or to build the model, and asks for again
+# batches that Keras reads to learn their types or to build the model, and then reads again
 _PEEKED = 2
 
 
 class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
-    """This rank's batches, for ``model.fit``. ``set_epoch``, ``state_dict`` and ``load_state_dict``
-    are ``reader``'s.
+    """This rank's batches, for ``model.fit``.
 
-    Batches come in the reader's order, whatever numbers Keras asks for: ``fit`` shuffles these
-    numbers by default, and rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras
-    ends in the middle of the reader's, and the next one goes on there.
+    ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
+
+    Batches come in the reader's order, whatever indices Keras requests: ``fit`` shuffles these
+    indices by default, and rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras
+    ends in the middle of the reader's epoch, and the next one continues there.
     """
 
-    sharded = True  # not to be dealt to ranks again
+    sharded = True  # must not be dealt out to ranks again
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self.reader = reader
         self._lock = threading.Lock()
-        self._within = False  # an epoch of Keras
-        self._fresh = False  # does Keras begin to pass over the batches?
+        self._within = False  # whether Keras is within an epoch
+        self._fresh = False  # whether Keras starts a pass over the batches
         self._begin()
 
     def _begin(self) -> None:
         self._batches: Iterator[Any] | None = None
         self._length = len(self.reader)
         self._served = 0
-        # those that Keras may only have looked at, by the numbers that it gave
+        # batches that Keras may only have peeked at, by its indices
         self._first: dict[int, Any] = {}
-        self._seen_in_epoch = False  # were they asked for in an epoch?
+        self._seen_in_epoch = False  # whether they were requested within an epoch
         self._again: deque[Any] = deque()
 
     @property
     def num_batches(self) -> int:
-        """Keras reads this whenever it begins to pass over the batches; for others there is
-        ``len``.
+        """Return the number of batches. Keras reads this at the start of each pass over the
+        batches; other callers use ``len``.
         """
         self._fresh = True
         return self._length
@@ -77,8 +78,8 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
             return batch
 
     def _pass(self) -> None:
-        """A pass begins. If the one before ended after its first batches it was a look, and they
-        come once more.
+        """Begin a pass. If the previous one ended after its first batches, it was a peek, and these
+        batches are returned again.
         """
         whole = self._served == self._length and self._seen_in_epoch
         if self._served > _PEEKED or whole:

@@ -12,8 +12,8 @@ from farandole.data.parquet.reader import Reader
 
 
 def dataset(reader: Reader) -> Any:
-    """This rank's batches. Every iteration is the next epoch. The reader is its attribute
-    ``reader``.
+    """Return this rank's batches as a dataset. Every iteration is the next epoch. Its attribute
+    ``reader`` is the reader.
     """
     columns = reader.data.columns
     example = {column.name: np.empty((0, *column.shape), column.dtype) for column in columns}

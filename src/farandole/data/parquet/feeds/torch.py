@@ -13,12 +13,13 @@ from farandole.errors import DataError, SettingsError
 
 
 class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """This rank's batches as tensors. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are
-    those of ``reader``.
+    """This rank's batches as tensors.
 
-    A DataLoader takes it with ``batch_size=None`` and ``num_workers=0``: it reads ahead in threads
-    of its own. Workers would have copies of it, so that the epoch and where training stands would
-    not go on here.
+    ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
+
+    Use it in a DataLoader with ``batch_size=None`` and ``num_workers=0``: the reader has its own
+    threads. DataLoader workers would copy it, so that its epoch and position would not advance
+    here.
     """
 
     def __init__(self, reader: Reader) -> None:
